@@ -1,0 +1,121 @@
+"""Errors a user can cause or mend. Each one says what, where and what to do, on one line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+class CapvidError(Exception):
+    """Base of every error that capvid raises on purpose.
+
+    Args:
+        message: what went wrong and where, without a full stop.
+        remedy: what to do about it, without a full stop.
+    """
+
+    exit_code = 1
+    kind = "error"
+
+    def __init__(self, message: str, *, remedy: str = "") -> None:
+        super().__init__(message, remedy)
+        self.message = message
+        self.remedy = remedy
+
+    def __str__(self) -> str:
+        text = f"{self.message}; {self.remedy}" if self.remedy else self.message
+        return " ".join(text.split())
+
+
+class UsageError(CapvidError):
+    """An option or argument that cannot be used as given."""
+
+    exit_code = 2
+    kind = "usage"
+
+
+class VideoError(CapvidError):
+    """A video that cannot be read; ``path`` says which."""
+
+    kind = "unreadable"
+
+    def __init__(self, path: str | Path, message: str, *, remedy: str = "") -> None:
+        super().__init__(f"{path}: {message}", remedy=remedy)
+        self.path = Path(path)
+
+
+class MissingVideoError(VideoError):
+    """There is no file at the path."""
+
+    kind = "missing"
+
+
+class EmptyVideoError(VideoError):
+    """The file has no bytes, or a stream without frames."""
+
+    kind = "empty"
+
+
+class NotAVideoError(VideoError):
+    """No container format was recognised."""
+
+    kind = "not-a-video"
+
+
+class NoVideoStreamError(VideoError):
+    """A container without a video stream (audio only, say)."""
+
+    kind = "no-video-stream"
+
+
+class UnsupportedCodecError(VideoError):
+    """A video stream that the reader has no decoder for."""
+
+    kind = "unsupported-codec"
+
+
+class TruncatedVideoError(VideoError):
+    """A file that ends too early, or whose data is damaged."""
+
+    kind = "truncated"
+
+
+class FeatureFileError(CapvidError):
+    """A features file that cannot be read or lacks what was asked of it."""
+
+    kind = "features"
+
+
+class FeatureMismatchError(CapvidError):
+    """Features made otherwise than those a captioner was trained on."""
+
+    kind = "feature-mismatch"
+
+
+class WeightsError(CapvidError):
+    """Weights that are missing, damaged, or not the ones expected."""
+
+    kind = "weights"
+
+
+class HubError(WeightsError):
+    """The Hugging Face Hub could not be reached or has no such file."""
+
+    kind = "hub"
+
+
+class CheckpointError(CapvidError):
+    """A captioner checkpoint that is missing, incomplete or not readable."""
+
+    kind = "checkpoint"
+
+
+class DataError(CapvidError):
+    """A data set that cannot be used; the message names file and line."""
+
+    kind = "data"
+
+
+class RecipeError(UsageError):
+    """A recipe or a ``--set`` value that is not valid."""
+
+    kind = "recipe"
