@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-__all__ = ["CapvidError", "CaptionPipeline", "__version__", "load"]
+__all__ = ["CaptionPipeline", "CapvidError", "__version__", "load"]
 
 if TYPE_CHECKING:
     from capvid.errors import CapvidError

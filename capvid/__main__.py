@@ -1,0 +1,10 @@
+"""``python -m capvid`` is the ``capvid`` command."""
+
+from __future__ import annotations
+
+import sys
+
+from capvid.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

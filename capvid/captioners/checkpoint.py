@@ -1,0 +1,110 @@
+"""A trained captioner on disk: a folder with weights, configuration, vocabulary and feature header.
+
+``captioner.safetensors`` holds the tensors; ``captioner.json`` all the rest. No pickle is read or written.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from capvid.captioners import build
+from capvid.captioners.base import Captioner
+from capvid.errors import CapvidError, CheckpointError
+from capvid.features.file import FeatureHeader
+from capvid.files import atomic_path, atomic_write_text
+from capvid.text.vocabulary import Vocabulary
+
+WEIGHTS = "captioner.safetensors"
+CONFIG = "captioner.json"
+FORMAT = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoint:
+    """A captioner with all that is needed to use it.
+
+    Attributes:
+        captioner: the module, in evaluation mode.
+        vocabulary: its words.
+        header: the features it was trained on.
+        name: the captioner family's name.
+        info: notes of the training run: recipe, epoch, scores, ``max_frames`` per video.
+        folder: where it was loaded from.
+    """
+
+    captioner: Captioner
+    vocabulary: Vocabulary
+    header: FeatureHeader
+    name: str
+    info: dict[str, Any] = field(default_factory=dict)
+    folder: Path | None = None
+
+
+def save_checkpoint(
+    folder: Path,
+    captioner: Captioner,
+    vocabulary: Vocabulary,
+    header: FeatureHeader,
+    info: dict[str, Any],
+) -> None:
+    """Write a checkpoint to ``folder``, weights first: a folder with a configuration is a whole one."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in captioner.state_dict().items()}
+    with atomic_path(folder / WEIGHTS) as temporary:
+        save_file(tensors, temporary, metadata={"format": "pt"})
+    record = {
+        "format": FORMAT,
+        "captioner": captioner.name,
+        "config": captioner.config.to_dict(),
+        "features": json.loads(header.to_json()),
+        "vocabulary": vocabulary.words,
+        "info": info,
+    }
+    atomic_write_text(folder / CONFIG, json.dumps(record, ensure_ascii=False, indent=1))
+
+
+def load_checkpoint(folder: Path) -> Checkpoint:
+    """Read the checkpoint in ``folder``, or in the ``best`` folder of a training run.
+
+    Raises:
+        CheckpointError: the folder holds none, or it is damaged.
+    """
+    folder = Path(folder)
+    if not (folder / CONFIG).is_file() and (folder / "best" / CONFIG).is_file():
+        folder = folder / "best"
+    if not (folder / CONFIG).is_file():
+        raise CheckpointError(
+            f"{folder}: no captioner in this folder ({CONFIG} is missing)",
+            remedy="give the folder that capvid train wrote",
+        )
+    damaged = "train it again or copy it anew"
+    try:
+        record = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+        if record["format"] != FORMAT:
+            raise CheckpointError(
+                f"{folder}: checkpoint format {record['format']}, this capvid reads {FORMAT}",
+                remedy="use the capvid version that wrote it",
+            )
+        captioner = build(record["captioner"], record["config"])
+        captioner.load_state_dict(load_file(folder / WEIGHTS))
+        header = FeatureHeader.from_json(json.dumps(record["features"]))
+        vocabulary = Vocabulary(record["vocabulary"])
+    except CheckpointError:
+        raise
+    except (OSError, SafetensorError, ValueError, KeyError, TypeError, RuntimeError, CapvidError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise CheckpointError(f"{folder}: damaged checkpoint ({reason})", remedy=damaged) from error
+    return Checkpoint(
+        captioner=captioner.eval(),
+        vocabulary=vocabulary,
+        header=header,
+        name=record["captioner"],
+        info=record.get("info", {}),
+        folder=folder,
+    )

@@ -1,0 +1,127 @@
+"""What the captioners share: attention, the LSTM cell, the deep output layer, standardised inputs.
+
+Notation for tensor shapes: B batch, T frames, L words, D feature width, E word embedding, H hidden state,
+A attention width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+
+def at_least_float32(x: Tensor) -> Tensor:
+    """``x`` in float32 if it is in half precision, else as it is."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def masked_softmax(scores: Tensor, mask: Tensor | None) -> Tensor:
+    """Softmax over the last axis, not in half precision; where ``mask`` is False the weight is 0."""
+    scores = at_least_float32(scores)
+    if mask is not None:
+        scores = scores.masked_fill(~mask, float("-inf"))
+    return scores.softmax(-1)
+
+
+class Standardise(nn.Module):
+    """Features minus their mean over the training set, divided by their standard deviation.
+
+    The statistics are buffers, saved with the captioner. Before :meth:`fit` it changes nothing.
+    """
+
+    mean: Tensor
+    scale: Tensor
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(width))
+        self.register_buffer("scale", torch.ones(width))
+
+    def fit(self, frames: Tensor) -> None:
+        """Take the statistics of ``frames`` (N, D)."""
+        frames = frames.float()
+        self.mean.copy_(frames.mean(0))
+        self.scale.copy_(1.0 / frames.std(0).clamp_min(1e-4))
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Standardise ``features`` (..., D)."""
+        return (features - self.mean) * self.scale
+
+
+class AdditiveAttention(nn.Module):
+    """Temporal attention of Yao et al. (2015), as in M3, Eq. 11-13.
+
+    ``e_i = w' tanh(W q + U v_i + b)``, ``alpha = softmax(e)``, ``context = sum_i alpha_i v_i``.
+    """
+
+    def __init__(self, *, query: int, value: int, width: int) -> None:
+        super().__init__()
+        self.query = nn.Linear(query, width, bias=False)  # W
+        self.key = nn.Linear(value, width)  # U, b
+        self.score = nn.Linear(width, 1, bias=False)  # w
+
+    def keys(self, values: Tensor) -> Tensor:
+        """``U v_i + b``, which does not depend on the step: (B, T, D) -> (B, T, A)."""
+        return self.key(values)
+
+    def forward(self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        """Attend to ``values`` (B, T, D) by ``query`` (B, Q); returns context (B, D) and weights (B, T)."""
+        energy = self.score(torch.tanh(self.query(query).unsqueeze(1) + keys)).squeeze(-1)  # (B, T)
+        weights = masked_softmax(energy, mask)  # (B, T)
+        return torch.bmm(weights.unsqueeze(1).to(values.dtype), values).squeeze(1), weights
+
+
+class LSTMCell(nn.Module):
+    """An LSTM cell with a further input r_t beside the word (M3, Eq. 1-6).
+
+    The word's share of the gates, ``W E + b``, is asked for separately (:meth:`word_gates`), because
+    under teacher forcing it is one product for all words of all captions.
+    """
+
+    def __init__(self, *, word: int, extra: int, hidden: int) -> None:
+        super().__init__()
+        self.word = nn.Linear(word, 4 * hidden)  # W_i, W_f, W_o, W_c and their biases
+        self.recurrent = nn.Linear(hidden, 4 * hidden, bias=False)  # U
+        self.extra = nn.Linear(extra, 4 * hidden, bias=False)  # M
+        with torch.no_grad():
+            self.word.bias.zero_()
+            self.word.bias[hidden : 2 * hidden].fill_(1.0)  # open forget gates at the start
+            for gate in self.recurrent.weight.chunk(4):
+                nn.init.orthogonal_(gate)
+
+    def word_gates(self, words: Tensor) -> Tensor:
+        """(..., E) -> (..., 4 H)."""
+        return self.word(words)
+
+    def forward(self, word_gates: Tensor, extra: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+        """One step: (B, 4 H), (B, R), (B, H), (B, H) -> h_t, c_t, each (B, H)."""
+        gates = word_gates + self.recurrent(h) + self.extra(extra)
+        i, f, o, candidate = gates.chunk(4, -1)
+        c = torch.sigmoid(i) * torch.tanh(candidate) + torch.sigmoid(f) * c  # Eq. 4, 5
+        return torch.sigmoid(o) * torch.tanh(c), c  # Eq. 6
+
+
+class DeepOutput(nn.Module):
+    """From context, hidden state and previous word to the next word (M3, Eq. 25-26).
+
+    ``z = tanh(W_v V_t + W_h h_t + W_e y_{t-1} + b_h)``, ``logits = U z + b``.
+    """
+
+    def __init__(
+        self, *, context: int, hidden: int, word: int, width: int, vocabulary: int, dropout: float
+    ) -> None:
+        super().__init__()
+        self.context = nn.Linear(context, width, bias=False)  # W_v
+        self.hidden = nn.Linear(hidden, width)  # W_h, b_h
+        self.word = nn.Linear(word, width, bias=False)  # W_e
+        self.vocabulary = nn.Linear(width, vocabulary)  # U, b
+        self.dropout = nn.Dropout(dropout)
+
+    def features(self, context: Tensor, hidden: Tensor, words: Tensor) -> Tensor:
+        """z_t of Eq. 25: (..., C), (..., H), (..., E) -> (..., Z)."""
+        hidden = self.dropout(hidden)
+        return self.dropout(torch.tanh(self.context(context) + self.hidden(hidden) + self.word(words)))
+
+    def forward(self, context: Tensor, hidden: Tensor, words: Tensor) -> Tensor:
+        """Logits over the vocabulary (..., V); the softmax of Eq. 26 is left to loss and decoder."""
+        return self.vocabulary(self.features(context, hidden, words))

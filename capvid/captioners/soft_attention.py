@@ -1,0 +1,45 @@
+"""Soft attention over frames: Yao et al., "Describing Videos by Exploiting Temporal Structure" (2015).
+
+The baseline that the M3 paper calls SA: temporal attention guided by the LSTM's previous hidden state.
+Notation for tensor shapes as in :mod:`capvid.captioners.layers`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from capvid.captioners.base import Captioner, CaptionerConfig, State, Trace
+from capvid.captioners.layers import AdditiveAttention
+
+
+@dataclass(frozen=True, kw_only=True)
+class SoftAttentionConfig(CaptionerConfig):
+    """Sizes of :class:`SoftAttention`; no more than the common ones."""
+
+
+class SoftAttention(Captioner):
+    """An LSTM whose further input is the attended frame."""
+
+    name = "soft-attention"
+    config_class = SoftAttentionConfig
+
+    def __init__(self, config: SoftAttentionConfig) -> None:
+        width = self.frame_width(config)
+        super().__init__(config, extra_width=width, context_width=width)
+        self.attention = AdditiveAttention(query=config.hidden, value=width, width=config.attention)
+
+    def encode(self, features: Tensor, mask: Tensor) -> State:
+        """Features (B, T, D) and mask (B, T) of real frames -> the state before the first word."""
+        frames = self.frames(features, mask)
+        h, c = self.initial_hidden(frames, mask)
+        video = {"frames": frames, "keys": self.attention.keys(frames), "mask": mask}
+        return State(video, {"h": h, "c": c})
+
+    def advance(self, word_gates: Tensor, state: State) -> tuple[Tensor, Tensor, State, Trace]:
+        """Attend by h_{t-1}, then the LSTM: context (B, D'), h_t (B, H), state, trace."""
+        video, h, c = state.video, state.memory["h"], state.memory["c"]
+        context, weights = self.attention(h, video["keys"], video["frames"], video["mask"])
+        h, c = self.cell(word_gates, context, h, c)
+        return context, h, State(video, {"h": h, "c": c}), {"attention": weights}

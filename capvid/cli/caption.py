@@ -1,0 +1,183 @@
+"""``capvid caption``: videos into sentences."""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from capvid.cli import common
+from capvid.errors import UsageError
+
+if TYPE_CHECKING:
+    from capvid.output import Writer
+    from capvid.pipeline import CaptionPipeline, CaptionResult
+    from capvid.video.inputs import VideoInput
+
+    Write = Callable[[CaptionResult], None]
+
+
+class Format(str, Enum):
+    """The formats of ``--format``."""
+
+    txt = "txt"
+    json = "json"
+    jsonl = "jsonl"
+
+
+def caption(
+    inputs: common.Inputs,
+    model: Annotated[Path, typer.Option(show_default=False, help="Folder of a trained captioner.")],
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", show_default=False, help="One file for everything.")
+    ] = None,
+    output_dir: Annotated[
+        Path | None, typer.Option(show_default=False, help="Folder that takes one file per video.")
+    ] = None,
+    form: Annotated[
+        Format | None,
+        typer.Option("--format", show_default="by the name of -o, else txt", help="Format of the output."),
+    ] = None,
+    beam: Annotated[int, typer.Option(min=1, help="Width of the beam search; 1 is greedy.")] = 5,
+    num_captions: Annotated[int, typer.Option(min=1, help="Captions per video, best first.")] = 1,
+    weights: common.Weights = None,
+    device: common.Device = "auto",
+    workers: common.Workers = None,
+    batch_size: Annotated[int, typer.Option(min=1, help="Videos captioned together.")] = 8,
+    recursive: common.Recursive = True,
+    overwrite: common.Overwrite = False,
+    fail_fast: common.FailFast = False,
+) -> None:
+    """Caption videos.
+
+    An input is a video, a folder of videos, or a file of features (.safetensors). One input and no -o prints the caption. Several inputs print a line each: path, tab, caption.
+
+    With --output-dir each video gets a file of its own, written as soon as it is ready, and what is
+    already there is skipped: a JSON record if model and settings are the same, a text file in any case.
+    With -o the file is replaced when all is done.
+    """
+    if output and output_dir:
+        raise UsageError("-o and --output-dir exclude each other", remedy="give one of them")
+    batch = common.Batch(verb="captioned", many=common.is_many(inputs))
+    if output:
+        common.check_writable_file(output)
+    videos = common.collect(inputs, batch, recursive=recursive, fail_fast=fail_fast)
+    if not videos:
+        batch.finish()
+    from capvid.output import WRITERS
+    from capvid.pipeline import load
+
+    suffix = output.suffix[1:].lower() if output else ""
+    writer = WRITERS[form.value if form else suffix if suffix in WRITERS else "txt"]
+    pipeline = load(
+        model,
+        device=device,
+        weights=weights,
+        beam_size=beam,
+        num_captions=num_captions,
+        batch_size=batch_size,
+        workers=workers or common.default_workers(),
+    )
+    if output_dir:
+        common.check_writable_folder(output_dir)
+        _into_folder(pipeline, videos, batch, output_dir, writer, overwrite=overwrite, fail_fast=fail_fast)
+    elif output:
+        _into_file(pipeline, videos, batch, output, writer, fail_fast=fail_fast)
+    else:
+        with writer(stream=sys.stdout, many=batch.many, settings=pipeline.settings) as out:
+            _run(pipeline, videos, batch, out.write, data_on_stdout=True, fail_fast=fail_fast)
+    batch.finish()
+
+
+def _run(
+    pipeline: CaptionPipeline,
+    videos: Sequence[VideoInput],
+    batch: common.Batch,
+    write: Write,
+    *,
+    data_on_stdout: bool = False,
+    fail_fast: bool,
+) -> None:
+    """Caption the videos, handing each result to ``write`` as it comes and counting it."""
+    paths = [video.path for video in videos]
+    with (
+        closing(pipeline.caption(paths)) as results,
+        batch.progress(len(paths), data_on_stdout=data_on_stdout),
+    ):
+        for result in results:
+            write(result)
+            batch.advance()
+            if result.error is None:
+                batch.done += 1
+                continue
+            batch.failed(result.error)
+            if fail_fast:
+                return
+
+
+def _into_file(
+    pipeline: CaptionPipeline,
+    videos: Sequence[VideoInput],
+    batch: common.Batch,
+    path: Path,
+    writer: type[Writer],
+    *,
+    fail_fast: bool,
+) -> None:
+    """All results into one file, which is replaced at the end unless there is nothing to put into it."""
+    from capvid.files import atomic_write_text
+
+    text = io.StringIO()
+    with writer(stream=text, many=batch.many, settings=pipeline.settings) as out:
+        _run(pipeline, videos, batch, out.write, fail_fast=fail_fast)
+    if batch.done or writer.records_errors:
+        atomic_write_text(path, text.getvalue())
+
+
+def _into_folder(
+    pipeline: CaptionPipeline,
+    videos: Sequence[VideoInput],
+    batch: common.Batch,
+    folder: Path,
+    writer: type[Writer],
+    *,
+    overwrite: bool,
+    fail_fast: bool,
+) -> None:
+    """Each result into its own file, written as it comes; what is already there is skipped."""
+    from capvid.files import atomic_write_text
+
+    targets = {video.path: folder / f"{video.key}.{writer.extension}" for video in videos}
+
+    def write(result: CaptionResult) -> None:
+        if result.error is None or writer.records_errors:
+            text = io.StringIO()
+            with writer(stream=text, many=False, settings=pipeline.settings) as out:
+                out.write(result)
+            atomic_write_text(targets[result.path], text.getvalue())
+
+    todo = [
+        video
+        for video in videos
+        if overwrite or not _is_done(targets[video.path], video.path, pipeline, writer)
+    ]
+    batch.skipped = len(videos) - len(todo)
+    _run(pipeline, todo, batch, write, fail_fast=fail_fast)
+
+
+def _is_done(target: Path, video: Path, pipeline: CaptionPipeline, writer: type[Writer]) -> bool:
+    """Whether the file holds this video's captions, by this model with these settings where it can say so."""
+    from capvid.output import is_record_of
+
+    if not target.is_file():
+        return False
+    if not writer.records_errors:
+        return True
+    text = target.read_text(encoding="utf-8", errors="replace")
+    return is_record_of(text, video, model=pipeline.model, settings=pipeline.settings)

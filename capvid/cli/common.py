@@ -1,0 +1,184 @@
+"""What the batch commands share: options, inputs, progress, the count of what was done, exit codes."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from capvid.errors import CapvidError, UsageError
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+    from capvid.video.inputs import VideoInput
+
+SOME_FAILED = 3
+
+Inputs = Annotated[list[Path], typer.Argument(metavar="INPUT", show_default=False)]
+Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:N or mps.")]
+Workers = Annotated[
+    int | None,
+    typer.Option("--workers", min=1, show_default="CPU cores, at most 4", help="Threads that decode videos."),
+]
+Weights = Annotated[
+    Path | None,
+    typer.Option("--weights", show_default=False, help="File of the backbone's weights."),
+]
+Recursive = Annotated[
+    bool, typer.Option("--recursive/--no-recursive", help="Whether to look into the folders of a folder.")
+]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Do again what is already done.")]
+FailFast = Annotated[bool, typer.Option("--fail-fast", help="Stop at the first input that fails.")]
+
+
+def default_workers() -> int:
+    """As many decoding threads as this process may use cores, at most four."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(4, cores))
+
+
+@dataclass
+class Batch:
+    """The state of one run over many inputs: counts, the progress bar, and lines on stderr.
+
+    Attributes:
+        verb: what is done with an input, for the summary ("captioned").
+        many: whether there are several inputs; a single one gets neither bar nor summary.
+    """
+
+    verb: str
+    many: bool
+    done: int = 0
+    skipped: int = 0
+    errors: list[CapvidError] = field(default_factory=list)
+    _progress: Progress | None = None
+
+    def failed(self, error: CapvidError) -> None:
+        """Count a failed input and say why on one line."""
+        self.errors.append(error)
+        self.say(f"error: {error}")
+
+    def say(self, line: str) -> None:
+        """Print one line on stderr, above the progress bar if there is one."""
+        if self._progress is None:
+            typer.echo(line, err=True)
+        else:
+            self._progress.console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    def advance(self) -> None:
+        """Move the progress bar by one input."""
+        if self._progress is not None:
+            self._progress.advance(self._progress.task_ids[0])
+
+    @contextmanager
+    def progress(self, total: int, *, data_on_stdout: bool) -> Iterator[None]:
+        """Show a bar on stderr while the block runs.
+
+        Only on a terminal, and not where the data themselves go there line by line.
+        """
+        if not self.many or not sys.stderr.isatty() or (data_on_stdout and sys.stdout.isatty()):
+            yield
+            return
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        console = Console(stderr=True)
+        with Progress(*columns, console=console, transient=True, redirect_stdout=False) as self._progress:
+            self._progress.add_task(self.verb, total=total)
+            try:
+                yield
+            finally:
+                self._progress = None
+
+    def finish(self) -> None:
+        """Print the summary of a batch and leave with the exit code if it is not 0.
+
+        Raises:
+            typer.Exit: something failed.
+        """
+        if self.many:
+            skipped = f", {self.skipped} skipped (already done)" if self.skipped else ""
+            failed = f", {len(self.errors)} failed" if self.errors else ""
+            self.say(f"{self.done} {self.verb}{skipped}{failed}")
+        if self.exit_code:
+            raise typer.Exit(self.exit_code)
+
+    @property
+    def exit_code(self) -> int:
+        """0 all done, 3 some inputs failed; if nothing could be done that of the error."""
+        if not self.errors:
+            return 0
+        if self.done or self.skipped:
+            return SOME_FAILED
+        return self.errors[0].exit_code if len(self.errors) == 1 else 1
+
+
+def is_many(inputs: Sequence[Path]) -> bool:
+    """Whether the inputs stand for a batch: more than one, or a folder."""
+    return len(inputs) > 1 or inputs[0].is_dir()
+
+
+def collect(inputs: Sequence[Path], batch: Batch, *, recursive: bool, fail_fast: bool) -> list[VideoInput]:
+    """Find the videos that the inputs stand for; a folder without videos counts as failed.
+
+    Raises:
+        CapvidError: with ``fail_fast``, the first folder that failed.
+    """
+    from capvid.video.inputs import find_videos
+
+    good = []
+    for path in inputs:
+        try:
+            if path.is_dir():
+                find_videos([path], recursive=recursive)
+            good.append(path)
+        except CapvidError as error:
+            if fail_fast:
+                raise
+            batch.failed(error)
+    return find_videos(good, recursive=recursive) if good else []
+
+
+def check_writable_file(path: Path) -> None:
+    """See that a file can be written at the path, before any work is done.
+
+    Raises:
+        UsageError: it cannot.
+    """
+    if path.is_dir():
+        raise UsageError(f"{path}: is a folder", remedy="give the name of a file, or use --output-dir")
+    if not path.parent.is_dir():
+        raise UsageError(f"{path}: there is no folder {path.parent}", remedy="make the folder first")
+    _check_writable(path.parent)
+
+
+def check_writable_folder(path: Path) -> None:
+    """Make the folder if need be and see that files can be written in it, before any work is done.
+
+    Raises:
+        UsageError: they cannot.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except FileExistsError as error:
+        raise UsageError(f"{path}: is a file, not a folder") from error
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be made ({error.strerror})") from error
+    _check_writable(path)
+
+
+def _check_writable(folder: Path) -> None:
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise UsageError(f"{folder}: cannot be written ({error.strerror})") from error

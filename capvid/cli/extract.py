@@ -1,0 +1,130 @@
+"""``capvid extract``: videos into files of features."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from capvid.cli import common
+from capvid.errors import CapvidError, UsageError
+
+if TYPE_CHECKING:
+    from capvid.features.backbones import Backbone
+    from capvid.video.inputs import VideoInput
+    from capvid.video.sampling import UniformSampling
+
+
+def extract(
+    inputs: common.Inputs,
+    backbone: Annotated[
+        list[str],
+        typer.Option(show_default=False, help="Name of a backbone; again for further streams."),
+    ],
+    output: Annotated[
+        Path, typer.Option("-o", "--output", show_default=False, help="Folder for the files of features.")
+    ],
+    layer: Annotated[
+        list[str] | None,
+        typer.Option(show_default="the backbone's own", help="Layer to take, once per backbone."),
+    ] = None,
+    weights: common.Weights = None,
+    frames: Annotated[int, typer.Option(min=1, help="Frames per video, spread evenly over it.")] = 28,
+    device: common.Device = "auto",
+    workers: common.Workers = None,
+    batch_size: Annotated[int, typer.Option(min=1, help="Frames that a backbone sees at once.")] = 32,
+    recursive: common.Recursive = True,
+    overwrite: common.Overwrite = False,
+    fail_fast: common.FailFast = False,
+) -> None:
+    """Turn videos into files of features.
+
+    Each video, given or in a folder, gets one file (.safetensors). Each file is written as soon as it is ready. A video whose features are there, made with the same
+    backbones, layers, weights and frames, is skipped; features made otherwise are made anew.
+    """
+    if layer and len(layer) != len(backbone):
+        raise UsageError(
+            f"{len(layer)} layers for {len(backbone)} backbones",
+            remedy="give --layer once for each --backbone",
+        )
+    if weights and len(backbone) > 1:
+        raise UsageError(
+            "--weights is for a single backbone",
+            remedy="put the files into a folder and name it in CAPVID_WEIGHTS",
+        )
+    batch = common.Batch(verb="extracted", many=common.is_many(inputs))
+    videos = common.collect(inputs, batch, recursive=recursive, fail_fast=fail_fast)
+    if not videos:
+        batch.finish()
+    common.check_writable_folder(output)
+    from capvid.device import resolve_device
+    from capvid.features.backbones import load_backbone
+    from capvid.video.sampling import UniformSampling
+
+    place = str(resolve_device(device))
+    loaded = [
+        load_backbone(name, layer=wanted, weights=weights, device=place)
+        for name, wanted in zip(backbone, layer or [None] * len(backbone), strict=True)
+    ]
+    _extract_into(
+        output,
+        videos,
+        loaded,
+        UniformSampling(frames),
+        batch,
+        workers=workers or common.default_workers(),
+        batch_size=batch_size,
+        overwrite=overwrite,
+        fail_fast=fail_fast,
+    )
+    batch.finish()
+
+
+def _extract_into(
+    folder: Path,
+    videos: Sequence[VideoInput],
+    backbones: Sequence[Backbone],
+    sampling: UniformSampling,
+    batch: common.Batch,
+    *,
+    workers: int,
+    batch_size: int,
+    overwrite: bool,
+    fail_fast: bool,
+) -> None:
+    """Extract what is not done yet, each video into its file as it comes."""
+    from capvid.features.extract import extract_features
+    from capvid.features.file import save_features
+
+    targets = {video.path: folder / f"{video.key}.safetensors" for video in videos}
+    todo = [
+        video.path for video in videos if overwrite or not _is_done(targets[video.path], backbones, sampling)
+    ]
+    batch.skipped = len(videos) - len(todo)
+    results = extract_features(todo, backbones, sampling, workers=workers, batch_size=batch_size)
+    with closing(results), batch.progress(len(todo), data_on_stdout=False):
+        for result in results:
+            batch.advance()
+            try:
+                if result.error is not None or result.features is None:
+                    raise result.error or UsageError(f"{result.path}: no features")
+                save_features(targets[result.path], result.features)
+                batch.done += 1
+            except CapvidError as error:
+                batch.failed(error)
+                if fail_fast:
+                    return
+
+
+def _is_done(path: Path, backbones: Sequence[Backbone], sampling: UniformSampling) -> bool:
+    """Whether the file holds whole features made with these backbones and this sampling."""
+    from capvid.features.file import load_features
+
+    try:
+        header = load_features(path).header
+    except CapvidError:
+        return False
+    return header.streams == tuple(b.header for b in backbones) and header.sampling == sampling.spec()

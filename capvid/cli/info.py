@@ -1,0 +1,42 @@
+"""``capvid info``: what the reader sees in a video."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def info(
+    video: Annotated[Path, typer.Argument(metavar="VIDEO", show_default=False)],
+    frames: Annotated[int, typer.Option(min=1, help="Frames to choose, as caption and extract do.")] = 28,
+) -> None:
+    """Show what the reader sees in a video.
+
+    With the frames that would be taken, and their times.
+    """
+    import torch  # noqa: F401  (before decord, which the reader imports)
+
+    from capvid.video.sampling import UniformSampling
+    from capvid.video.source import open_video
+
+    sampling = UniformSampling(frames)
+    with open_video(video) as source:
+        seen, times = source.info, source.frame_times()
+    chosen = sampling.choose(times)
+    rows = {
+        "video": str(video),
+        "reader": seen.reader,
+        "codec": seen.codec,
+        "size": f"{seen.width} x {seen.height}",
+        "duration": f"{seen.duration:.3f} s",
+        "frames": f"{seen.num_frames} ({seen.fps:.3f} per second on average)",
+        "rotation": f"{seen.rotation} degrees",
+        "sampling": sampling.spec(),
+    }
+    for name, value in rows.items():
+        typer.echo(f"{name + ':':<10} {value}")
+    typer.echo("sampled:")
+    for index in chosen:
+        typer.echo(f"  frame {int(index):>6}  at {float(times[index]):.3f} s")

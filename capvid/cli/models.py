@@ -1,0 +1,108 @@
+"""``capvid models``: what can be selected."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from capvid.errors import UsageError
+
+if TYPE_CHECKING:
+    from capvid.features.registry import BackboneEntry, CaptionerEntry
+
+
+def models(
+    name: Annotated[str | None, typer.Argument(metavar="[NAME]", show_default=False)] = None,
+) -> None:
+    """List the models, or show one.
+
+    Captioners write the sentences; backbones are the networks that see the frames.
+    """
+    from capvid.features.registry import backbones, captioners
+
+    if name is None:
+        _show_all(list(captioners().values()), list(backbones().values()))
+        return
+    if name in captioners():
+        rows = _captioner_rows(captioners()[name])
+    else:
+        rows = _backbone_rows(_find_backbone(name))
+    width = max(map(len, rows)) + 1
+    for key, value in rows.items():
+        typer.echo(f"{key + ':':<{width}} {value}")
+
+
+def _find_backbone(name: str) -> BackboneEntry:
+    """Find the backbone of that name.
+
+    Raises:
+        UsageError: there is neither such a backbone nor such a captioner.
+    """
+    from capvid.features.registry import backbone_entry, backbones, captioners
+
+    try:
+        return backbone_entry(name)
+    except UsageError as error:
+        known = ", ".join([*captioners(), *backbones()])
+        raise UsageError(f"unknown model {name!r}", remedy=f"there are {known}") from error
+
+
+def _show_all(captioners: list[CaptionerEntry], backbones: list[BackboneEntry]) -> None:
+    """Print both tables, at the terminal's width, or without cutting anything off when piped."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    on_terminal = sys.stdout.isatty()
+    console = Console(width=None if on_terminal else 400, highlight=False)
+    style = box.SIMPLE_HEAD if on_terminal else None  # piped: one row per line, columns aligned
+    table = Table("captioner", "description", "paper", box=style)
+    for captioner in captioners:
+        table.add_row(captioner.name, captioner.description, captioner.paper)
+    console.print(table)
+    console.print()
+    table = Table("backbone", "layers", "size", "licence", "source", "here", box=style)
+    for entry in backbones:
+        table.add_row(
+            entry.name, ", ".join(entry.layers), _size(entry), entry.licence, entry.source, _here(entry)
+        )
+    console.print(table)
+
+
+def _captioner_rows(entry: CaptionerEntry) -> dict[str, str]:
+    rows = {
+        "captioner": entry.name,
+        "description": entry.description,
+        "paper": entry.paper,
+        "code": entry.file,
+        "weights": entry.source or "train it with capvid train",
+    }
+    return rows | ({"licence": entry.licence} if entry.licence else {})
+
+
+def _backbone_rows(entry: BackboneEntry) -> dict[str, str]:
+    layers = (
+        f"{name} ({layer.width if layer.locations is None else f'{layer.locations} x {layer.width}'})"
+        for name, layer in entry.layers.items()
+    )
+    return {
+        "backbone": entry.name,
+        "also called": ", ".join(entry.aliases) or "-",
+        "description": entry.description,
+        "origin": entry.origin,
+        "licence": entry.licence,
+        "source": entry.source,
+        "file": entry.file,
+        "size": _size(entry),
+        "sha256": entry.sha256 or "recorded at the first download",
+        "layers": ", ".join(layers),
+        "default layer": entry.default_layer,
+        "input": entry.preprocess.describe(),
+        "here": _here(entry),
+    }
+
+
+def _size(entry: BackboneEntry) -> str:
+    return f"{entry.bytes / 1e6:.0f} MB" if entry.bytes else "-"

@@ -1,0 +1,203 @@
+"""``capvid train``: learn a captioner from features and captions."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from capvid.errors import UsageError
+
+if TYPE_CHECKING:
+    from capvid.training.loop import EpochResult
+
+
+def train(
+    recipe: Annotated[
+        str | None,
+        typer.Argument(help="Name of a recipe (see --list) or a .toml file.", show_default=False),
+    ] = None,
+    data: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--data",
+            help='Captions: jsonl:FILE with {"id", "split", "captions"} on each line. May be repeated.',
+            show_default=False,
+        ),
+    ] = None,
+    features: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--features",
+            help="Folder of feature files, or a packed features file. May be repeated: streams of the same "
+            "videos are concatenated, other videos added.",
+            show_default=False,
+        ),
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="Run folder to write.", show_default=False)
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="Change the recipe: training.epochs=20, say.",
+            show_default=False,
+        ),
+    ] = None,
+    weights: Annotated[
+        Path | None,
+        typer.Option(
+            help="Weights of the backbone that made the features; copied into the run, so that it captions "
+            "videos by itself.",
+            show_default=False,
+        ),
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of weights, batches and dropout.")] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")] = "auto",
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run in the folder.")] = False,
+    list_recipes: Annotated[bool, typer.Option("--list", help="Show the recipes and exit.")] = False,
+) -> None:
+    """Train a captioner on a local data set; the best checkpoint on the val split is kept."""
+    if list_recipes:
+        _print_recipes()
+        return
+    if recipe is None or not data or not features or output is None:
+        raise UsageError(
+            "capvid train needs a recipe, --data, --features and -o",
+            remedy="see capvid train --help, and capvid train --list for the recipes",
+        )
+    if (output / "best").exists() and not overwrite:
+        raise UsageError(f"{output}: holds a training run already", remedy="choose another -o or --overwrite")
+
+    from capvid.training.recipe import load_recipe
+
+    overrides = [*(settings or []), *([f"training.seed={seed}"] if seed is not None else [])]
+    chosen = load_recipe(recipe, overrides)
+
+    from capvid.data.captions import load_captions
+    from capvid.device import resolve_device
+    from capvid.features.store import FeatureStore
+    from capvid.training.loop import Trainer
+
+    store = FeatureStore(features)
+    if weights is not None:
+        _keep_weights(weights, store.header, output)
+    with _Progress(chosen.training.epochs) as reporter:
+        trainer = Trainer(
+            chosen,
+            videos=load_captions(data),
+            store=store,
+            folder=output,
+            device=resolve_device(device),
+            reporter=reporter,
+        )
+        best = trainer.run()
+    reporter.conclude(best, output)
+
+
+def _print_recipes() -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from capvid.training.recipe import load_recipe, recipe_names
+
+    table = Table("recipe", "captioner", "what for", box=None)
+    for name in recipe_names():
+        recipe = load_recipe(name)
+        table.add_row(name, recipe.captioner, recipe.description)
+    Console().print(table)
+
+
+def _keep_weights(weights: Path, header: Any, folder: Path) -> None:
+    """Copy the backbone's verified weights into the run folder."""
+    from capvid.errors import WeightsError
+    from capvid.features.registry import backbones
+    from capvid.files import atomic_path, sha256_file
+
+    if not weights.is_file():
+        raise WeightsError(f"{weights}: no such weights file")
+    digest = sha256_file(weights)
+    needed = [backbones()[s.backbone] for s in header.streams if s.backbone in backbones()]
+    for entry in needed:
+        if entry.sha256 == digest:
+            target = folder / "weights" / entry.source.partition(":")[2]
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with atomic_path(target) as temporary:
+                temporary.write_bytes(weights.read_bytes())
+            return
+    names = ", ".join(entry.name for entry in needed) or "backbones unknown to capvid"
+    raise WeightsError(
+        f"{weights}: not the weights of the features' backbone ({names})",
+        remedy="give the file that the features were made with",
+    )
+
+
+class _Progress:
+    """Training on the terminal: a bar on a terminal, one line per epoch anywhere, all on stderr."""
+
+    def __init__(self, epochs: int) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+        self.epochs = epochs
+        self.begun = time.monotonic()
+        self.console = Console(stderr=True, highlight=False)
+        self.bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=None),
+            TextColumn("loss {task.fields[loss]}  {task.fields[speed]} captions/s"),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            console=self.console,
+            disable=not self.console.is_terminal,
+            transient=True,
+        )
+        self.task = self.bar.add_task("reading", total=None, loss="-", speed="-")
+
+    def __enter__(self) -> _Progress:
+        self.bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.bar.stop()
+
+    def started(self, *, captions: int, videos: int, validation: int, words: int, batches: int) -> None:
+        """Say what there is to learn from."""
+        self.begun = time.monotonic()
+        self.batches = batches
+        self.bar.update(self.task, total=batches * self.epochs, description=f"epoch 1/{self.epochs}")
+        self.console.print(
+            f"{videos} videos, {captions} captions an epoch, {words} words; {validation} videos to validate on"
+        )
+
+    def stepped(self, *, epoch: int, batch: int, loss: float, captions_per_second: float) -> None:
+        """Move the bar."""
+        self.bar.update(
+            self.task,
+            completed=(epoch - 1) * self.batches + batch,
+            description=f"epoch {epoch}/{self.epochs}",
+            loss=f"{loss:.3f}",
+            speed=f"{captions_per_second:.0f}",
+        )
+
+    def finished_epoch(self, result: EpochResult) -> None:
+        """Print the epoch's line."""
+        self.console.print(
+            f"epoch {result.epoch:3d}  loss {result.loss:.3f}  val CIDEr-D {result.cider:.3f}"
+            f"{' *' if result.best else '  '}  {result.seconds:.0f} s  "
+            f"{result.captions_per_second:.0f} captions/s"
+        )
+
+    def conclude(self, best: EpochResult, folder: Path) -> None:
+        """Say which epoch was kept, and where."""
+        minutes = (time.monotonic() - self.begun) / 60
+        self.console.print(
+            f"best: epoch {best.epoch}, val CIDEr-D {best.cider:.3f}, after {minutes:.1f} min in all; "
+            f"saved in {folder / 'best'}",
+            soft_wrap=True,
+        )

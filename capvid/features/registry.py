@@ -1,0 +1,191 @@
+"""The backbones and captioners that ``models.toml`` describes. Imports no deep learning library."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from capvid.errors import UsageError
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layer:
+    """What one layer gives per frame: ``width`` numbers, at each of ``locations`` places if it is a map."""
+
+    width: int
+    locations: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preprocess:
+    """How a frame becomes a backbone's input: (value / scale - mean) / std, channels in ``order``."""
+
+    resize: int
+    crop: int
+    order: str
+    scale: float
+    mean: tuple[float, float, float]
+    std: tuple[float, float, float]
+
+    def describe(self) -> str:
+        """Say it in words, as feature headers do."""
+        divided = "" if self.scale == 1 else f" / {self.scale:g}"
+        mean = ", ".join(f"{value:g}" for value in self.mean)
+        by_std = "" if set(self.std) == {1.0} else f", over ({', '.join(f'{value:g}' for value in self.std)})"
+        return (
+            f"short side {self.resize} bilinear, centre {self.crop}, {self.order}{divided} "
+            f"minus ({mean}){by_std}"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class BackboneEntry:
+    """One backbone of ``models.toml``; ``source`` begins with ``file:`` or ``hub:``.
+
+    ``file`` is the name of the weights file, ``sha256`` its digest where known, ``bytes`` its size where
+    known, ``architecture`` the name timm knows the network by.
+    """
+
+    name: str
+    kind: str
+    source: str
+    file: str
+    licence: str
+    origin: str
+    description: str
+    default_layer: str
+    layers: Mapping[str, Layer]
+    preprocess: Preprocess
+    aliases: tuple[str, ...] = ()
+    architecture: str | None = None
+    sha256: str | None = None
+    bytes: int | None = None
+
+    def layer(self, name: str | None) -> str:
+        """Give ``name``, or the default layer for ``None``.
+
+        Raises:
+            UsageError: there is no such layer; the remedy lists those there are.
+        """
+        if name is None:
+            return self.default_layer
+        if name not in self.layers:
+            raise UsageError(
+                f"the backbone {self.name} has no layer {name!r}",
+                remedy=f"use one of {', '.join(self.layers)}",
+            )
+        return name
+
+
+@dataclass(frozen=True, kw_only=True)
+class CaptionerEntry:
+    """One captioner of ``models.toml``: the paper it follows and the file that holds it."""
+
+    name: str
+    paper: str
+    description: str
+    file: str
+    source: str | None = None
+    licence: str | None = None
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+
+def backbones() -> Mapping[str, BackboneEntry]:
+    """Give every backbone by its name."""
+    return _registry(_extra_file())[0]
+
+
+def captioners() -> Mapping[str, CaptionerEntry]:
+    """Give every captioner by its name."""
+    return _registry(_extra_file())[1]
+
+
+def backbone_entry(name: str) -> BackboneEntry:
+    """Give the backbone called ``name``, or one of whose aliases it is.
+
+    Raises:
+        UsageError: there is none; the remedy lists what there is.
+    """
+    entry = backbones().get(canonical_backbone(name) or "")
+    if entry is None:
+        raise UsageError(f"unknown backbone {name!r}", remedy=f"use one of {', '.join(backbones())}")
+    return entry
+
+
+def canonical_backbone(name: str | None) -> str | None:
+    """Give a backbone's own name for an alias; any other name, and ``None``, stays as it is."""
+    for entry in backbones().values():
+        if name in entry.aliases:
+            return entry.name
+    return name
+
+
+def _extra_file() -> str | None:
+    """Name the file of the user's own entries, from the environment variable ``CAPVID_MODELS``."""
+    return os.environ.get("CAPVID_MODELS") or None
+
+
+@lru_cache(maxsize=8)
+def _registry(extra: str | None) -> tuple[Mapping[str, BackboneEntry], Mapping[str, CaptionerEntry]]:
+    """Read ``models.toml``, then the entries of the ``extra`` file over them."""
+    tables = tomllib.loads(_models_file().read_text(encoding="utf-8"))
+    known = {name: _backbone(name, table) for name, table in tables["backbones"].items()}
+    writers = {name: _captioner(name, table) for name, table in tables["captioners"].items()}
+    if extra is not None:
+        try:
+            tables = tomllib.loads(Path(extra).read_text(encoding="utf-8"))
+            known |= {name: _backbone(name, table) for name, table in tables.get("backbones", {}).items()}
+            writers |= {name: _captioner(name, table) for name, table in tables.get("captioners", {}).items()}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else error
+            raise UsageError(
+                f"CAPVID_MODELS={extra}: not a file of models ({reason})",
+                remedy="write it like models.toml, or unset CAPVID_MODELS",
+            ) from error
+    return MappingProxyType(known), MappingProxyType(writers)
+
+
+def _models_file() -> Path:
+    """Find ``models.toml``: inside an installed package, at the top of a source checkout."""
+    package = Path(__file__).resolve().parents[1]
+    packaged = package / "models.toml"
+    return packaged if packaged.is_file() else package.parent / "models.toml"
+
+
+def _backbone(name: str, table: Mapping[str, Any]) -> BackboneEntry:
+    values = dict(table)
+    layers = {
+        layer: Layer(width=size) if isinstance(size, int) else Layer(locations=size[0], width=size[1])
+        for layer, size in values.pop("layers").items()
+    }
+    preprocess = values.pop("preprocess")
+    preprocess = Preprocess(
+        **{**preprocess, "mean": tuple(preprocess["mean"]), "std": tuple(preprocess["std"])}
+    )
+    file = values.pop("file", None) or values["source"].removeprefix("file:")
+    aliases = tuple(values.pop("aliases", ()))
+    return BackboneEntry(
+        name=name,
+        file=file,
+        layers=MappingProxyType(layers),
+        preprocess=preprocess,
+        aliases=aliases,
+        **values,
+    )
+
+
+def _captioner(name: str, table: Mapping[str, Any]) -> CaptionerEntry:
+    own = {"paper", "description", "file", "source", "licence"}
+    extra = {key: value for key, value in table.items() if key not in own}
+    return CaptionerEntry(name=name, extra=extra, **{k: v for k, v in table.items() if k in own})

@@ -1,0 +1,68 @@
+"""The JSON record of one video: what was asked, what came out, or why nothing did."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from capvid.pipeline import Caption, CaptionResult
+
+SCHEMA_VERSION = 1
+_DECIMALS = 6
+
+
+def shown(path: Path) -> str:
+    """Give the path as text that can be written as UTF-8, whatever bytes the file name has."""
+    return os.fsencode(path).decode("utf-8", "replace")
+
+
+def make_record(result: CaptionResult, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Make the record of one result; ``settings`` is what else the captions depend on."""
+    error = result.error
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "video": shown(result.path),
+        "status": result.status,
+        "model": _model(result.model),
+        "settings": dict(settings),
+        "captions": [_caption(caption) for caption in result.captions],
+        "error": None
+        if error is None
+        else {"kind": error.kind, "message": error.message, "remedy": error.remedy},
+    }
+
+
+def is_record_of(text: str, path: Path, *, model: str, settings: Mapping[str, Any]) -> bool:
+    """Whether the text is the record of captions of this video by this model with these settings."""
+    try:
+        record = json.loads(text)
+    except ValueError:
+        return False
+    if not isinstance(record, dict):
+        return False
+    wanted = {
+        "schema_version": SCHEMA_VERSION,
+        "video": shown(path),
+        "status": "ok",
+        "model": _model(model),
+        "settings": dict(settings),
+    }
+    return all(record.get(key) == value for key, value in wanted.items())
+
+
+def _model(text: str) -> dict[str, str | None]:
+    """``name@revision`` taken apart."""
+    name, _, revision = text.partition("@")
+    return {"name": name, "revision": revision or None}
+
+
+def _caption(caption: Caption) -> dict[str, Any]:
+    return {
+        "text": caption.text,
+        "logprob": round(caption.logprob, _DECIMALS),
+        "words": [{"word": w.word, "logprob": round(w.logprob, _DECIMALS)} for w in caption.words],
+    }

@@ -1,0 +1,118 @@
+"""Writers: one class per format, each writing results to a stream as they come."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, ClassVar, TextIO
+
+from capvid.output.records import make_record, shown
+
+if TYPE_CHECKING:
+    from capvid.pipeline import CaptionResult
+
+
+class Writer:
+    """Writes results to a text stream; a context manager, so that a document is begun and ended.
+
+    Args:
+        stream: where to write; it is flushed after every result and not closed.
+        many: whether the stream takes the results of several inputs, or of exactly one.
+        settings: what captions depend on besides the model, for the records.
+
+    Attributes:
+        extension: of file names in this format, without the dot.
+        records_errors: whether a failed input leaves something in the output.
+    """
+
+    extension: ClassVar[str]
+    records_errors: ClassVar[bool]
+
+    def __init__(self, *, stream: TextIO, many: bool, settings: Mapping[str, Any]) -> None:
+        self.stream = stream
+        self.many = many
+        self.settings = settings
+
+    def write(self, result: CaptionResult) -> None:
+        """Write one result."""
+        raise NotImplementedError
+
+    def begin(self) -> None:
+        """Write what comes before the first result."""
+
+    def end(self) -> None:
+        """Write what comes after the last result."""
+
+    def __enter__(self) -> Writer:
+        self.begin()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if not isinstance(error, OSError):  # an interrupted document is ended, a broken stream left alone
+            self.end()
+            self.stream.flush()
+
+    def _put(self, text: str) -> None:
+        self.stream.write(text)
+        self.stream.flush()
+
+
+class TextWriter(Writer):
+    """Plain captions, one per line; with several inputs each after its path and a tab."""
+
+    extension = "txt"
+    records_errors = False
+
+    def write(self, result: CaptionResult) -> None:
+        """Write the captions of one result; nothing for one that failed."""
+        before = f"{shown(result.path)}\t" if self.many else ""
+        self._put("".join(f"{before}{caption.text}\n" for caption in result.captions))
+
+
+class JsonLinesWriter(Writer):
+    """One record per line."""
+
+    extension = "jsonl"
+    records_errors = True
+
+    def write(self, result: CaptionResult) -> None:
+        """Write one record."""
+        self._put(json.dumps(make_record(result, self.settings), ensure_ascii=False) + "\n")
+
+
+class JsonWriter(Writer):
+    """One JSON document: the record of one input, a list of records for several."""
+
+    extension = "json"
+    records_errors = True
+
+    def __init__(self, *, stream: TextIO, many: bool, settings: Mapping[str, Any]) -> None:
+        super().__init__(stream=stream, many=many, settings=settings)
+        self._separator = ""
+
+    def begin(self) -> None:
+        """Open the list."""
+        if self.many:
+            self.stream.write("[")
+
+    def write(self, result: CaptionResult) -> None:
+        """Write one record, indented."""
+        text = json.dumps(make_record(result, self.settings), ensure_ascii=False, indent=2)
+        if not self.many:
+            self._put(text + "\n")
+            return
+        self._put(self._separator + "\n" + text)
+        self._separator = ","
+
+    def end(self) -> None:
+        """Close the list."""
+        if self.many:
+            self.stream.write("\n]\n" if self._separator else "]\n")
+
+
+WRITERS: dict[str, type[Writer]] = {
+    writer.extension: writer for writer in (TextWriter, JsonWriter, JsonLinesWriter)
+}

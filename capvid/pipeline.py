@@ -1,0 +1,330 @@
+"""Video in, captions out: what ``capvid.load`` returns and what the command line calls.
+
+Notation for tensor shapes: B videos, T frames, D width of the features.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+import torch
+
+from capvid.captioners.checkpoint import CONFIG, WEIGHTS, Checkpoint, load_checkpoint
+from capvid.decoding import DecodingOptions, Hypothesis, decode
+from capvid.decoding.search import pad_frames
+from capvid.device import resolve_device
+from capvid.errors import CapvidError, CheckpointError, FeatureMismatchError, UsageError
+from capvid.features.extract import ExtractionResult, extract_features
+from capvid.features.file import load_features
+from capvid.files import sha256_file
+from capvid.video.sampling import UniformSampling, parse_sampling
+
+if TYPE_CHECKING:
+    from capvid.features.backbones import Backbone
+
+DEFAULT_FRAMES = 28
+FRAMES_PER_VIDEO_IN_BATCH = 4
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class WordScore:
+    """One word and the logarithm of its probability given the words before it."""
+
+    word: str
+    logprob: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Caption:
+    """One sentence; ``logprob`` is that of the whole sentence, its end included."""
+
+    text: str
+    logprob: float
+    words: tuple[WordScore, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CaptionResult:
+    """What became of one input: captions, best first, or the error; ``model`` is ``name@revision``."""
+
+    path: Path
+    status: str
+    captions: tuple[Caption, ...]
+    error: CapvidError | None
+    model: str
+
+
+class CaptionPipeline:
+    """Captions videos, and files of features, with one captioner.
+
+    Args:
+        checkpoint: the captioner, its vocabulary and the header of the features it was trained on.
+        backbones: those that make such features, or a function that loads them, called when the first
+            video comes (files of features need none).
+        device: where the captioner computes.
+        sampling: which frames to take.
+        options: of the decoding.
+        batch_size: videos captioned together; captions do not depend on it.
+        workers: threads that decode videos.
+        model: name and revision of the captioner for results; None takes the checkpoint's name.
+    """
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        backbones: Sequence[Backbone] | Callable[[], Sequence[Backbone]],
+        *,
+        device: torch.device | str,
+        sampling: UniformSampling,
+        options: DecodingOptions,
+        batch_size: int = 8,
+        workers: int = 2,
+        model: str | None = None,
+    ) -> None:
+        if batch_size < 1 or workers < 1:
+            raise UsageError("batch size and workers must be at least 1")
+        self.checkpoint = checkpoint
+        self.device = torch.device(device)
+        self.sampling = sampling
+        self.options = options
+        self.batch_size = batch_size
+        self.workers = workers
+        self.model = model or checkpoint.name
+        self._given_backbones = backbones
+        checkpoint.captioner.to(self.device).eval()
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """Everything besides the model that a caption depends on."""
+        return {
+            "sampling": self.sampling.spec(),
+            "beam_size": self.options.beam_size,
+            "num_captions": self.options.num_captions,
+            "max_length": self.options.max_length,
+            "length_penalty": self.options.length_penalty,
+        }
+
+    def __call__(self, path: str | Path) -> str:
+        """Give the best caption of one video or file of features.
+
+        Raises:
+            CapvidError: it cannot be read, or is not what the captioner was trained on.
+        """
+        result = next(iter(self.caption([path])))
+        if result.error is not None:
+            raise result.error
+        return result.captions[0].text
+
+    def caption(self, paths: Iterable[str | Path]) -> Iterator[CaptionResult]:
+        """Caption videos and files of features (``.safetensors``), in their order, as they come.
+
+        Videos are decoded in the background while the captioner works. An input that fails is a result
+        with its error.
+
+        Raises:
+            CapvidError: what concerns all inputs, such as the backbone's weights.
+        """
+        with closing(self._features([Path(path) for path in paths])) as features:
+            for batch in _batches(features, self.batch_size):
+                yield from self._describe(batch)
+
+    @cached_property
+    def _backbones(self) -> Sequence[Backbone]:
+        given = self._given_backbones
+        return given() if callable(given) else given
+
+    def _features(self, paths: Sequence[Path]) -> Iterator[ExtractionResult]:
+        """Features of every input in order: made for videos, read from files of features."""
+        videos = [path for path in paths if not _holds_features(path)]
+        with closing(self._extracted(videos)) as extracted:
+            for path in paths:
+                result = self._loaded(path) if _holds_features(path) else next(extracted)
+                yield self._checked(result)
+
+    def _extracted(self, videos: Sequence[Path]) -> Iterator[ExtractionResult]:
+        if videos:
+            yield from extract_features(
+                videos,
+                self._backbones,
+                self.sampling,
+                workers=self.workers,
+                batch_size=FRAMES_PER_VIDEO_IN_BATCH * self.batch_size,
+            )
+
+    @staticmethod
+    def _loaded(path: Path) -> ExtractionResult:
+        try:
+            return ExtractionResult(path=path, features=load_features(path), error=None)
+        except CapvidError as error:
+            return ExtractionResult(path=path, features=None, error=error)
+
+    def _checked(self, result: ExtractionResult) -> ExtractionResult:
+        """Give the same result, or the error if its features are not like those trained on."""
+        if result.features is None:
+            return result
+        try:
+            self.checkpoint.header.checked(result.features.header)
+            return result
+        except FeatureMismatchError as error:
+            named = FeatureMismatchError(f"{result.path}: {error.message}", remedy=error.remedy)
+            return ExtractionResult(path=result.path, features=None, error=named)
+
+    def _describe(self, batch: Sequence[ExtractionResult]) -> Iterator[CaptionResult]:
+        """Caption one batch; inputs that failed pass through in their places."""
+        arrays = [result.features.concatenated() for result in batch if result.features is not None]
+        sentences = iter(self._decode(arrays) if arrays else [])
+        for result in batch:
+            failed = result.features is None
+            yield CaptionResult(
+                path=Path(result.path),
+                status="error" if failed else "ok",
+                captions=() if failed else tuple(map(self._caption, next(sentences))),
+                error=result.error,
+                model=self.model,
+            )
+
+    def _decode(self, arrays: Sequence[np.ndarray]) -> Sequence[Sequence[Hypothesis]]:
+        """Hypotheses for the features (T, D) of each video."""
+        features, mask = pad_frames([torch.from_numpy(array) for array in arrays])  # (B, T, D), (B, T)
+        captioner = self.checkpoint.captioner
+        return decode(captioner, features.to(self.device), mask.to(self.device), self.options)
+
+    def _caption(self, hypothesis: Hypothesis) -> Caption:
+        words = self.checkpoint.vocabulary.decode(hypothesis.tokens)
+        scores = (
+            WordScore(word=word, logprob=float(p))
+            for word, p in zip(words, hypothesis.logprobs, strict=False)
+        )
+        return Caption(text=" ".join(words), logprob=float(hypothesis.logprob), words=tuple(scores))
+
+
+def load(
+    model: str | Path,
+    *,
+    device: str = "auto",
+    weights: str | Path | None = None,
+    beam_size: int = 5,
+    num_captions: int = 1,
+    batch_size: int = 8,
+    workers: int = 2,
+) -> CaptionPipeline:
+    """Make the pipeline of a trained captioner.
+
+    Args:
+        model: the folder of a captioner that was trained with capvid.
+        device: ``auto``, ``cpu``, ``cuda``, ``cuda:N`` or ``mps``.
+        weights: file of the backbone's weights; otherwise they are sought in ``model/weights``, the folders
+            of ``CAPVID_WEIGHTS`` and the cache.
+        beam_size: width of the beam search; 1 is greedy.
+        num_captions: how many captions per video, at most ``beam_size``.
+        batch_size: videos captioned together; captions do not depend on it.
+        workers: threads that decode videos.
+
+    Raises:
+        CheckpointError: there is no such captioner.
+        UsageError: an argument that cannot be used.
+    """
+    options = DecodingOptions(beam_size=beam_size, num_captions=num_captions)
+    folder = Path(model)
+    if not folder.is_dir():
+        raise CheckpointError(f"{folder}: no such folder", remedy="give the folder of a trained captioner")
+    resolved = resolve_device(device)
+    checkpoint = load_checkpoint(folder)
+    home = checkpoint.folder or folder  # of a training run, its folder "best"
+    sampling = (
+        parse_sampling(checkpoint.header.sampling)
+        if checkpoint.header.sampling
+        else UniformSampling(int(checkpoint.info.get("max_frames", DEFAULT_FRAMES)))
+    )
+    return CaptionPipeline(
+        checkpoint,
+        lambda: _load_backbones(checkpoint, [home, folder], weights=weights, device=resolved),
+        device=resolved,
+        sampling=sampling,
+        options=options,
+        batch_size=batch_size,
+        workers=workers,
+        model=f"{checkpoint.name}@{revision(home)}",
+    )
+
+
+def revision(folder: str | Path) -> str:
+    """Twelve hexadecimal digits that tell this checkpoint's files from those of any other."""
+    digests = [sha256_file(Path(folder) / name) for name in (CONFIG, WEIGHTS)]
+    return hashlib.sha256(" ".join(digests).encode()).hexdigest()[:12]
+
+
+def _load_backbones(
+    checkpoint: Checkpoint, folders: Sequence[Path], *, weights: str | Path | None, device: torch.device
+) -> list[Backbone]:
+    """Load the backbones that make the features the captioner was trained on.
+
+    Raises:
+        FeatureMismatchError: capvid has no such backbone, or makes other features with it.
+    """
+    from capvid.features.backbones import load_backbone
+
+    streams = checkpoint.header.streams
+    search = [folder / "weights" for folder in folders]
+    if weights is not None and len(streams) > 1:  # which of the backbones it belongs to, its name tells
+        search.insert(0, Path(weights))
+    found = []
+    for stream in streams:
+        name = _known_backbone(stream.backbone, width=stream.width)
+        backbone = load_backbone(
+            name,
+            layer=stream.layer,
+            weights=Path(weights) if weights is not None and len(streams) == 1 else None,
+            device=str(device),
+            search=search,
+        )
+        differing = stream.mismatches(backbone.header)
+        if differing:
+            raise FeatureMismatchError(
+                f"{name} here is not the one the captioner was trained on: {', '.join(differing)}",
+                remedy="give the weights it was trained on with --weights",
+            )
+        found.append(backbone)
+    return found
+
+
+def _known_backbone(name: str | None, *, width: int) -> str:
+    """Give ``name`` as the registry knows it.
+
+    Raises:
+        FeatureMismatchError: it is not known, so no video can be turned into such features.
+    """
+    from capvid.features.registry import backbone_entry, backbones
+
+    remedy = f"give files of its features, or a captioner trained on one of {', '.join(backbones())}"
+    if name is None:
+        raise FeatureMismatchError(
+            f"the captioner does not say which backbone made its {width}-wide features", remedy=remedy
+        )
+    try:
+        return backbone_entry(name).name
+    except UsageError as error:
+        raise FeatureMismatchError(
+            f"the captioner was trained on features of {name}, which capvid cannot make", remedy=remedy
+        ) from error
+
+
+def _holds_features(path: Path) -> bool:
+    return path.suffix.lower() == ".safetensors"
+
+
+def _batches(items: Iterable[_T], size: int) -> Iterator[list[_T]]:
+    """Give the items in lists of ``size``, the last one perhaps shorter."""
+    iterator = iter(items)
+    while batch := list(islice(iterator, size)):
+        yield batch

@@ -1,0 +1,100 @@
+"""Optimizers, learning rate schedules, averaged weights and the loss."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from capvid.captioners import Captioner
+from capvid.data.batches import Batch
+from capvid.text.vocabulary import PAD
+from capvid.training.recipe import TrainingOptions
+
+
+def caption_loss(captioner: Captioner, batch: Batch, label_smoothing: float) -> Tensor:
+    """Mean negative log-likelihood per word, ends included (M3, Eq. 24, without its regularisation term).
+
+    Only the places of real words go through the vocabulary layer.
+    """
+    z = captioner.teacher_forced(batch.features, batch.mask, batch.inputs)  # (B, L, Z)
+    spoken = batch.targets != PAD
+    logits = captioner.output.vocabulary(z[spoken])  # (words, V)
+    return F.cross_entropy(logits.float(), batch.targets[spoken], label_smoothing=label_smoothing)
+
+
+def make_optimizer(captioner: nn.Module, options: TrainingOptions) -> torch.optim.Optimizer:
+    """The optimizer that ``options`` name; AdamW spares biases and embeddings its weight decay."""
+    if options.optimizer == "adamw":
+        decayed = [p for n, p in captioner.named_parameters() if p.ndim > 1 and "embedding" not in n]
+        spared = [p for n, p in captioner.named_parameters() if p.ndim <= 1 or "embedding" in n]
+        groups: list[dict[str, Any]] = [
+            {"params": decayed, "weight_decay": options.weight_decay},
+            {"params": spared, "weight_decay": 0.0},
+        ]
+        return torch.optim.AdamW(groups, lr=options.learning_rate, betas=(0.9, 0.98), fused=True)
+    chosen = {"adam": torch.optim.Adam, "adadelta": torch.optim.Adadelta}[options.optimizer]
+    return chosen(captioner.parameters(), lr=options.learning_rate, weight_decay=options.weight_decay)
+
+
+def learning_rate_factor(options: TrainingOptions, steps: int) -> Callable[[int], float]:
+    """Share of the highest learning rate at each of ``steps``."""
+    if options.schedule == "constant":
+        return lambda step: 1.0
+    rise = max(1, round(options.warmup * steps))
+
+    def factor(step: int) -> float:
+        if step < rise:
+            return (step + 1) / rise
+        return 0.5 * (1 + math.cos(math.pi * min(1.0, (step - rise) / max(1, steps - rise))))
+
+    return factor
+
+
+def clip_gradients(captioner: nn.Module, options: TrainingOptions) -> None:
+    """Clip element by element, by norm, or not at all, as ``options`` say."""
+    if options.clip_value:
+        nn.utils.clip_grad_value_(captioner.parameters(), options.clip_value)
+    if options.clip_norm:
+        nn.utils.clip_grad_norm_(captioner.parameters(), options.clip_norm)
+
+
+class AveragedWeights:
+    """A running average of a captioner's weights, ``average = decay * average + (1 - decay) * weights``.
+
+    Early on the decay is smaller, (1 + step) / (10 + step), so that the first weights are soon forgotten.
+    """
+
+    def __init__(self, captioner: nn.Module, decay: float) -> None:
+        self.decay = decay
+        self.weights = [p.detach().clone() for p in captioner.parameters()]
+        self.steps = 0
+
+    @torch.no_grad()
+    def update(self, captioner: nn.Module) -> None:
+        """Take the current weights into the average."""
+        self.steps += 1
+        decay = min(self.decay, (1 + self.steps) / (10 + self.steps))
+        torch._foreach_lerp_(self.weights, list(captioner.parameters()), 1 - decay)
+
+    @torch.no_grad()
+    def swap(self, captioner: nn.Module) -> None:
+        """Exchange the average and the captioner's weights; a second call undoes the first."""
+        for average, weight in zip(self.weights, captioner.parameters(), strict=True):
+            held = weight.detach().clone()
+            weight.copy_(average)
+            average.copy_(held)
+
+
+def bf16_in_hardware(device: torch.device) -> bool:
+    """Whether matrices are multiplied in bfloat16 by instructions made for it."""
+    if device.type == "cuda":
+        return torch.cuda.is_bf16_supported()
+    if device.type != "cpu":
+        return False
+    probes = ("_is_amx_tile_supported", "_is_avx512_bf16_supported")
+    return any(getattr(torch.cpu, probe, lambda: False)() for probe in probes)

@@ -1,0 +1,191 @@
+"""Recipes: everything a training run depends on beside the data, as TOML."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from capvid.decoding import DecodingOptions
+from capvid.errors import RecipeError
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataOptions:
+    """What is taken from the data set.
+
+    Attributes:
+        max_frames: frames per video; from longer ones as many are drawn at random in training, evenly spread
+            otherwise.
+        captions_per_video: captions drawn from each video per epoch.
+        max_words: longer captions are not trained on.
+        min_count: words seen less often in the training captions are unknown.
+        max_vocabulary: words kept at most, the most frequent ones.
+    """
+
+    max_frames: int = 28
+    captions_per_video: int = 20
+    max_words: int = 30
+    min_count: int = 1
+    max_vocabulary: int = 20_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingOptions:
+    """How the weights are learned.
+
+    Attributes:
+        optimizer: adam, adamw or adadelta.
+        learning_rate: the highest one.
+        schedule: constant, or one-cycle (linear warm-up over ``warmup`` of all steps, then cosine to 0).
+        warmup: share of all steps.
+        epochs: at most.
+        patience: epochs without a better validation CIDEr-D before stopping.
+        batch_size: captions.
+        weight_decay: decoupled for adamw, an L2 term for the others.
+        label_smoothing: probability spread over the vocabulary.
+        clip_value: gradients are clipped to [-value, value] element by element; 0 leaves them.
+        clip_norm: gradients are scaled to at most this norm; 0 leaves them.
+        average: decay of the running average of the weights that is validated and saved; 0 saves the weights.
+        precision: fp32, bf16 (autocast), or auto (bf16 where the processor multiplies it in hardware).
+        seed: of weights, batches and dropout.
+    """
+
+    optimizer: str = "adam"
+    learning_rate: float = 1e-3
+    schedule: str = "constant"
+    warmup: float = 0.1
+    epochs: int = 50
+    patience: int = 10
+    batch_size: int = 64
+    weight_decay: float = 0.0
+    label_smoothing: float = 0.0
+    clip_value: float = 0.0
+    clip_norm: float = 0.0
+    average: float = 0.0
+    precision: str = "auto"
+    seed: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """A captioner with its options."""
+
+    name: str
+    captioner: str
+    description: str = ""
+    model: dict[str, Any] = field(default_factory=dict)
+    data: DataOptions = field(default_factory=DataOptions)
+    training: TrainingOptions = field(default_factory=TrainingOptions)
+    decoding: DecodingOptions = field(default_factory=DecodingOptions)
+
+    def to_dict(self) -> dict[str, Any]:
+        """All values, as they are saved with a run."""
+        return asdict(self)
+
+
+_SECTIONS: dict[str, type] = {"data": DataOptions, "training": TrainingOptions, "decoding": DecodingOptions}
+_CHOICES = {
+    ("training", "optimizer"): ("adam", "adamw", "adadelta"),
+    ("training", "schedule"): ("constant", "one-cycle"),
+    ("training", "precision"): ("auto", "fp32", "bf16"),
+}
+
+
+def recipe_names() -> list[str]:
+    """Names of the recipes that come with capvid."""
+    folder = resources.files("capvid") / "recipes"
+    return sorted(item.name[:-5] for item in folder.iterdir() if item.name.endswith(".toml"))
+
+
+def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
+    """A recipe by name or from a ``.toml`` file, with ``section.key=value`` overrides.
+
+    Raises:
+        RecipeError: no such recipe, or a value that does not fit.
+    """
+    if name.endswith(".toml"):
+        path = Path(name)
+        try:
+            text = path.read_text(encoding="utf-8")
+        except OSError as error:
+            raise RecipeError(f"{path}: the recipe cannot be read ({error.strerror})") from error
+        stem = path.stem
+    else:
+        if name not in recipe_names():
+            raise RecipeError(
+                f"{name}: no such recipe", remedy=f"choose {', '.join(recipe_names())}, or give a .toml file"
+            )
+        text = (resources.files("capvid") / "recipes" / f"{name}.toml").read_text(encoding="utf-8")
+        stem = name
+    try:
+        values = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise RecipeError(f"{name}: not valid TOML ({error})") from error
+    for override in overrides:
+        _set(values, override)
+    return _recipe(stem, values)
+
+
+def _set(values: dict[str, Any], override: str) -> None:
+    key, equals, text = override.partition("=")
+    section, dot, option = key.strip().partition(".")
+    if not equals or not dot or section not in (*_SECTIONS, "model"):
+        raise RecipeError(
+            f"--set {override}: not understood", remedy="write model|data|training|decoding.KEY=VALUE"
+        )
+    try:
+        value = tomllib.loads(f"value = {text.strip()}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text.strip()
+    values.setdefault(section, {})[option] = value
+
+
+def _recipe(name: str, values: Mapping[str, Any]) -> Recipe:
+    if not isinstance(values.get("captioner"), str):
+        raise RecipeError(f"{name}: the recipe names no captioner", remedy='write captioner = "m3", say')
+    unknown = set(values) - {"captioner", "description", "model", *_SECTIONS}
+    if unknown:
+        raise RecipeError(f"{name}: unknown in a recipe: {', '.join(sorted(unknown))}")
+    sections = {
+        section: _options(cls, section, values.get(section, {})) for section, cls in _SECTIONS.items()
+    }
+    return Recipe(
+        name=name,
+        captioner=values["captioner"],
+        description=values.get("description", ""),
+        model=dict(values.get("model", {})),
+        **sections,
+    )
+
+
+def _options(cls: type, section: str, values: Mapping[str, Any]) -> Any:
+    defaults = {option.name: getattr(cls(), option.name) for option in fields(cls)}
+    chosen = {}
+    for key, value in values.items():
+        if key not in defaults:
+            raise RecipeError(
+                f"{section}.{key}: no such option", remedy=f"known are {', '.join(sorted(defaults))}"
+            )
+        kind = type(defaults[key])
+        if kind is float and isinstance(value, int) and not isinstance(value, bool):
+            value = float(value)
+        if type(value) is not kind:
+            raise RecipeError(f"{section}.{key} = {value!r}: expected {kind.__name__}")
+        if value not in _CHOICES.get((section, key), (value,)):
+            raise RecipeError(
+                f"{section}.{key} = {value!r}: not known",
+                remedy=f"choose {', '.join(_CHOICES[section, key])}",
+            )
+        if kind in (int, float) and (value < 0 or (value == 0 and isinstance(value, int) and key != "seed")):
+            raise RecipeError(f"{section}.{key} = {value}: must be positive")
+        chosen[key] = value
+    return replace(cls(), **chosen)

@@ -1,0 +1,282 @@
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from toy import Run, Toy, save_toy_captioner, write_video
+
+
+@pytest.fixture
+def captions(toy: Toy, video_files: list[Path]) -> dict[Path, str]:
+    """What the library says about the videos."""
+    from capvid.pipeline import load
+
+    return {result.path: result.captions[0].text for result in load(toy.model).caption(video_files)}
+
+
+def test_one_video_prints_its_caption_only(
+    capvid: Run, toy: Toy, video_files: list[Path], captions: dict[Path, str]
+) -> None:
+    code, out, err = capvid("caption", video_files[2], "--model", toy.model)
+    assert (code, out, err) == (0, captions[video_files[2]] + "\n", "")
+
+
+def test_weights_may_be_given(
+    capvid: Run, toy: Toy, video_files: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CAPVID_WEIGHTS")
+    monkeypatch.setenv("CAPVID_CACHE", str(toy.model))
+    code, out, err = capvid("caption", video_files[0], "--model", toy.model)
+    assert (code, out) == (1, "")
+    assert "toy.safetensors" in err
+    assert "--weights" in err
+    assert err.count("\n") == 1
+    code, out, _ = capvid("caption", video_files[0], "--model", toy.model, "--weights", toy.weights)
+    assert code == 0
+    assert len(out.split()) >= 1
+
+
+def test_several_videos_print_paths_and_captions(
+    capvid: Run, toy: Toy, video_files: list[Path], captions: dict[Path, str]
+) -> None:
+    code, out, err = capvid("caption", *video_files, "--model", toy.model)
+    assert (code, err) == (0, "5 captioned\n")
+    assert out.splitlines() == [f"{path}\t{captions[path]}" for path in video_files]
+
+
+def test_a_file_of_features_is_an_input(
+    capvid: Run, toy: Toy, video_files: list[Path], captions: dict[Path, str], tmp_path: Path
+) -> None:
+    assert capvid("extract", video_files[3], "--backbone", "toy", "--frames", 4, "-o", tmp_path)[0] == 0
+    (features,) = tmp_path.glob("*.safetensors")
+    code, out, _ = capvid("caption", features, "--model", toy.model)
+    assert (code, out) == (0, captions[video_files[3]] + "\n")
+
+
+def test_features_made_otherwise_are_refused(
+    capvid: Run, toy: Toy, video_files: list[Path], tmp_path: Path
+) -> None:
+    capvid("extract", video_files[3], "--backbone", "toy", "--frames", 5, "-o", tmp_path)
+    (features,) = tmp_path.glob("*.safetensors")
+    code, out, err = capvid("caption", features, "--model", toy.model)
+    assert (code, out) == (1, "")
+    assert "sampling: trained on uniform:4, got uniform:5" in err
+    assert err.count("\n") == 1
+
+
+def test_json_of_one_video(capvid: Run, toy: Toy, video_files: list[Path], captions: dict[Path, str]) -> None:
+    arguments = ["--model", toy.model, "--format", "json", "--beam", 4, "--num-captions", 3]
+    code, out, _ = capvid("caption", video_files[1], *arguments)
+    record = json.loads(out)
+    assert code == 0
+    assert (record["schema_version"], record["status"], record["error"]) == (1, "ok", None)
+    assert record["video"] == str(video_files[1])
+    assert record["model"]["name"] == "soft-attention"
+    assert len(record["model"]["revision"]) == 12
+    assert record["settings"]["beam_size"] == 4
+    assert len({caption["text"] for caption in record["captions"]}) == 3
+    for caption in record["captions"]:
+        assert caption["text"] == " ".join(word["word"] for word in caption["words"])
+        assert caption["logprob"] <= sum(word["logprob"] for word in caption["words"]) <= 0
+
+
+def test_one_bad_file_never_stops_a_batch(
+    capvid: Run,
+    toy: Toy,
+    video_files: list[Path],
+    captions: dict[Path, str],
+    bad_files: dict[str, Path],
+) -> None:
+    inputs = [video_files[0], *bad_files.values(), video_files[1]]
+    code, out, err = capvid("caption", *inputs, "--model", toy.model)
+    assert code == 3
+    assert out.splitlines() == [f"{path}\t{captions[path]}" for path in video_files[:2]]
+    *errors, summary = err.splitlines()
+    assert [line.split(": ")[:2] for line in errors] == [["error", str(path)] for path in bad_files.values()]
+    assert summary == "2 captioned, 3 failed"
+
+    code, out, _ = capvid("caption", *inputs, "--model", toy.model, "--format", "json")
+    records = json.loads(out)
+    assert code == 3
+    assert [record["status"] for record in records] == ["ok", "error", "error", "error", "ok"]
+    assert records[3]["error"]["kind"] == "missing"
+
+
+@pytest.mark.parametrize("kind", ["text", "empty", "missing"])
+def test_what_is_no_video_is_one_line(capvid: Run, toy: Toy, bad_files: dict[str, Path], kind: str) -> None:
+    code, out, err = capvid("caption", bad_files[kind], "--model", toy.model)
+    assert (code, out) == (1, "")
+    assert err.startswith(f"error: {bad_files[kind]}: ")
+    assert err.count("\n") == 1
+
+
+def test_a_folder_without_videos(capvid: Run, toy: Toy, tmp_path: Path, video_files: list[Path]) -> None:
+    (tmp_path / "notes.txt").write_text("nothing\n")
+    code, out, err = capvid("caption", tmp_path, "--model", toy.model)
+    assert (code, out) == (1, "")
+    assert err.splitlines()[0].startswith(f"error: {tmp_path}: ")
+    assert err.splitlines()[1:] == ["0 captioned, 1 failed"]
+    code, out, err = capvid("caption", tmp_path, video_files[0], "--model", toy.model)
+    assert code == 3
+    assert out.startswith(f"{video_files[0]}\t")
+
+
+def test_fail_fast_stops_at_the_first(
+    capvid: Run, toy: Toy, video_files: list[Path], bad_files: dict[str, Path]
+) -> None:
+    inputs = [video_files[0], bad_files["empty"], video_files[1], bad_files["text"]]
+    code, out, err = capvid("caption", *inputs, "--model", toy.model, "--fail-fast")
+    assert code == 3
+    assert len(out.splitlines()) == 1
+    assert err.splitlines()[-1] == "1 captioned, 1 failed"
+
+
+def test_recursion_can_be_switched_off(
+    capvid: Run, toy: Toy, tmp_path: Path, video_files: list[Path], captions: dict[Path, str]
+) -> None:
+    inner = tmp_path / "sub" / "b.mp4"
+    inner.parent.mkdir()
+    shutil.copy(video_files[1], inner)
+    shutil.copy(video_files[0], tmp_path / "a.mp4")
+    outer_line = f"{tmp_path / 'a.mp4'}\t{captions[video_files[0]]}"
+    inner_line = f"{inner}\t{captions[video_files[1]]}"
+    assert capvid("caption", tmp_path, "--model", toy.model)[1].splitlines() == [outer_line, inner_line]
+    _, out, _ = capvid("caption", tmp_path, "--model", toy.model, "--no-recursive")
+    assert out.splitlines() == [outer_line]
+
+
+def test_output_dir_skips_what_is_done(
+    capvid: Run, toy: Toy, tmp_path: Path, video_files: list[Path], captions: dict[Path, str]
+) -> None:
+    source, out = tmp_path / "in", tmp_path / "out"
+    for number, folder in enumerate(("one", "two")):  # the same name in two folders
+        (source / folder).mkdir(parents=True)
+        shutil.copy(video_files[number], source / folder / "clip.mp4")
+    arguments = ["caption", source, "--model", toy.model, "--output-dir", out, "--format", "json"]
+    assert capvid(*arguments) == (0, "", "2 captioned\n")
+    files = sorted(out.rglob("*.json"))
+    assert [json.loads(file.read_text())["captions"][0]["text"] for file in files] == [
+        captions[video_files[0]],
+        captions[video_files[1]],
+    ]
+    assert capvid(*arguments) == (0, "", "0 captioned, 2 skipped (already done)\n")
+    files[0].write_text(files[0].read_text()[:40])  # a file that was cut short is not done
+    assert capvid(*arguments) == (0, "", "1 captioned, 1 skipped (already done)\n")
+    assert capvid(*arguments, "--beam", 2) == (0, "", "2 captioned\n")  # other settings
+    assert json.loads(files[0].read_text())["settings"]["beam_size"] == 2
+    assert capvid(*arguments, "--beam", 2, "--overwrite") == (0, "", "2 captioned\n")
+    save_toy_captioner(tmp_path / "other", weights=toy.weights, seed=2)
+    arguments[3] = tmp_path / "other"
+    assert capvid(*arguments, "--beam", 2) == (0, "", "2 captioned\n")  # another captioner
+    assert sorted(path.suffix for path in out.rglob("*") if path.is_file()) == [".json", ".json"]
+
+
+def test_text_files_count_as_done(capvid: Run, toy: Toy, tmp_path: Path, video_files: list[Path]) -> None:
+    arguments = ["caption", *video_files[:2], "--model", toy.model, "--output-dir", tmp_path / "out"]
+    assert capvid(*arguments)[0] == 0
+    files = sorted((tmp_path / "out").iterdir())
+    files[0].write_text("mine\n")
+    assert capvid(*arguments) == (0, "", "0 captioned, 2 skipped (already done)\n")
+    assert files[0].read_text() == "mine\n"
+    assert capvid(*arguments, "--overwrite") == (0, "", "2 captioned\n")
+    assert files[0].read_text() != "mine\n"
+
+
+def test_a_failed_video_is_tried_again(
+    capvid: Run, toy: Toy, tmp_path: Path, bad_files: dict[str, Path], video_files: list[Path]
+) -> None:
+    bad = bad_files["empty"]
+    arguments = ["caption", bad, "--model", toy.model, "--output-dir", tmp_path / "out", "--format", "json"]
+    assert capvid(*arguments)[0] == 1
+    (file,) = (tmp_path / "out").iterdir()
+    assert json.loads(file.read_text())["status"] == "error"
+    shutil.copy(video_files[0], bad)
+    assert capvid(*arguments)[0] == 0
+    assert json.loads(file.read_text())["status"] == "ok"
+
+
+def test_output_file(
+    capvid: Run, toy: Toy, tmp_path: Path, video_files: list[Path], captions: dict[Path, str]
+) -> None:
+    target = tmp_path / "captions.jsonl"
+    assert capvid("caption", *video_files, "--model", toy.model, "-o", target) == (0, "", "5 captioned\n")
+    records = [json.loads(line) for line in target.read_text().splitlines()]
+    assert [record["captions"][0]["text"] for record in records] == [captions[path] for path in video_files]
+    target = tmp_path / "caption.txt"
+    assert capvid("caption", video_files[0], "--model", toy.model, "-o", target) == (0, "", "")
+    assert target.read_text() == captions[video_files[0]] + "\n"
+
+
+def test_a_failure_leaves_the_text_file_alone(
+    capvid: Run, toy: Toy, tmp_path: Path, bad_files: dict[str, Path]
+) -> None:
+    target = tmp_path / "caption.txt"
+    target.write_text("before\n")
+    assert capvid("caption", bad_files["text"], "--model", toy.model, "-o", target)[0] == 1
+    assert target.read_text() == "before\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["-o", "{tmp}/none/x.txt"], "there is no folder"),
+        (["-o", "{tmp}"], "is a folder"),
+        (["-o", "{tmp}/x.txt", "--output-dir", "{tmp}/d"], "exclude each other"),
+        (["--output-dir", "{tmp}/file"], "is a file, not a folder"),
+        (["--output-dir", "/proc/none"], "cannot be made"),
+        (["-o", "/proc/x.txt"], "cannot be written"),
+        (["--num-captions", "6"], "6 captions"),
+        (["--device", "abacus"], "abacus"),
+        (["--device", "cuda:99"], "cuda:99"),
+    ],
+)
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs /proc as a folder nobody can write in")
+def test_what_cannot_be_is_said_first(
+    capvid: Run, toy: Toy, tmp_path: Path, video_files: list[Path], arguments: list[str], said: str
+) -> None:
+    (tmp_path / "file").touch()
+    given = [argument.replace("{tmp}", str(tmp_path)) for argument in arguments]
+    code, out, err = capvid("caption", video_files[0], "--model", toy.model, *given)
+    assert (code, out) == (2, "")
+    assert err.startswith("error: ")
+    assert said in err
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("content", [None, {}, {"captioner.json": "{"}])
+def test_what_is_no_captioner_is_one_line(
+    capvid: Run, toy: Toy, tmp_path: Path, video_files: list[Path], content: dict[str, str] | None
+) -> None:
+    model = tmp_path / "model"
+    if content is not None:
+        model.mkdir()
+        for name, text in content.items():
+            (model / name).write_text(text)
+    code, out, err = capvid("caption", video_files[0], "--model", model)
+    assert (code, out) == (1, "")
+    assert err.startswith(f"error: {model}: ")
+    assert err.count("\n") == 1
+
+
+def test_interrupt(toy: Toy, tmp_path: Path) -> None:
+    for number in range(40):
+        write_video(tmp_path / f"{number:02}.mp4", seed=number)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "capvid", "caption", tmp_path, "--model", toy.model, "--batch-size", "1"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONUNBUFFERED": "1"},
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline().startswith(str(tmp_path / "00.mp4"))
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Traceback" not in stderr

@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from toy import Run, Toy
+
+
+def test_extract_writes_what_the_backbone_gives(
+    capvid: Run, toy: Toy, video_files: list[Path], tmp_path: Path
+) -> None:
+    from capvid.video.sampling import UniformSampling
+    from capvid.video.source import read_frames
+
+    from capvid.features.backbones import load_backbone
+    from capvid.features.file import load_features
+
+    arguments = ["--backbone", "toy", "--frames", 4, "-o", tmp_path, "--batch-size", 3]
+    assert capvid("extract", *video_files[:3], *arguments) == (0, "", "3 extracted\n")
+    files = sorted(tmp_path.glob("*.safetensors"))
+    backbone = load_backbone("toy", weights=toy.weights)
+    assert len(files) == 3
+    for file, video in zip(files, video_files, strict=False):
+        sampled = read_frames(video, UniformSampling(4))
+        features = load_features(file)
+        assert features.header.streams == (backbone.header,)
+        assert features.header.sampling == "uniform:4"
+        np.testing.assert_allclose(features.streams[0], backbone(sampled.frames), rtol=2e-3, atol=1e-4)
+        np.testing.assert_array_equal(features.times, sampled.times)
+
+
+def test_extract_two_layers(capvid: Run, toy: Toy, video_files: list[Path], tmp_path: Path) -> None:
+    from capvid.features.file import load_features
+
+    layers = ["--layer", "pool5/7x7_s1", "--layer", "loss3/classifier"]
+    arguments = ["--backbone", "toy", "--backbone", "toy", *layers, "--frames", 2, "-o", tmp_path]
+    assert capvid("extract", video_files[1], *arguments) == (0, "", "")
+    (file,) = tmp_path.iterdir()
+    assert [stream.shape for stream in load_features(file).streams] == [(2, 1024), (2, 1000)]
+
+
+def test_extract_skips_what_is_done(
+    capvid: Run, toy: Toy, video_files: list[Path], tmp_path: Path, bad_files: dict[str, Path]
+) -> None:
+    arguments = ["extract", *video_files[:2], bad_files["text"], "--backbone", "toy", "-o", tmp_path / "out"]
+    code, _, err = capvid(*arguments, "--frames", 2)
+    assert (code, err.splitlines()[-1]) == (3, "2 extracted, 1 failed")
+    assert err.startswith(f"error: {bad_files['text']}: ")
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").iterdir()}
+    assert len(before) == 2
+    code, _, err = capvid(*arguments, "--frames", 2)
+    assert (code, err.splitlines()[-1]) == (3, "0 extracted, 2 skipped (already done), 1 failed")
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "out").iterdir()} == before
+    cut = min(before)
+    cut.write_bytes(cut.read_bytes()[:-100])
+    assert capvid(*arguments, "--frames", 2)[2].splitlines()[-1].startswith("1 extracted, 1 skipped")
+    assert capvid(*arguments, "--frames", 3)[2].splitlines()[-1] == "2 extracted, 1 failed"
+    assert capvid(*arguments, "--frames", 3, "--overwrite")[2].splitlines()[-1] == "2 extracted, 1 failed"
+
+
+def test_same_names_give_different_files(
+    capvid: Run, toy: Toy, video_files: list[Path], tmp_path: Path
+) -> None:
+    for name in ("in/a/clip.mp4", "in/b/clip.mp4", "in/b/clip.mkv"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(video_files[0], tmp_path / name)
+    arguments = ["--backbone", "toy", "--frames", 1, "-o", tmp_path / "out"]
+    assert capvid("extract", tmp_path / "in", *arguments) == (0, "", "3 extracted\n")
+    assert len(list((tmp_path / "out").rglob("*.safetensors"))) == 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["--backbone", "vgg99"], 2, "vgg99"),
+        (["--backbone", "toy", "--layer", "fc9"], 2, "fc9"),
+        (["--backbone", "toy", "--layer", "a", "--layer", "b"], 2, "2 layers for 1 backbones"),
+        (["--backbone", "toy", "--backbone", "toy", "--weights", "x"], 2, "--weights"),
+        (["--backbone", "toy", "--weights", "/none/x.safetensors"], 1, "/none/x.safetensors"),
+    ],
+)
+def test_what_cannot_be_is_one_line(
+    capvid: Run, toy: Toy, video_files: list[Path], tmp_path: Path, arguments: list[str], code: int, said: str
+) -> None:
+    got, out, err = capvid("extract", video_files[0], *arguments, "-o", tmp_path)
+    assert (got, out) == (code, "")
+    assert err.startswith("error: ")
+    assert said in err
+    assert err.count("\n") == 1

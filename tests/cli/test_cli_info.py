@@ -1,0 +1,28 @@
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from toy import Run
+
+
+def test_info_shows_what_would_be_sampled(capvid: Run, video_files: list[Path]) -> None:
+    code, out, err = capvid("info", video_files[4], "--frames", "4")
+    assert (code, err) == (0, "")
+    assert re.search(r"^size: +64 x 48$", out, re.M)
+    assert re.search(r"^duration: +1\.900 s$", out, re.M)
+    assert re.search(r"^frames: +19 \(10\.000 per second", out, re.M)
+    assert re.search(r"^rotation: +0 degrees$", out, re.M)
+    sampled = re.findall(r"frame +(\d+) +at (\d+\.\d+) s", out)
+    # four quarters of 1.9 s have their middles at 0.2375, 0.7125, 1.1875 and 1.6625 s; frames are 0.1 s apart
+    assert [int(frame) for frame, _ in sampled] == [2, 7, 12, 17]
+    assert [float(time) for _, time in sampled] == pytest.approx([0.2, 0.7, 1.2, 1.7])
+
+
+@pytest.mark.parametrize("kind", ["text", "empty", "missing"])
+def test_what_is_no_video_is_one_line(capvid: Run, bad_files: dict[str, Path], kind: str) -> None:
+    code, out, err = capvid("info", bad_files[kind])
+    assert (code, out) == (1, "")
+    assert err.startswith(f"error: {bad_files[kind]}: ")
+    assert err.count("\n") == 1

@@ -1,0 +1,138 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+import capvid
+from capvid.cli import main
+from capvid.errors import UsageError, VideoError
+
+HEAVY = {"torch", "decord", "transformers", "huggingface_hub", "timm", "torchvision", "numpy", "av"}
+MODULES = """
+import json, sys
+from capvid.cli import main
+code = main(sys.argv[1:])
+print(json.dumps([code, sorted({name.partition(".")[0] for name in sys.modules})]), file=sys.stderr)
+"""
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["caption", "--help"], ["train", "--help"]])
+def test_help_and_version_import_nothing_heavy(arguments: list[str]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", MODULES, *arguments], capture_output=True, text=True, check=True
+    )
+    code, modules = json.loads(done.stderr)
+    assert code == 0
+    assert "typer" in modules
+    assert not HEAVY & set(modules)
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"capvid {capvid.__version__}\n"
+
+
+def test_python_dash_m() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "capvid", "--version"], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == f"capvid {capvid.__version__}\n"
+
+
+def test_help_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    text = capsys.readouterr().out
+    for command in ("caption", "extract", "train", "models", "info"):
+        assert f"\n  {command} " in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["caption", "--no-such-option"], "--no-such-option"),
+        (["no-such-command"], "no-such-command"),
+        (["caption", "v.mp4"], "--model"),
+        (["caption", "v.mp4", "--model", "m", "--beam", "0"], "--beam"),
+        (["caption", "v.mp4", "--model", "m", "--format", "docx"], "docx"),
+        (["extract", "v.mp4", "-o", "x"], "--backbone"),
+        (["extract", "v.mp4", "--backbone", "googlenet"], "--output"),
+        (["info"], "VIDEO"),
+    ],
+)
+def test_usage_errors(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(arguments) == 2
+    captured = capsys.readouterr()
+    assert said in captured.err
+    assert captured.out == ""
+
+
+def raising(error: BaseException) -> object:
+    def run(arguments: list[str]) -> None:
+        raise error
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "line"),
+    [
+        (VideoError("v.mp4", "is\nbroken", remedy="mend it"), 1, "error: v.mp4: is broken; mend it\n"),
+        (UsageError("no such thing"), 2, "error: no such thing\n"),
+        (OSError(28, "No space left on device", "/x/y"), 1, "error: /x/y: No space left on device\n"),
+        (
+            ZeroDivisionError("division\nby zero"),
+            1,
+            "internal error: ZeroDivisionError: division by zero; run with --debug for the traceback\n",
+        ),
+        (KeyboardInterrupt(), 130, ""),
+        (SystemExit(3), 3, ""),
+    ],
+)
+def test_errors_are_one_line(
+    error: BaseException,
+    code: int,
+    line: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("CAPVID_DEBUG", raising=False)
+    monkeypatch.setattr("capvid.cli.app.run", raising(error))
+    assert main([]) == code
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err) == ("", line)
+
+
+@pytest.mark.parametrize("way", ["before", "after", "environment"])
+def test_debug_shows_the_traceback(
+    way: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CAPVID_DEBUG", "1" if way == "environment" else "0")
+    arguments = ["models", "no-such-model"]
+    if way != "environment":
+        arguments.insert(0 if way == "before" else 2, "--debug")
+    assert main(arguments) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0].startswith("Traceback")
+    assert lines[-1].startswith("error: unknown model 'no-such-model'")
+
+
+def test_debug_after_two_dashes_is_an_argument(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CAPVID_DEBUG", raising=False)
+    assert main(["models", "--", "--debug"]) == 2
+    assert capsys.readouterr().err.startswith("error: unknown model '--debug'")
+
+
+def test_a_closed_pipe_is_no_error() -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "capvid", "models"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert process.stdout is not None
+    process.stdout.close()
+    _, stderr = process.communicate(timeout=60)
+    assert stderr == b""
+    assert process.returncode == 1

@@ -1,0 +1,144 @@
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from capvid.video.sampling import UniformSampling
+from capvid.video.source import read_frames
+from toy import Toy, bad_files, save_toy_captioner, toy, toy_files, video_files
+
+import capvid
+from capvid.captioners.checkpoint import load_checkpoint
+from capvid.decoding import DecodingOptions, decode
+from capvid.errors import (
+    CheckpointError,
+    EmptyVideoError,
+    FeatureMismatchError,
+    MissingVideoError,
+    UsageError,
+    WeightsError,
+)
+from capvid.features.backbones import load_backbone
+from capvid.pipeline import CaptionPipeline, load, revision
+
+__all__ = ["bad_files", "toy", "toy_files", "video_files"]
+
+
+def test_it_is_read_extract_decode(toy: Toy, video_files: list[Path]) -> None:
+    """The pipeline says what its parts say when they are called one after the other."""
+    checkpoint = load_checkpoint(toy.model)
+    backbone = load_backbone("toy", weights=toy.weights)
+    options = DecodingOptions(beam_size=3, num_captions=2)
+    pipeline = load(toy.model, device="cpu", beam_size=3, num_captions=2)
+    for result in pipeline.caption(video_files):
+        features = torch.from_numpy(backbone(read_frames(result.path, UniformSampling(4)).frames))
+        mask = torch.ones(1, len(features), dtype=torch.bool)
+        (expected,) = decode(checkpoint.captioner, features.unsqueeze(0), mask, options)
+        assert (result.status, result.error) == ("ok", None)
+        assert result.model == f"soft-attention@{revision(toy.model)}"
+        assert len(result.captions) == 2
+        for caption, hypothesis in zip(result.captions, expected, strict=True):
+            words = checkpoint.vocabulary.decode(hypothesis.tokens)
+            assert caption.text == " ".join(words)
+            assert [word.word for word in caption.words] == words
+            assert [w.logprob for w in caption.words] == pytest.approx(hypothesis.logprobs[:-1], abs=1e-4)
+            assert caption.logprob == pytest.approx(sum(hypothesis.logprobs), abs=1e-3)
+
+
+def test_batch_size_changes_nothing(toy: Toy, video_files: list[Path]) -> None:
+    each = [list(load(toy.model, batch_size=size).caption(video_files)) for size in (1, 2, 8)]
+    for one, two, eight in zip(*each, strict=True):
+        assert one.path == two.path == eight.path
+        assert one.captions[0].text == two.captions[0].text == eight.captions[0].text
+        assert one.captions[0].logprob == pytest.approx(eight.captions[0].logprob, abs=1e-3)
+    assert len({result.captions[0].text for result in each[0]}) > 1, "all videos alike: nothing is tested"
+
+
+def test_calling_it(toy: Toy, video_files: list[Path], tmp_path: Path) -> None:
+    pipeline = capvid.load(toy.model, device="cpu")
+    assert pipeline(video_files[1]) == next(pipeline.caption([video_files[1]])).captions[0].text
+    assert pipeline(str(video_files[1])) == pipeline(video_files[1])
+    with pytest.raises(MissingVideoError):
+        pipeline(tmp_path / "none.mp4")
+
+
+def test_failures_keep_their_place(toy: Toy, video_files: list[Path], bad_files: dict[str, Path]) -> None:
+    paths = [bad_files["empty"], video_files[0], bad_files["missing"], video_files[1]]
+    for size in (1, 3):
+        results = list(load(toy.model, batch_size=size).caption(paths))
+        assert [result.path for result in results] == paths
+        assert [result.status for result in results] == ["error", "ok", "error", "ok"]
+        assert [type(result.error) for result in results[::2]] == [EmptyVideoError, MissingVideoError]
+        assert results[0].captions == ()
+
+
+def test_results_come_before_the_end(toy: Toy, video_files: list[Path]) -> None:
+    results = load(toy.model, batch_size=2, workers=1).caption([*video_files, Path("none.mp4")])
+    first = next(results)
+    assert first.path == video_files[0]
+    results.close()
+
+
+def test_weights_beside_the_model(
+    toy: Toy, video_files: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CAPVID_WEIGHTS")
+    monkeypatch.setenv("CAPVID_CACHE", str(tmp_path / "cache"))
+    run = tmp_path / "run"
+    shutil.copytree(toy.model, run / "best")
+    with pytest.raises(WeightsError, match=r"toy\.safetensors"):
+        load(run)(video_files[0])
+    (run / "weights").mkdir()
+    os.link(toy.weights, run / "weights" / "toy.safetensors")
+    assert load(run)(video_files[0]) == load(toy.model, weights=toy.weights)(video_files[0])
+
+
+def test_other_weights_are_refused(toy: Toy, video_files: list[Path], tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    tensors = load_file(toy.weights)
+    tensors[min(tensors)] += 1
+    save_file(tensors, tmp_path / "toy.safetensors")
+    with pytest.raises(FeatureMismatchError, match="weights_sha256: trained on"):
+        load(toy.model, weights=tmp_path / "toy.safetensors")(video_files[0])
+
+
+def test_frames_without_a_sampling(toy: Toy, tmp_path: Path) -> None:
+    save_toy_captioner(tmp_path, weights=toy.weights, sampling=None)
+    assert load(tmp_path).sampling.spec() == "uniform:4"  # the most frames it saw while training
+
+
+def test_unknown_backbones(
+    toy: Toy, video_files: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_toy_captioner(tmp_path, weights=toy.weights)
+    file = tmp_path / "captioner.json"
+    text = file.read_text()
+    for name, said in (
+        ('"c3d"', "features of c3d, which capvid cannot make"),
+        ("null", "does not say which"),
+    ):
+        file.write_text(text.replace('"backbone": "toy"', f'"backbone": {name}'))
+        assert file.read_text() != text
+        with pytest.raises(FeatureMismatchError, match=said):
+            load(tmp_path)(video_files[0])
+
+
+def test_revision(toy: Toy, tmp_path: Path) -> None:
+    save_toy_captioner(tmp_path / "same", weights=toy.weights)
+    save_toy_captioner(tmp_path / "other", weights=toy.weights, seed=2)
+    assert revision(tmp_path / "same") == revision(toy.model) != revision(tmp_path / "other")
+
+
+def test_what_cannot_be(toy: Toy, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="no such folder"):
+        load(tmp_path / "none")
+    with pytest.raises(UsageError, match="3 captions"):
+        load(toy.model, beam_size=2, num_captions=3)
+    for wrong in ({"batch_size": 0}, {"workers": 0}):
+        with pytest.raises(UsageError, match="at least 1"):
+            load(toy.model, **wrong)
+    assert isinstance(load(toy.model), CaptionPipeline)

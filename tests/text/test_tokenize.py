@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from capvid.text import tokenize
+from capvid.text.tokenize import ptb_tokenize, words
+
+
+@pytest.mark.parametrize(
+    ("caption", "tokens"),
+    [
+        ("", ""),
+        (" \t\n ", ""),
+        (". , ; :", ""),
+        ("Two Boys kick a ball.", "two boys kick a ball"),
+        ("first line\nsecond\r\nthird\u2028fourth\u0085fifth", "first line second third fourth fifth"),
+        ("She stirs, then pours; done: eat", "she stirs then pours done eat"),
+        ("the girl's hat isn't hers, they've said", "the girl 's hat is n't hers they 've said"),
+        ("the girl\u2019s hat isn\u2019t \u201cred\u201d", "the girl 's hat is n't red"),
+        ("the boys' bikes", "the boys bikes"),
+        ("she cannot stop and is gonna fall", "she can not stop and is gon na fall"),
+        ("it snows. a fox runs.", "it snows a fox runs"),
+        ("it snows.. a fox runs...", "it snows a fox runs"),
+        ("ride to Mrs. Brown, etc.", "ride to mrs. brown etc."),
+        ("made in the u.k. by j. doe", "made in the u.k. by j. doe"),
+        ("so cute !!! really?!", "so cute !!! really ?!"),
+        ("so cute! really?", "so cute really"),
+        ("(on ice) [indoors] {again}", "-lrb- on ice -rrb- -lsb- indoors -rsb- -lcb- again -rcb-"),
+        ("a semi-truck - red -- passes \u2014 slowly", "a semi-truck red passes slowly"),
+        ("hop- scotch and -skip", "hop scotch and skip"),
+        ("at -5 degrees", "at -5 degrees"),
+        ("6 men at 9:15 pay $7.50 or 20% of 3,000", "6 men at 9:15 pay $ 7.50 or 20 % of 3,000"),
+        ("add 2 3/4 cups", "add 2\u00a03/4 cups"),
+        ("call 555 0100 222", "call 555\u00a00100\u00a0222"),
+        ("visit https://a.org/b?c=1, or me@a.org", "visit https://a.org/b?c=1 or me@a.org"),
+        ("by @someone #fun", "by @someone #fun"),
+        ("nice :) dog", "nice :-rrb- dog"),
+        ("cats || dogs", "cats | | dogs"),
+        ("a dog \U0001f600 runs", "a dog runs"),
+        ("le caf\u00e9 d'or at 5 o'clock", "le caf\u00e9 d'or at 5 o'clock"),
+        ("jumps 5'4 high", "jumps 5 4 high"),
+    ],
+)
+def test_tokens(caption: str, tokens: str) -> None:
+    assert ptb_tokenize(caption) == [token for token in tokens.split(" ") if token]
+    assert words(caption) == ptb_tokenize(caption)
+
+
+@pytest.mark.parametrize(
+    "caption",
+    [
+        "a man rides 2 horses",
+        "  a   man rides .",
+        "they live on elm st.",
+        "this is plan b.",
+        "you cannot wanna gotta lemme gimme gonna.",
+        "dial 555 0100 222.",
+        "take 1 of 20.",
+        "dont cant wont im its",
+    ],
+)
+def test_plain_captions_take_a_short_cut_to_the_same_tokens(caption: str) -> None:
+    assert list(tokenize._tokens(caption)) == tokenize._treebank_tokens(caption)
+
+
+def test_result_is_the_callers_own() -> None:
+    first = ptb_tokenize("one two")
+    first.append("three")
+    assert ptb_tokenize("one two") == ["one", "two"]
+
+
+def test_plain_captions_do_not_import_nltk() -> None:
+    code = (
+        "import sys; from capvid.text.tokenize import words; words('A man rides.');"
+        "before = 'nltk' in sys.modules; words('a man, riding'); print(before, 'nltk' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "True"]
+
+
+@pytest.mark.shared
+def test_agreement_with_the_published_tokenizer(shared_data: Path) -> None:
+    pairs = json.loads((shared_data / "metrics" / "cases" / "ptb_tokens.json").read_text(encoding="utf-8"))
+    same = sum(" ".join(ptb_tokenize(raw)) == tokens for raw, tokens in pairs)
+    assert len(pairs) > 20_000
+    assert same >= 0.9995 * len(pairs)

@@ -1,0 +1,157 @@
+"""A toy captioner on a toy backbone with random weights, and small generated videos."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+SENTENCE = "a man woman dog is are running cooking playing guitar the in on park kitchen ball"
+MODELS = """
+[backbones.toy]
+kind = "googlenet"
+source = "file:toy.safetensors"
+licence = "none"
+origin = "random numbers"
+description = "GoogLeNet with random weights"
+default_layer = "pool5/7x7_s1"
+
+[backbones.toy.layers]
+"pool5/7x7_s1" = 1024
+"loss3/classifier" = 1000
+
+[backbones.toy.preprocess]
+resize = 256
+crop = 224
+order = "BGR"
+scale = 1.0
+mean = [104.0, 117.0, 123.0]
+std = [1.0, 1.0, 1.0]
+"""
+
+
+@dataclass(frozen=True)
+class Toy:
+    """Where the toy lies: the extra models file, the backbone's weights and the captioner's folder."""
+
+    models: Path
+    weights: Path
+    model: Path
+
+
+def write_video(path: Path, *, seed: int, frames: int = 12, size: tuple[int, int] = (64, 48)) -> Path:
+    """Write an MPEG-4 video (10 frames a second) of noise that is brighter from frame to frame."""
+    import av
+
+    generator = np.random.default_rng(seed)
+    texture = generator.integers(0, 128, (size[1], size[0], 3))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream("mpeg4", rate=10)
+        stream.width, stream.height, stream.pix_fmt = *size, "yuv420p"
+        for number in range(frames):
+            picture = (texture + 127 * number // frames).astype(np.uint8)
+            for packet in stream.encode(av.VideoFrame.from_ndarray(picture, format="rgb24")):
+                container.mux(packet)
+        for packet in stream.encode():
+            container.mux(packet)
+    return path
+
+
+@pytest.fixture(scope="session")
+def toy_files(tmp_path_factory: pytest.TempPathFactory) -> Toy:
+    """Make the toy once; ``toy`` makes it known to capvid."""
+    import torch
+    from safetensors.torch import save_file
+
+    from capvid.features.googlenet import GoogLeNet
+
+    folder = tmp_path_factory.mktemp("toy")
+    models = folder / "models.toml"
+    models.write_text(MODELS)
+    torch.manual_seed(0)
+    weights = folder / "toy.safetensors"
+    save_file({name: tensor.contiguous() for name, tensor in GoogLeNet().state_dict().items()}, weights)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CAPVID_MODELS", str(models))
+        save_toy_captioner(folder / "run", weights=weights)
+    return Toy(models=models, weights=weights, model=folder / "run")
+
+
+def save_toy_captioner(
+    folder: Path, *, weights: Path, seed: int = 1, sampling: str | None = "uniform:4"
+) -> None:
+    """Save a captioner with random weights that was, by its header, trained on the toy backbone."""
+    import torch
+
+    from capvid.captioners import build
+    from capvid.captioners.checkpoint import save_checkpoint
+    from capvid.features.backbones import load_backbone
+    from capvid.features.file import FeatureHeader
+    from capvid.text.vocabulary import Vocabulary
+
+    backbone = load_backbone("toy", weights=weights)
+    header = FeatureHeader(
+        streams=(backbone.header,), sampling=sampling, reader=None, dtype="float32", capvid_version="0"
+    )
+    vocabulary = Vocabulary(SENTENCE.split())
+    torch.manual_seed(seed)
+    sizes = {"embedding": 16, "hidden": 24, "attention": 16, "output": 16}
+    captioner = build(
+        "soft-attention", {"vocabulary_size": len(vocabulary), "feature_width": 1024, "dropout": 0.0, **sizes}
+    )
+    with torch.no_grad():  # larger weights, so that videos differ in their captions
+        for parameter in captioner.parameters():
+            parameter.mul_(3)
+    save_checkpoint(folder, captioner, vocabulary, header, {"max_frames": 4})
+
+
+@pytest.fixture
+def toy(toy_files: Toy, monkeypatch: pytest.MonkeyPatch) -> Toy:
+    """The toy backbone and captioner, known to this process and those it starts."""
+    monkeypatch.setenv("CAPVID_MODELS", str(toy_files.models))
+    monkeypatch.setenv("CAPVID_WEIGHTS", str(toy_files.weights))
+    return toy_files
+
+
+@pytest.fixture(scope="session")
+def video_files(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Five videos of different lengths, the first shorter than the four frames taken of each."""
+    folder = tmp_path_factory.mktemp("videos")
+    return [write_video(folder / f"v{n}.mp4", seed=n, frames=3 + 4 * n) for n in range(5)]
+
+
+@pytest.fixture
+def bad_files(tmp_path: Path) -> dict[str, Path]:
+    """Files that are no videos, by what is wrong with them."""
+    folder = tmp_path / "bad"
+    folder.mkdir()
+    (folder / "text.mp4").write_text("not a video, but a text that is long enough to be looked at\n" * 20)
+    (folder / "empty.mp4").touch()
+    return {
+        "text": folder / "text.mp4",
+        "empty": folder / "empty.mp4",
+        "missing": folder / "missing.mp4",
+    }
+
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def capvid(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Run the command in this process: arguments -> exit code, stdout, stderr."""
+    from capvid.cli import main
+
+    monkeypatch.delenv("CAPVID_DEBUG", raising=False)
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        capsys.readouterr()
+        code = main([str(argument) for argument in arguments])
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return run

@@ -1,0 +1,174 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from capvid.captioners.checkpoint import load_checkpoint
+from capvid.data.captions import CaptionedVideo
+from capvid.decoding import DecodingOptions, decode
+from capvid.errors import CheckpointError, DataError
+from capvid.features.store import FeatureStore
+from capvid.training.loop import EpochResult, Trainer
+from capvid.training.recipe import load_recipe
+
+NOUNS = ["man", "woman", "dog", "cat", "girl"]
+VERBS = ["runs very fast", "sings slowly", "is cooking rice", "jumps over a wall"]
+SMALL = [
+    "model.embedding=24",
+    "model.hidden=48",
+    "model.attention=16",
+    "model.output=48",
+    "model.projection=32",
+    "model.dropout=0.0",
+    "data.min_count=1",
+    "training.batch_size=10",
+    "training.label_smoothing=0.0",
+    "training.precision=fp32",
+    "training.learning_rate=0.01",
+    "training.average=0.9",
+]
+MEMORY = ["model.memory_rows=6", "model.memory_width=16"]
+
+
+class Silent:
+    def __init__(self) -> None:
+        self.results: list[EpochResult] = []
+        self.steps = 0
+
+    def started(self, **_: Any) -> None: ...
+
+    def stepped(self, **_: Any) -> None:
+        self.steps += 1
+
+    def finished_epoch(self, result: EpochResult) -> None:
+        self.results.append(result)
+
+
+def data(folder: Path) -> tuple[list[CaptionedVideo], FeatureStore]:
+    """Twenty videos with a caption each, that frames of random numbers tell apart; half are val as well."""
+    generator = torch.Generator().manual_seed(0)
+    videos, tensors = [], {}
+    for n in range(20):
+        caption = f"a {NOUNS[n % 5]} {VERBS[n // 5]}"
+        frames = torch.randn(3, 12, generator=generator)
+        for split in ("train", "val"):
+            videos.append(CaptionedVideo(f"{split}{n}", split, (caption,)))
+            tensors[f"{split}{n}"] = frames.clone()
+    save_file(tensors, folder / "features.safetensors")
+    return videos, FeatureStore([folder / "features.safetensors"])
+
+
+def trainer(folder: Path, name: str, *settings: str) -> Trainer:
+    videos, store = data(folder)
+    memory = MEMORY if name == "m3" else []
+    return Trainer(
+        load_recipe(f"{name}-small", [*SMALL, *memory, *settings]),
+        videos=videos,
+        store=store,
+        folder=folder / "run",
+        device=torch.device("cpu"),
+        reporter=Silent(),
+    )
+
+
+@pytest.mark.parametrize("name", ["soft-attention", "m3"])
+@pytest.mark.parametrize("optimizer", ["adamw", "adam", "adadelta"])
+def test_twenty_captions_are_learned_by_heart(tmp_path: Path, name: str, optimizer: str) -> None:
+    rate = "1.0" if optimizer == "adadelta" else "0.01"
+    epochs = "150" if optimizer == "adadelta" else "50"
+    settings = [
+        f"training.optimizer={optimizer}",
+        f"training.learning_rate={rate}",
+        f"training.epochs={epochs}",
+    ]
+    made = trainer(tmp_path, name, *settings, "training.patience=150", "training.weight_decay=0.0")
+    best = made.run()
+    assert best.cider > 9.9  # every caption, word for word
+    loaded = load_checkpoint(tmp_path / "run")
+    for example in made.validation:
+        found = decode(
+            loaded.captioner,
+            example.frames.float()[None],
+            torch.ones(1, 3, dtype=torch.bool),
+            DecodingOptions(),
+        )
+        assert found[0][0].tokens == example.captions[0]
+
+
+def test_run_folder_and_log(tmp_path: Path) -> None:
+    made = trainer(tmp_path, "m3", "training.epochs=3")
+    best = made.run()
+    log = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [row["epoch"] for row in log] == [1, 2, 3]
+    assert log[0]["loss"] > log[-1]["loss"]
+    assert max(row["val_cider"] for row in log) == best.cider
+    assert [row["best"] for row in log] == [r.best for r in made.reporter.results]
+    assert made.reporter.steps == 6
+    loaded = load_checkpoint(tmp_path / "run")
+    assert loaded.name == "m3"
+    assert loaded.info["epoch"] == best.epoch
+    assert loaded.header.width == 12
+    assert loaded.vocabulary.words == made.vocabulary.words
+    assert json.loads((tmp_path / "run" / "recipe.json").read_text())["training"]["epochs"] == 3
+
+
+def test_the_saved_weights_are_the_average_that_was_validated(tmp_path: Path) -> None:
+    made = trainer(tmp_path, "soft-attention", "training.epochs=1")
+    made.run()
+    saved = load_file(tmp_path / "run" / "best" / "captioner.safetensors")
+    names = [name for name, _ in made.captioner.named_parameters()]
+    for name, average in zip(names, made.average.weights, strict=True):
+        torch.testing.assert_close(saved[name], average)
+    assert not torch.equal(saved["cell.word.weight"], made.captioner.cell.word.weight)
+
+
+def test_same_seed_same_weights(tmp_path: Path) -> None:
+    weights = []
+    for run, seed in enumerate((1, 1, 2)):
+        folder = tmp_path / str(run)
+        folder.mkdir()
+        trainer(folder, "m3", "training.epochs=2", f"training.seed={seed}", "model.dropout=0.3").run()
+        weights.append(load_file(folder / "run" / "best" / "captioner.safetensors"))
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+    assert not torch.equal(weights[0]["memory"], weights[2]["memory"])
+
+
+def test_stops_when_validation_no_longer_gains(tmp_path: Path) -> None:
+    made = trainer(tmp_path, "m3", "training.learning_rate=0.0", "training.epochs=9", "training.patience=2")
+    made.run()
+    assert [r.best for r in made.reporter.results] == [True, False, False]
+
+
+def test_missing_features_and_splits(tmp_path: Path) -> None:
+    videos, store = data(tmp_path)
+    options: dict[str, Any] = {
+        "store": store,
+        "folder": tmp_path / "run",
+        "device": torch.device("cpu"),
+        "reporter": Silent(),
+    }
+    recipe = load_recipe("m3-small", SMALL)
+    with pytest.raises(DataError, match=r"1 of 21 videos have no features \(lost\)"):
+        Trainer(recipe, videos=[*videos, CaptionedVideo("lost", "train", ("a man",))], **options)
+    with pytest.raises(DataError, match="no video of the data is in the val split"):
+        Trainer(recipe, videos=[v for v in videos if v.split == "train"], **options)
+
+
+def test_damaged_checkpoints(tmp_path: Path) -> None:
+    trainer(tmp_path, "m3", "training.epochs=1").run()
+    best = tmp_path / "run" / "best"
+    with pytest.raises(CheckpointError, match="no captioner in this folder"):
+        load_checkpoint(tmp_path)
+    weights = (best / "captioner.safetensors").read_bytes()
+    (best / "captioner.safetensors").write_bytes(weights[: len(weights) // 2])
+    with pytest.raises(CheckpointError, match="damaged checkpoint") as error:
+        load_checkpoint(best)
+    assert "\n" not in str(error.value)
+    (best / "captioner.json").write_text('{"format": 1}')
+    with pytest.raises(CheckpointError, match="damaged checkpoint"):
+        load_checkpoint(best)

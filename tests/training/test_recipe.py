@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from capvid.captioners import build
+from capvid.errors import RecipeError, UsageError
+from capvid.training.optimise import AveragedWeights, learning_rate_factor
+from capvid.training.recipe import TrainingOptions, load_recipe, recipe_names
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_every_recipe_loads_and_builds(name: str) -> None:
+    recipe = load_recipe(name)
+    captioner = build(recipe.captioner, {"vocabulary_size": 20, "feature_width": 8, **recipe.model})
+    assert captioner.name == recipe.captioner
+    assert recipe.description
+
+
+def test_settings_override() -> None:
+    recipe = load_recipe(
+        "m3-small", ["training.epochs=3", "model.memory_rows=5", "training.optimizer=adadelta"]
+    )
+    assert (recipe.training.epochs, recipe.model["memory_rows"]) == (3, 5)
+    assert recipe.training.optimizer == "adadelta"
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ("epochs=3", "not understood"),
+        ("training.epoch=3", "training.epoch: no such option"),
+        ("training.epochs=many", "expected int"),
+        ("training.epochs=0", "must be positive"),
+        ("training.dropout=0.1", "no such option"),
+        ("training.optimizer=sgd", "choose adam, adamw, adadelta"),
+        ("decoding.beam_size=0", "must be positive"),
+    ],
+)
+def test_bad_settings_say_what_is_wrong(setting: str, said: str) -> None:
+    with pytest.raises(RecipeError, match=said):
+        load_recipe("m3-small", [setting])
+
+
+def test_bad_model_options_and_recipes() -> None:
+    sizes = {"vocabulary_size": 20, "feature_width": 8}
+    with pytest.raises(UsageError, match="memory_rows: no such model option"):
+        build("soft-attention", {**sizes, "memory_rows": 3})
+    with pytest.raises(UsageError, match="hidden = 'wide'"):
+        build("m3", {**sizes, "hidden": "wide"})
+    with pytest.raises(UsageError, match="no such captioner"):
+        build("m4", sizes)
+    with pytest.raises(RecipeError, match="no such recipe"):
+        load_recipe("m4-small")
+
+
+def test_one_cycle_rises_and_falls() -> None:
+    factor = learning_rate_factor(TrainingOptions(schedule="one-cycle", warmup=0.2), 100)
+    assert factor(0) == pytest.approx(1 / 20)
+    assert factor(19) == factor(20) == 1.0
+    assert factor(60) == pytest.approx(0.5)
+    assert factor(100) == pytest.approx(0.0)
+
+
+def test_averaged_weights_by_hand() -> None:
+    layer = torch.nn.Linear(1, 1, bias=False)
+    with torch.no_grad():
+        layer.weight.fill_(1.0)
+    average, expected = AveragedWeights(layer, 0.5), 1.0
+    for step, value in enumerate((2.0, 4.0, 8.0), 1):
+        with torch.no_grad():
+            layer.weight.fill_(value)
+        average.update(layer)
+        decay = min(0.5, (1 + step) / (10 + step))
+        expected = decay * expected + (1 - decay) * value
+    average.swap(layer)
+    assert layer.weight.item() == pytest.approx(expected)
+    average.swap(layer)
+    assert layer.weight.item() == 8.0
