@@ -223,7 +223,7 @@ def load(
     Args:
         model: the folder of a captioner that was trained with capvid.
         device: ``auto``, ``cpu``, ``cuda``, ``cuda:N`` or ``mps``.
-        weights: file of the backbone's weights; otherwise they are sought in ``model/weights``, the folders
+        weights: file of the backbone's weights, or a folder that holds it; otherwise they are sought in ``model/weights``, the folders
             of ``CAPVID_WEIGHTS`` and the cache.
         beam_size: width of the beam search; 1 is greedy.
         num_captions: how many captions per video, at most ``beam_size``.
@@ -276,16 +276,18 @@ def _load_backbones(
 
     streams = checkpoint.header.streams
     search = [folder / "weights" for folder in folders]
-    if weights is not None and len(streams) > 1:  # which of the backbones it belongs to, its name tells
-        search.insert(0, Path(weights))
+    given = None if weights is None else Path(weights)
+    if given is not None and len(streams) > 1 and not given.is_dir():
+        search.insert(0, given)  # the file's name tells to which of the backbones it belongs
+        given = None
     found = []
     for stream in streams:
         name = _known_backbone(stream.backbone, width=stream.width)
         backbone = load_backbone(
             name,
             layer=stream.layer,
-            weights=Path(weights) if weights is not None and len(streams) == 1 else None,
-            device=str(device),
+            weights=given,
+            device=device,
             search=search,
         )
         differing = stream.mismatches(backbone.header)

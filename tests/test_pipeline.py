@@ -35,6 +35,7 @@ def test_it_is_read_extract_decode(toy: Toy, video_files: list[Path]) -> None:
     pipeline = load(toy.model, device="cpu", beam_size=3, num_captions=2)
     for result in pipeline.caption(video_files):
         features = torch.from_numpy(backbone(read_frames(result.path, UniformSampling(4)).frames))
+        features = features.half().float()  # as files of features have them
         mask = torch.ones(1, len(features), dtype=torch.bool)
         (expected,) = decode(checkpoint.captioner, features.unsqueeze(0), mask, options)
         assert (result.status, result.error) == ("ok", None)

@@ -19,5 +19,6 @@ def build(name: str, options: Mapping[str, Any]) -> Captioner:
     """A fresh captioner ``name`` with the configuration in ``options``; UsageError if there is none such."""
     if name not in CAPTIONERS:
         raise UsageError(f"{name}: no such captioner", remedy=f"known are {', '.join(sorted(CAPTIONERS))}")
-    cls = CAPTIONERS[name]
-    return cls(cls.config_class.from_dict(options))
+    cls: Any = CAPTIONERS[name]
+    captioner: Captioner = cls(cls.config_class.from_dict(options))
+    return captioner

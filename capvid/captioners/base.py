@@ -65,7 +65,7 @@ class CaptionerConfig:
         attention: A, width of the attention's hidden layer.
         output: width of z in the deep output layer.
         projection: width to which frames are projected before attention; 0 leaves them as they are.
-        dropout: rate on projected frames, on the LSTM's output and on the deep output layer.
+        dropout: rate on words, on projected frames, on the LSTM's output and on the deep output layer.
         standardise: subtract the training set's mean from the features and divide by its deviation.
     """
 
@@ -93,8 +93,8 @@ class CaptionerConfig:
                     f"{name}: no such model option", remedy=f"known are {', '.join(sorted(known))}"
                 )
             wanted = str(known[name])
-            right = {"int": int, "float": (int, float), "bool": bool}.get(wanted)
-            if right and (not isinstance(value, right) or (isinstance(value, bool) and wanted != "bool")):
+            right = {"int": (int,), "float": (int, float), "bool": (bool,)}.get(wanted)
+            if right and type(value) not in right:
                 raise UsageError(f"{name} = {value!r}: not a value for this model option ({wanted})")
         return cls(**values)
 
@@ -110,7 +110,7 @@ class Captioner(nn.Module, ABC):
     config_class: ClassVar[type[CaptionerConfig]]
     config: Any
 
-    def __init__(self, config: CaptionerConfig, *, extra_width: int, context_width: int) -> None:
+    def __init__(self, config: Any, *, extra_width: int, context_width: int) -> None:
         super().__init__()
         self.config = config
         self.standardise = Standardise(config.feature_width) if config.standardise else nn.Identity()
@@ -141,6 +141,10 @@ class Captioner(nn.Module, ABC):
         frames = self.projection(self.standardise(features))
         return self.dropout(frames) * mask.unsqueeze(-1)
 
+    def words(self, tokens: Tensor) -> Tensor:
+        """Embedded words (..., E) of ``tokens`` (...)."""
+        return self.dropout(self.embedding(tokens))
+
     def initial_hidden(self, frames: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
         """h_0 and c_0 (B, H) from the mean frame, through one tanh layer (Yao et al. 2015)."""
         mean = frames.sum(1) / mask.sum(1, keepdim=True).clamp_min(1)
@@ -157,7 +161,7 @@ class Captioner(nn.Module, ABC):
 
     def step(self, tokens: Tensor, state: State) -> tuple[Tensor, State, Trace]:
         """Read one word per caption, ``tokens`` (B,); returns logits (B, V) of the next, state and trace."""
-        words = self.embedding(tokens)  # (B, E)
+        words = self.words(tokens)  # (B, E)
         context, hidden, state, trace = self.advance(self.cell.word_gates(words), state)
         return self.output(context, hidden, words), state, trace
 
@@ -168,7 +172,7 @@ class Captioner(nn.Module, ABC):
         encoded once.
         """
         state = self.encode(features, mask).expand(tokens.shape[0] // features.shape[0])
-        words = self.embedding(tokens)  # (B, L, E)
+        words = self.words(tokens)  # (B, L, E)
         contexts, hiddens = [], []
         for gates in self.cell.word_gates(words).unbind(1):  # (B, 4 H)
             context, hidden, state, _ = self.advance(gates, state)

@@ -1,13 +1,13 @@
 """M3: Wang et al., "Multimodal Memory Modelling for Video Captioning" (2016).
 
 An external memory, written by language and vision in turn, guides temporal attention and feeds the LSTM.
-One word: write text (Eq. 8) - read for attention (Eq. 10) - attend to the frames and a blank one (Eq. 11-14) -
-write what was seen (Eq. 15) - read for the decoder (Eq. 17) - LSTM (Eq. 18) - deep output (Eq. 25-26).
+One word: write text (Eq. 8), read for attention (Eq. 10), attend to the frames and a blank one (Eq. 11-14),
+write what was seen (Eq. 15), read for the decoder (Eq. 17), LSTM (Eq. 18), deep output (Eq. 25-26).
 
-Where the print leaves room: the heads of the text write and of both reads are emitted from h_{t-1}, since h_t
-does not exist yet when they act (Eq. 19-20 print h_t); those of the visual write from V_t. Keys go through tanh,
-sharpening through softplus, erase vectors through a sigmoid, add vectors through tanh. The memory starts
-from learned rows that differ: with equal rows, content addressing could never tell them apart.
+Where the print leaves room: the heads of the text write and of both reads are emitted from h_{t-1}, since
+h_t does not exist yet when they act (Eq. 19-20 print h_t); those of the visual write from V_t. Keys go
+through tanh, sharpening through softplus, erase vectors through a sigmoid, add vectors through tanh. The
+memory starts from learned rows that differ: with equal rows, content addressing could never tell them apart.
 
 Notation for tensor shapes: B batch, T frames, N memory rows, M row width; the rest as in
 :mod:`capvid.captioners.layers`.
@@ -69,10 +69,9 @@ class M3(Captioner):
         super().__init__(config, extra_width=m, context_width=width)
         self.attention = AdditiveAttention(query=m, value=width, width=config.attention)
         # Each head has parameters of its own: rows of one matrix per source, so that they cost one product.
-        self.text_heads = nn.Linear(
-            config.hidden, 5 * m + 3
-        )  # text write (k, e, a), read (k), read (k); betas
-        self.visual_head = nn.Linear(width, 3 * m + 1)  # visual write (k, e, a); beta
+        # Text: keys of write, read, read; add and erase of the write; three betas. Vision: key, add, erase, beta.
+        self.text_heads = nn.Linear(config.hidden, 5 * m + 3)
+        self.visual_head = nn.Linear(width, 3 * m + 1)
         self.memory = nn.Parameter(torch.randn(config.memory_rows, m) * m**-0.5)
 
     def encode(self, features: Tensor, mask: Tensor) -> State:

@@ -30,7 +30,9 @@ Workers = Annotated[
 ]
 Weights = Annotated[
     Path | None,
-    typer.Option("--weights", show_default=False, help="File of the backbone's weights."),
+    typer.Option(
+        "--weights", show_default=False, help="The backbone's weights: a file, or the folder it is in."
+    ),
 ]
 Recursive = Annotated[
     bool, typer.Option("--recursive/--no-recursive", help="Whether to look into the folders of a folder.")

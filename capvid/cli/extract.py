@@ -50,10 +50,10 @@ def extract(
             f"{len(layer)} layers for {len(backbone)} backbones",
             remedy="give --layer once for each --backbone",
         )
-    if weights and len(backbone) > 1:
+    if weights and len(backbone) > 1 and not weights.is_dir():
         raise UsageError(
-            "--weights is for a single backbone",
-            remedy="put the files into a folder and name it in CAPVID_WEIGHTS",
+            "one file of --weights for several backbones",
+            remedy="put their files into a folder and give that",
         )
     batch = common.Batch(verb="extracted", many=common.is_many(inputs))
     videos = common.collect(inputs, batch, recursive=recursive, fail_fast=fail_fast)
@@ -64,7 +64,7 @@ def extract(
     from capvid.features.backbones import load_backbone
     from capvid.video.sampling import UniformSampling
 
-    place = str(resolve_device(device))
+    place = resolve_device(device)
     loaded = [
         load_backbone(name, layer=wanted, weights=weights, device=place)
         for name, wanted in zip(backbone, layer or [None] * len(backbone), strict=True)

@@ -106,3 +106,18 @@ def _backbone_rows(entry: BackboneEntry) -> dict[str, str]:
 
 def _size(entry: BackboneEntry) -> str:
     return f"{entry.bytes / 1e6:.0f} MB" if entry.bytes else "-"
+
+
+def _here(entry: BackboneEntry) -> str:
+    """Whether the weights are on this machine: given to capvid, or in the Hub's cache."""
+    from capvid.features.backbones import local_weights
+
+    if local_weights(entry.name) is not None:
+        return "yes"
+    scheme, _, source = entry.source.partition(":")
+    if scheme != "hub":
+        return "no"
+    from huggingface_hub import try_to_load_from_cache
+
+    repository, _, commit = source.partition("@")
+    return "yes" if isinstance(try_to_load_from_cache(repository, entry.file, revision=commit), str) else "no"

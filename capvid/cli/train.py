@@ -11,6 +11,7 @@ import typer
 from capvid.errors import UsageError
 
 if TYPE_CHECKING:
+    from capvid.training.evaluate import Evaluation
     from capvid.training.loop import EpochResult
 
 
@@ -95,8 +96,8 @@ def train(
             device=resolve_device(device),
             reporter=reporter,
         )
-        best = trainer.run()
-    reporter.conclude(best, output)
+        best, test = trainer.run()
+    reporter.conclude(best, test, output)
 
 
 def _print_recipes() -> None:
@@ -172,7 +173,8 @@ class _Progress:
         self.batches = batches
         self.bar.update(self.task, total=batches * self.epochs, description=f"epoch 1/{self.epochs}")
         self.console.print(
-            f"{videos} videos, {captions} captions an epoch, {words} words; {validation} videos to validate on"
+            f"{videos} videos, {captions} captions an epoch, {words} words; "
+            f"{validation} videos to validate on"
         )
 
     def stepped(self, *, epoch: int, batch: int, loss: float, captions_per_second: float) -> None:
@@ -193,11 +195,15 @@ class _Progress:
             f"{result.captions_per_second:.0f} captions/s"
         )
 
-    def conclude(self, best: EpochResult, folder: Path) -> None:
-        """Say which epoch was kept, and where."""
+    def conclude(self, best: EpochResult, test: Evaluation | None, folder: Path) -> None:
+        """Say which epoch was kept, where, and what it scores on the test split."""
         minutes = (time.monotonic() - self.begun) / 60
         self.console.print(
             f"best: epoch {best.epoch}, val CIDEr-D {best.cider:.3f}, after {minutes:.1f} min in all; "
             f"saved in {folder / 'best'}",
             soft_wrap=True,
         )
+        if test:
+            shown = ", ".join(f"{name} {test.scores[name]:.3f}" for name in ("CIDEr-D", "BLEU-4", "ROUGE_L"))
+            distinct = len(set(test.captions.values()))
+            self.console.print(f"test: {shown}; {distinct} distinct captions of {len(test.captions)} videos")

@@ -53,7 +53,7 @@ class Example:
 
 
 def tokenised(videos: Sequence[CaptionedVideo], max_words: int) -> dict[str, list[list[str]]]:
-    """Words of every caption of every video; captions without words or with over ``max_words`` are left out."""
+    """Words of every caption of every video, without empty captions and those over ``max_words``."""
     return {
         video.id: [found for caption in video.captions if 0 < len(found := words(caption)) <= max_words]
         for video in videos
@@ -95,11 +95,12 @@ def spread(frames: Tensor, count: int) -> Tensor:
     return frames[middles.long()]
 
 
-def _some(frames: Tensor, count: int, generator: torch.Generator) -> Tensor:
-    """At most ``count`` frames at random, in order."""
-    if len(frames) <= count:
-        return frames
-    return frames[torch.randperm(len(frames), generator=generator)[:count].sort().values]
+def _some(frames: Tensor, count: int, dropout: float, generator: torch.Generator) -> Tensor:
+    """At most ``count`` frames at random, in order; each is left out at rate ``dropout``, but never all."""
+    kept = torch.randperm(len(frames), generator=generator)[:count]
+    stay = torch.rand(len(kept), generator=generator) >= dropout
+    stay[0] = True
+    return frames[kept[stay].sort().values]
 
 
 class TrainingBatches:
@@ -110,6 +111,7 @@ class TrainingBatches:
         batch_size: captions per batch.
         captions_per_video: captions drawn from each video in an epoch, without repetition.
         max_frames: frames drawn at random from videos that have more.
+        frame_dropout: rate at which frames are left out besides; one at least stays.
         seed: of all the drawing.
     """
 
@@ -120,12 +122,14 @@ class TrainingBatches:
         batch_size: int,
         captions_per_video: int,
         max_frames: int,
+        frame_dropout: float = 0.0,
         seed: int,
     ) -> None:
         self.examples = examples
         self.batch_size = batch_size
         self.captions_per_video = captions_per_video
         self.max_frames = max_frames
+        self.frame_dropout = frame_dropout
         self.seed = seed
         self.captions = sum(min(captions_per_video, len(example.captions)) for example in examples)
 
@@ -152,7 +156,10 @@ class TrainingBatches:
 
     def _batch(self, rows: Sequence[tuple[int, int]], generator: torch.Generator) -> Batch:
         features, mask = pad_frames(
-            [_some(self.examples[index].frames, self.max_frames, generator) for index, _ in rows]
+            [
+                _some(self.examples[index].frames, self.max_frames, self.frame_dropout, generator)
+                for index, _ in rows
+            ]
         )
         captions = [self.examples[index].captions[choice] for index, choice in rows]
         length = max(map(len, captions)) + 1

@@ -14,16 +14,16 @@ import numpy as np
 import torch
 
 from capvid.captioners import Captioner, build
-from capvid.captioners.checkpoint import save_checkpoint
-from capvid.data.batches import Example, TrainingBatches, make_examples, spread, tokenised
+from capvid.captioners.checkpoint import load_checkpoint, save_checkpoint
+from capvid.captioners.layers import Standardise
+from capvid.data.batches import Example, TrainingBatches, make_examples, tokenised
 from capvid.data.captions import CaptionedVideo
-from capvid.decoding import DecodingOptions, decode
-from capvid.decoding.search import pad_frames
 from capvid.errors import DataError
 from capvid.features.store import FeatureStore
 from capvid.files import atomic_write_text
 from capvid.metrics.cider import CiderD
 from capvid.text.vocabulary import Vocabulary
+from capvid.training.evaluate import Evaluation, caption_frames, evaluate
 from capvid.training.optimise import (
     AveragedWeights,
     bf16_in_hardware,
@@ -83,9 +83,10 @@ class Trainer:
 
     Args:
         recipe: what to train and how.
-        videos: the data set; its train and val splits are used.
+        videos: the data set; train and val are needed; a test split is scored at the end.
         store: features of all of them.
-        folder: the run folder; gets ``recipe.json``, ``metrics.jsonl`` and ``best/``.
+        folder: the run folder; gets ``recipe.json``, ``metrics.jsonl``, ``best/`` and, with a
+            test split, ``test.json``.
         device: where to train.
         reporter: told of every batch and epoch.
 
@@ -126,9 +127,11 @@ class Trainer:
             batch_size=options.batch_size,
             captions_per_video=data.captions_per_video,
             max_frames=data.max_frames,
+            frame_dropout=data.frame_dropout,
             seed=options.seed,
         )
         self.validation = make_examples(val, store, self.vocabulary, max_words=10**9)
+        self.test = [video for video in videos if video.split == "test"]
         self.scorer = CiderD({video.id: list(video.captions) for video in val})
         self.captioner = self._build(examples).to(device)
         self.optimizer = make_optimizer(self.captioner, options)
@@ -147,12 +150,12 @@ class Trainer:
                 **self.recipe.model,
             },
         )
-        if captioner.config.standardise:
+        if isinstance(captioner.standardise, Standardise):
             captioner.standardise.fit(torch.cat([example.frames for example in examples]))
         return captioner
 
-    def run(self) -> EpochResult:
-        """Train to the end; returns the best epoch."""
+    def run(self) -> tuple[EpochResult, Evaluation | None]:
+        """Train to the end; returns the best epoch and what it scores on the test split, if there is one."""
         options = self.recipe.training
         self.folder.mkdir(parents=True, exist_ok=True)
         atomic_write_text(self.folder / "recipe.json", json.dumps(self.recipe.to_dict(), indent=1))
@@ -176,14 +179,14 @@ class Trainer:
                 break
         if best is None:
             raise DataError("training gave no finite loss", remedy="lower training.learning_rate")
-        return best
+        return best, self._test(self.test) if self.test else None
 
     def _epoch(self, epoch: int, best: EpochResult | None) -> EpochResult:
         start = time.monotonic()
         loss, speed = self._train(epoch)
         if self.average:
             self.average.swap(self.captioner)
-        captions = self._captions(self.recipe.decoding)
+        captions = self._captions()
         cider, _ = self.scorer.score(captions)
         better = np.isfinite(loss) and (best is None or cider > best.cider)
         if better:
@@ -227,18 +230,23 @@ class Trainer:
             )
         return total / words, captions / (time.monotonic() - start)
 
-    def _captions(self, options: DecodingOptions) -> dict[str, str]:
+    def _captions(self) -> dict[str, str]:
         """The validation split's captions as they are now."""
-        captions: dict[str, str] = {}
-        for first in range(0, len(self.validation), 64):
-            examples = self.validation[first : first + 64]
-            features, mask = pad_frames(
-                [spread(example.frames, self.recipe.data.max_frames).float() for example in examples]
-            )
-            found = decode(self.captioner, features.to(self.device), mask.to(self.device), options)
-            for example, hypotheses in zip(examples, found, strict=True):
-                captions[example.id] = " ".join(self.vocabulary.decode(hypotheses[0].tokens))
-        return captions
+        captions = caption_frames(
+            self.captioner,
+            self.vocabulary,
+            [example.frames for example in self.validation],
+            max_frames=self.recipe.data.max_frames,
+            options=self.recipe.decoding,
+        )
+        return {example.id: text for example, text in zip(self.validation, captions, strict=True)}
+
+    def _test(self, videos: Sequence[CaptionedVideo]) -> Evaluation:
+        """Score the best checkpoint on the test split, once, at the end."""
+        found = evaluate(load_checkpoint(self.folder), videos, self.store, self.recipe.decoding)
+        record = {"scores": found.scores, "captions": found.captions}
+        atomic_write_text(self.folder / "test.json", json.dumps(record, ensure_ascii=False, indent=1))
+        return found
 
     @staticmethod
     def _record(result: EpochResult) -> Mapping[str, Any]:

@@ -25,6 +25,7 @@ class DataOptions:
     Attributes:
         max_frames: frames per video; from longer ones as many are drawn at random in training, evenly spread
             otherwise.
+        frame_dropout: rate at which frames are left out in training; one at least stays.
         captions_per_video: captions drawn from each video per epoch.
         max_words: longer captions are not trained on.
         min_count: words seen less often in the training captions are unknown.
@@ -32,6 +33,7 @@ class DataOptions:
     """
 
     max_frames: int = 28
+    frame_dropout: float = 0.0
     captions_per_video: int = 20
     max_words: int = 30
     min_count: int = 1

@@ -72,3 +72,13 @@ def test_vocabulary_keeps_frequent_words_in_a_fixed_order() -> None:
     assert vocabulary.decode([4, 6]) == ["a", "bird"]
     assert Vocabulary.build(captions, min_count=2, max_size=9).words[4:] == ["a", "cat"]
     assert Vocabulary(vocabulary.words).words == vocabulary.words
+
+
+def test_frame_dropout_thins_videos_but_leaves_one_frame() -> None:
+    made = TrainingBatches(
+        examples(), batch_size=4, captions_per_video=4, max_frames=9, frame_dropout=0.5, seed=1
+    )
+    kept = [int(n) for epoch in range(40) for batch in made.epoch(epoch) for n in batch.mask.sum(1)]
+    assert min(kept) == 1
+    # A video of n frames keeps 1 + (n - 1) / 2 on average; n = 1..9 come equally often.
+    assert abs(sum(kept) / len(kept) - 3.0) < 0.1

@@ -15,7 +15,12 @@ from capvid.features.file import FeatureHeader, Features, StreamHeader, load_fea
 
 
 def make_stream(**changes: Any) -> StreamHeader:
-    values: dict[str, Any] = {"backbone": "googlenet", "layer": "pool5/7x7_s1", "width": 4, "weights_sha256": "ab"}
+    values: dict[str, Any] = {
+        "backbone": "googlenet",
+        "layer": "pool5/7x7_s1",
+        "width": 4,
+        "weights_sha256": "ab",
+    }
     return StreamHeader(**{**values, **changes})
 
 
@@ -154,7 +159,9 @@ def test_truncated_file(tmp_path: Path, kept: int) -> None:
 
 
 def test_safetensors_without_header(tmp_path: Path) -> None:
-    save_file({"stream0": np.zeros((2, 4), np.float32)}, tmp_path / "v.safetensors", metadata={"by": "others"})
+    save_file(
+        {"stream0": np.zeros((2, 4), np.float32)}, tmp_path / "v.safetensors", metadata={"by": "others"}
+    )
     with pytest.raises(FeatureFileError, match="without a capvid header") as caught:
         load_features(tmp_path / "v.safetensors")
     assert "extract the features with capvid" in caught.value.remedy

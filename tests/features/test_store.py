@@ -13,7 +13,9 @@ from capvid.features.file import FeatureHeader, Features, StreamHeader, save_fea
 from capvid.features.store import FeatureStore
 
 
-def write_packed(path: Path, lengths: dict[str, int], *, width: int = 3, scale: bool = True, **metadata: str) -> Path:
+def write_packed(
+    path: Path, lengths: dict[str, int], *, width: int = 3, scale: bool = True, **metadata: str
+) -> Path:
     tensors: dict[str, np.ndarray] = {
         video: (np.arange(frames * width).reshape(frames, width) % 251).astype(np.uint8)
         for video, frames in lengths.items()
@@ -75,7 +77,9 @@ def test_without_scale_the_numbers_are_taken_as_they_are(tmp_path: Path) -> None
 
 
 def test_fragment_that_contradicts_the_file(tmp_path: Path) -> None:
-    packed = write_packed(tmp_path / "p.safetensors", {"a": 2}, backbone="bvlc_googlenet", dequantise="scale*u")
+    packed = write_packed(
+        tmp_path / "p.safetensors", {"a": 2}, backbone="bvlc_googlenet", dequantise="scale*u"
+    )
     assert FeatureStore([f"{packed}#backbone=googlenet"]).header.streams[0].backbone == "googlenet"
     with pytest.raises(FeatureFileError, match="backbone is 'bvlc_googlenet' in the file and 'resnet50'"):
         FeatureStore([f"{packed}#backbone=resnet50"])
@@ -138,7 +142,9 @@ def test_ids_in_folders_below_and_hidden_files(tmp_path: Path) -> None:
 def test_streams_of_different_lengths_name_video_and_lengths(tmp_path: Path) -> None:
     first = write_packed(tmp_path / "p.safetensors", {"a": 2, "b": 3}, backbone="googlenet")
     second = write_packed(tmp_path / "q.safetensors", {"a": 2, "b": 5}, backbone="x3d-xs")
-    with pytest.raises(FeatureFileError, match=r"b: streams of different lengths \(3 in .*p.safetensors, 5 in"):
+    with pytest.raises(
+        FeatureFileError, match=r"b: streams of different lengths \(3 in .*p.safetensors, 5 in"
+    ):
         FeatureStore([first, second])
 
 

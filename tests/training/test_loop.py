@@ -26,6 +26,7 @@ SMALL = [
     "model.projection=32",
     "model.dropout=0.0",
     "data.min_count=1",
+    "data.frame_dropout=0.0",
     "training.batch_size=10",
     "training.label_smoothing=0.0",
     "training.precision=fp32",
@@ -87,7 +88,7 @@ def test_twenty_captions_are_learned_by_heart(tmp_path: Path, name: str, optimiz
         f"training.epochs={epochs}",
     ]
     made = trainer(tmp_path, name, *settings, "training.patience=150", "training.weight_decay=0.0")
-    best = made.run()
+    best, _ = made.run()
     assert best.cider > 9.9  # every caption, word for word
     loaded = load_checkpoint(tmp_path / "run")
     for example in made.validation:
@@ -102,7 +103,7 @@ def test_twenty_captions_are_learned_by_heart(tmp_path: Path, name: str, optimiz
 
 def test_run_folder_and_log(tmp_path: Path) -> None:
     made = trainer(tmp_path, "m3", "training.epochs=3")
-    best = made.run()
+    best, _ = made.run()
     log = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [row["epoch"] for row in log] == [1, 2, 3]
     assert log[0]["loss"] > log[-1]["loss"]
@@ -115,6 +116,7 @@ def test_run_folder_and_log(tmp_path: Path) -> None:
     assert loaded.header.width == 12
     assert loaded.vocabulary.words == made.vocabulary.words
     assert json.loads((tmp_path / "run" / "recipe.json").read_text())["training"]["epochs"] == 3
+    assert not (tmp_path / "run" / "test.json").exists()
 
 
 def test_the_saved_weights_are_the_average_that_was_validated(tmp_path: Path) -> None:
@@ -172,3 +174,25 @@ def test_damaged_checkpoints(tmp_path: Path) -> None:
     (best / "captioner.json").write_text('{"format": 1}')
     with pytest.raises(CheckpointError, match="damaged checkpoint"):
         load_checkpoint(best)
+
+
+def test_a_test_split_is_scored_with_the_best_checkpoint(tmp_path: Path) -> None:
+    videos, _ = data(tmp_path)
+    videos += [CaptionedVideo(f"test{n}", "test", videos[2 * n].captions) for n in range(20)]
+    tensors = load_file(tmp_path / "features.safetensors")
+    more = {f"test{n}": tensors[f"val{n}"] for n in range(20)}
+    save_file(more, tmp_path / "test.safetensors")
+    made = Trainer(
+        load_recipe("soft-attention-small", [*SMALL, "training.epochs=4"]),
+        videos=videos,
+        store=FeatureStore([tmp_path / "features.safetensors", tmp_path / "test.safetensors"]),
+        folder=tmp_path / "run",
+        device=torch.device("cpu"),
+        reporter=Silent(),
+    )
+    best, found = made.run()
+    assert found is not None
+    assert found.scores["CIDEr-D"] == pytest.approx(best.cider)  # the same videos under other names
+    saved = json.loads((tmp_path / "run" / "test.json").read_text())
+    assert saved["captions"] == found.captions
+    assert saved["scores"] == found.scores

@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+
+import pytest
+
+from capvid.errors import UsageError
+from capvid.features.registry import backbone_entry, backbones, canonical_backbone, captioners
+
+
+@pytest.mark.parametrize("name", sorted(backbones()))
+def test_every_backbone_is_whole(name: str) -> None:
+    entry = backbones()[name]
+    assert entry.default_layer in entry.layers
+    assert entry.licence and entry.origin and entry.description
+    assert re.fullmatch(r"file:[^/]+\.safetensors|hub:[\w.-]+/[\w.-]+@[0-9a-f]{40}", entry.source)
+    assert entry.file.endswith(".safetensors")
+    assert entry.sha256 is None or re.fullmatch("[0-9a-f]{64}", entry.sha256)
+    assert entry.source.startswith("hub:") or entry.sha256
+    assert entry.preprocess.order in ("RGB", "BGR")
+    assert entry.preprocess.crop <= entry.preprocess.resize
+
+
+def test_names_are_unique() -> None:
+    names = [name for entry in backbones().values() for name in (entry.name, *entry.aliases)]
+    assert len(names) == len(set(names))
+
+
+def test_captioners_name_their_papers() -> None:
+    assert {"soft-attention", "m3"} <= set(captioners())
+    assert all(entry.paper and entry.description and entry.file for entry in captioners().values())
+
+
+def test_alias_and_layers() -> None:
+    entry = backbone_entry("bvlc_googlenet")
+    assert entry is backbones()["googlenet"]
+    assert (entry.layers["inception_5b/output"].locations, entry.layers["pool5/7x7_s1"].width) == (49, 1024)
+    assert entry.layer(None) == "pool5/7x7_s1"
+    with pytest.raises(UsageError, match=r"no layer 'fc7'; use one of pool5/7x7_s1, inception_5b/output"):
+        entry.layer("fc7")
+
+
+def test_names_outside_the_registry() -> None:
+    assert canonical_backbone("x3d-xs") == "x3d-xs"
+    assert canonical_backbone(None) is None
+    with pytest.raises(UsageError, match=r"unknown backbone 'vgg'; use one of googlenet, resnet50"):
+        backbone_entry("vgg")
+
+
+def test_preprocessing_in_words() -> None:
+    words = [backbone_entry(name).preprocess.describe() for name in ("googlenet", "resnet50")]
+    assert words == [
+        "short side 256 bilinear, centre 224, BGR minus (104, 117, 123)",
+        "short side 256 bilinear, centre 224, RGB / 255 minus (0.485, 0.456, 0.406), over (0.229, 0.224, 0.225)",
+    ]
+
+
+def test_the_registry_imports_no_deep_learning_library() -> None:
+    code = (
+        "import sys; from capvid.features import registry, file, store; registry.backbones(); "
+        "print([m for m in ('torch', 'timm', 'decord', 'huggingface_hub') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

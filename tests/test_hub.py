@@ -1,0 +1,260 @@
+"""The real Hub client against a server on the loopback interface, each call in a process of its own."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from capvid.features.registry import backbone_entry
+
+RESNET = backbone_entry("resnet50")
+REPOSITORY, _, COMMIT = RESNET.source.removeprefix("hub:").partition("@")
+FETCH = """
+import json, sys
+from capvid.errors import HubError
+from capvid.hub import fetch
+source, filename, sha256 = sys.argv[1:]
+try:
+    print(json.dumps({"path": str(fetch(source, filename, sha256=sha256 or None))}))
+except HubError as error:
+    print(json.dumps({"error": str(error), "kind": error.kind}))
+"""
+FEATURES = """
+import sys
+import numpy as np
+from capvid.features.backbones import load_backbone
+backbone = load_backbone("resnet50")
+np.savez(sys.argv[2], features=backbone(np.load(sys.argv[1])), digest=backbone.header.weights_sha256)
+"""
+
+
+class FakeHub:
+    """Files by ``OWNER/NAME/COMMIT/PATH``, served as the Hub serves large files: by a redirect."""
+
+    def __init__(self) -> None:
+        self.files: dict[str, bytes] = {}
+        self.requests: list[str] = []
+        hub = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_HEAD(self) -> None:
+                self.answer(with_body=False)
+
+            def do_GET(self) -> None:
+                self.answer(with_body=True)
+
+            def answer(self, *, with_body: bool) -> None:
+                hub.requests.append(f"{self.command} {self.path}")
+                stored = self.path.startswith("/storage/")
+                name = self.path.removeprefix("/storage").replace("/resolve/", "/").lstrip("/")
+                content = hub.files.get(name)
+                if content is None:
+                    known = any(other.startswith(f"{name.rpartition('/')[0]}/") for other in hub.files)
+                    self.send_response(404)
+                    self.send_header("X-Error-Code", "EntryNotFound" if known else "RepoNotFound")
+                    self.send_header("Content-Length", "0")
+                    self.end_headers()
+                    return
+                etag = f'"{hashlib.sha256(content).hexdigest()}"'
+                self.send_response(200 if stored else 302)
+                self.send_header("ETag", etag)
+                self.send_header("X-Repo-Commit", COMMIT)
+                self.send_header("Content-Length", str(len(content)) if stored else "0")
+                if not stored:
+                    self.send_header("X-Linked-ETag", etag)
+                    self.send_header("X-Linked-Size", str(len(content)))
+                    self.send_header("Location", f"{hub.url}/storage/{name}")
+                self.end_headers()
+                if stored and with_body:
+                    self.wfile.write(content)
+
+            def log_message(self, *args: object) -> None:
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_port}"
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+    def put(self, content: bytes, filename: str = RESNET.file) -> None:
+        self.files[f"{REPOSITORY}/{COMMIT}/{filename}"] = content
+
+    def close(self) -> None:
+        self.server.shutdown()
+        self.server.server_close()
+
+
+@pytest.fixture
+def hub() -> Iterator[FakeHub]:
+    server = FakeHub()
+    yield server
+    server.close()
+
+
+def run(code: str, *arguments: str, home: Path, endpoint: str, offline: bool = False) -> str:
+    kept = {
+        k: v
+        for k, v in os.environ.items()
+        if not k.startswith(("HF_", "CAPVID_")) and "proxy" not in k.lower()
+    }
+    settings = {"HF_HOME": str(home), "HF_ENDPOINT": endpoint, "HF_HUB_OFFLINE": str(int(offline))}
+    settings |= {"CAPVID_CACHE": str(home / "capvid"), "OMP_NUM_THREADS": "1", "NO_PROXY": "*"}
+    command = [sys.executable, "-c", code, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, env=kept | settings, timeout=200)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    return done.stdout
+
+
+def fetch(
+    home: Path,
+    endpoint: str,
+    *,
+    source: str = RESNET.source,
+    filename: str = RESNET.file,
+    sha256: str = "",
+    offline: bool = False,
+) -> dict[str, str]:
+    out = run(FETCH, source, filename, sha256, home=home, endpoint=endpoint, offline=offline)
+    answer = json.loads(out)
+    if "error" in answer:
+        assert answer["kind"] == "hub"
+        assert "\n" not in answer["error"] and "Traceback" not in answer["error"]
+    return answer
+
+
+def test_first_download_is_recorded_and_then_served_from_the_cache(hub: FakeHub, tmp_path: Path) -> None:
+    hub.put(b"some weights")
+    path = Path(fetch(tmp_path, hub.url)["path"])
+    assert path.read_bytes() == b"some weights"
+    assert path.is_relative_to(tmp_path)
+    records = json.loads((tmp_path / "capvid-digests.json").read_text())
+    assert records == {f"{REPOSITORY}@{COMMIT}/{RESNET.file}": hashlib.sha256(b"some weights").hexdigest()}
+    assert f"HEAD /{REPOSITORY}/resolve/{COMMIT}/{RESNET.file}" in hub.requests
+    asked = len(hub.requests)
+    assert fetch(tmp_path, hub.url) == {"path": str(path)}
+    assert fetch(tmp_path, "http://127.0.0.1:9", offline=True) == {"path": str(path)}
+    assert len(hub.requests) == asked
+
+
+def test_no_such_file_repository_or_revision(hub: FakeHub, tmp_path: Path) -> None:
+    hub.put(b"some weights")
+    missing = fetch(tmp_path, hub.url, filename="other.safetensors")["error"]
+    assert f"{REPOSITORY} at {COMMIT[:8]}: {hub.url} has no such file (other.safetensors)" in missing
+    assert "--weights FILE" in missing
+    assert "no such file" in fetch(tmp_path, hub.url, source=f"hub:nobody/nothing@{COMMIT}")["error"]
+
+
+def test_unreachable_endpoint(tmp_path: Path) -> None:
+    error = fetch(tmp_path, "http://127.0.0.1:9")["error"]
+    assert "cannot be downloaded from http://127.0.0.1:9" in error
+    assert "check the connection" in error
+
+
+def test_offline_without_the_file(tmp_path: Path, hub: FakeHub) -> None:
+    hub.put(b"some weights")
+    error = fetch(tmp_path, hub.url, offline=True)["error"]
+    assert "is not in the cache, and HF_HUB_OFFLINE forbids downloads" in error
+    assert hub.requests == []
+
+
+def test_content_that_changed_since_the_first_download(hub: FakeHub, tmp_path: Path) -> None:
+    hub.put(b"some weights")
+    path = Path(fetch(tmp_path, hub.url)["path"])
+    cached = path.resolve()
+    cached.write_bytes(b"damaged")
+    damaged = fetch(tmp_path, hub.url)["error"]
+    assert f"{RESNET.file} has changed (sha256 {hashlib.sha256(b'damaged').hexdigest()[:12]}" in damaged
+    assert f"delete {cached}" in damaged
+    cached.unlink()
+    assert Path(fetch(tmp_path, hub.url)["path"]).read_bytes() == b"some weights"
+    path.resolve().unlink()
+    hub.put(b"other weights")
+    assert "has changed" in fetch(tmp_path, hub.url)["error"]
+
+
+def test_a_known_digest_is_checked_at_the_first_download(hub: FakeHub, tmp_path: Path) -> None:
+    hub.put(b"some weights")
+    assert "has changed" in fetch(tmp_path, hub.url, sha256="0" * 64)["error"]
+    assert not (tmp_path / "capvid-digests.json").exists()
+    right = hashlib.sha256(b"some weights").hexdigest()
+    assert "path" in fetch(tmp_path, hub.url, sha256=right)
+
+
+@pytest.mark.parametrize(
+    "source", ["hub:timm/resnet50@main", f"hub:timm@{COMMIT}", f"https://hub/a@{COMMIT}"]
+)
+def test_a_source_that_is_not_pinned(source: str, tmp_path: Path) -> None:
+    assert "not a pinned Hub source" in fetch(tmp_path, "http://127.0.0.1:9", source=source)["error"]
+
+
+def test_a_damaged_record_is_reported(hub: FakeHub, tmp_path: Path) -> None:
+    hub.put(b"some weights")
+    (tmp_path / "capvid-digests.json").write_text("{")
+    assert "capvid-digests.json: cannot be read" in fetch(tmp_path, hub.url)["error"]
+
+
+def test_resnet50_from_the_hub_computes_what_timm_computes(hub: FakeHub, tmp_path: Path) -> None:
+    import timm
+    import torch
+    from safetensors.torch import save
+
+    torch.manual_seed(0)
+    network = timm.create_model("resnet50", pretrained=False).eval()
+    for name, buffer in network.named_buffers():
+        if name.endswith(("running_mean", "running_var")):
+            torch.nn.init.uniform_(buffer, 0.5, 1.5)
+    content = save(network.state_dict())
+    hub.put(content)
+    frames = (
+        np.random.default_rng(0).integers(0, 256, (2, 224, 224, 3), dtype=np.uint8).repeat(2, 1).repeat(2, 2)
+    )
+    np.save(tmp_path / "frames.npy", frames)
+    found = []
+    for offline, endpoint in ((False, hub.url), (True, "http://127.0.0.1:9")):
+        out = tmp_path / f"offline-{offline}.npz"
+        run(
+            FEATURES,
+            str(tmp_path / "frames.npy"),
+            str(out),
+            home=tmp_path,
+            endpoint=endpoint,
+            offline=offline,
+        )
+        with np.load(out) as arrays:
+            found.append(arrays["features"])
+            assert str(arrays["digest"]) == hashlib.sha256(content).hexdigest()
+    assert sum(request.startswith("GET") for request in hub.requests) == 1
+    expected = timm_features(network, frames)
+    assert found[0].shape == (2, 2048)
+    np.testing.assert_allclose(found[0], expected, rtol=1e-3, atol=1e-4 * expected.max())
+    np.testing.assert_array_equal(found[0], found[1])
+    assert np.abs(expected[0] - expected[1]).max() > 0.01 * expected.max()
+
+
+def timm_features(network: object, frames: np.ndarray) -> np.ndarray:
+    """The global average pool of timm's own model, with timm's own preprocessing."""
+    import torch
+    from PIL import Image
+    from timm.data import create_transform
+
+    transform = create_transform(
+        (3, 224, 224),
+        interpolation="bilinear",
+        crop_pct=224 / 256,
+        mean=(0.485, 0.456, 0.406),
+        std=(0.229, 0.224, 0.225),
+    )
+    images = torch.stack([transform(Image.fromarray(frame)) for frame in frames])
+    with torch.inference_mode():
+        maps = network.forward_features(images)  # type: ignore[attr-defined]
+    return maps.mean((2, 3)).numpy()
