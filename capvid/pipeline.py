@@ -223,8 +223,8 @@ def load(
     Args:
         model: the folder of a captioner that was trained with capvid.
         device: ``auto``, ``cpu``, ``cuda``, ``cuda:N`` or ``mps``.
-        weights: file of the backbone's weights, or a folder that holds it; otherwise they are sought in ``model/weights``, the folders
-            of ``CAPVID_WEIGHTS`` and the cache.
+        weights: file of the backbone's weights, or a folder that holds it; otherwise they are sought in
+            ``model/weights``, the places in ``CAPVID_WEIGHTS`` and the cache.
         beam_size: width of the beam search; 1 is greedy.
         num_captions: how many captions per video, at most ``beam_size``.
         batch_size: videos captioned together; captions do not depend on it.

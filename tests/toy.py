@@ -91,7 +91,7 @@ def save_toy_captioner(
     from capvid.captioners.checkpoint import save_checkpoint
     from capvid.features.backbones import load_backbone
     from capvid.features.file import FeatureHeader
-    from capvid.text.vocabulary import Vocabulary
+    from capvid.text.vocabulary import EOS, Vocabulary
 
     backbone = load_backbone("toy", weights=weights)
     header = FeatureHeader(
@@ -103,9 +103,10 @@ def save_toy_captioner(
     captioner = build(
         "soft-attention", {"vocabulary_size": len(vocabulary), "feature_width": 1024, "dropout": 0.0, **sizes}
     )
-    with torch.no_grad():  # larger weights, so that videos differ in their captions
+    with torch.no_grad():  # larger weights, so that videos differ in their captions, and a late end
         for parameter in captioner.parameters():
             parameter.mul_(3)
+        captioner.output.vocabulary.bias[EOS] -= 3
     save_checkpoint(folder, captioner, vocabulary, header, {"max_frames": 4})
 
 

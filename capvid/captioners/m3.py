@@ -69,7 +69,7 @@ class M3(Captioner):
         super().__init__(config, extra_width=m, context_width=width)
         self.attention = AdditiveAttention(query=m, value=width, width=config.attention)
         # Each head has parameters of its own: rows of one matrix per source, so that they cost one product.
-        # Text: keys of write, read, read; add and erase of the write; three betas. Vision: key, add, erase, beta.
+        # Text: keys of write, read, read; add, erase of the write; betas. Vision: key, add, erase, beta.
         self.text_heads = nn.Linear(config.hidden, 5 * m + 3)
         self.visual_head = nn.Linear(width, 3 * m + 1)
         self.memory = nn.Parameter(torch.randn(config.memory_rows, m) * m**-0.5)

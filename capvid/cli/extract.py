@@ -42,8 +42,9 @@ def extract(
 ) -> None:
     """Turn videos into files of features.
 
-    Each video, given or in a folder, gets one file (.safetensors). Each file is written as soon as it is ready. A video whose features are there, made with the same
-    backbones, layers, weights and frames, is skipped; features made otherwise are made anew.
+    Each video, given or in a folder, gets one file (.safetensors), written as soon as it is ready. A video
+    whose features are there, made with the same backbones, layers, weights and frames, is skipped;
+    features made otherwise are made anew.
     """
     if layer and len(layer) != len(backbone):
         raise UsageError(
@@ -100,9 +101,7 @@ def _extract_into(
     from capvid.features.file import save_features
 
     targets = {video.path: folder / f"{video.key}.safetensors" for video in videos}
-    todo = [
-        video.path for video in videos if overwrite or not _is_done(targets[video.path], backbones, sampling)
-    ]
+    todo = [video for video in videos if overwrite or not _is_done(targets[video.path], backbones, sampling)]
     batch.skipped = len(videos) - len(todo)
     results = extract_features(todo, backbones, sampling, workers=workers, batch_size=batch_size)
     with closing(results), batch.progress(len(todo), data_on_stdout=False):

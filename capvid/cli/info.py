@@ -32,7 +32,6 @@ def info(
         "size": f"{seen.width} x {seen.height}",
         "duration": f"{seen.duration:.3f} s",
         "frames": f"{seen.num_frames} ({seen.fps:.3f} per second on average)",
-        "rotation": f"{seen.rotation} degrees",
         "sampling": sampling.spec(),
     }
     for name, value in rows.items():

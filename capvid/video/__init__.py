@@ -1,0 +1,1 @@
+"""Which frames, at which times: finding videos, opening them, choosing frames."""

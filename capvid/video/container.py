@@ -1,0 +1,130 @@
+"""What a file's first bytes and boxes say, before a decoder is let loose on it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from capvid.errors import (
+    EmptyVideoError,
+    MissingVideoError,
+    NotAVideoError,
+    NoVideoStreamError,
+    TruncatedVideoError,
+    UnsupportedCodecError,
+    VideoError,
+)
+
+_HEAD = 1 << 16
+_MP4_BOXES = {b"ftyp", b"moov", b"mdat", b"free", b"skip", b"wide", b"pnot", b"styp"}
+_CODECS = {
+    "h264": (b"avc1", b"avc3", b"H264", b"h264", b"x264", b"V_MPEG4/ISO/AVC"),
+    "hevc": (b"hvc1", b"hev1", b"V_MPEGH/ISO/HEVC"),
+    "av1": (b"av01", b"V_AV1"),
+    "vp9": (b"vp09", b"V_VP9"),
+    "vp8": (b"vp08", b"V_VP8"),
+    "mpeg4": (b"mp4v", b"XVID", b"xvid", b"DIVX", b"divx", b"DX50", b"FMP4", b"V_MPEG4/ISO/ASP"),
+    "mpeg2": (b"V_MPEG2",),
+    "mpeg1": (b"V_MPEG1",),
+    "mjpeg": (b"jpeg", b"MJPG"),
+    "prores": (b"apch", b"apcn", b"apcs", b"apco"),
+    "theora": (b"V_THEORA", b"theora"),
+}
+
+
+def kind_of(path: Path) -> str:
+    """Say which container a file is: mp4, matroska, avi, and so on.
+
+    Raises:
+        MissingVideoError, EmptyVideoError, NotAVideoError: there is none.
+        TruncatedVideoError: an MP4 that ends before its index.
+        VideoError: the file cannot be read.
+    """
+    if not path.exists():
+        raise MissingVideoError(path, "no such file", remedy="check the name")
+    if path.is_dir():
+        raise VideoError(path, "is a folder")
+    head = _head(path)
+    if not head:
+        raise EmptyVideoError(path, "the file is empty", remedy="get it again")
+    kind = _sniff(head)
+    if kind is None:
+        raise NotAVideoError(path, "not a video file", remedy="no known video format begins like this")
+    if kind == "mp4" and not _index(path):
+        raise TruncatedVideoError(path, "the file ends before its index (moov)", remedy="get it again")
+    return kind
+
+
+def codec_of(path: Path, kind: str) -> str:
+    """Name the video codec by the container's own tag, or say "unknown"."""
+    text = _index(path) if kind == "mp4" else _head(path)
+    places = {at: name for name, tags in _CODECS.items() for tag in tags if (at := text.find(tag)) >= 0}
+    return places[min(places)] if places else "unknown"
+
+
+def without_decodable_stream(path: Path, kind: str) -> VideoError:
+    """Tell a file without video from one whose codec the reader cannot decode."""
+    marks = {"mp4": b"vide", "matroska": b"V_", "avi": b"vids"}
+    text = _index(path) if kind == "mp4" else _head(path)
+    if kind in marks and marks[kind] not in text:
+        return NoVideoStreamError(path, "has no video stream", remedy="give a file with pictures")
+    codec = codec_of(path, kind)
+    return UnsupportedCodecError(
+        path, f"its codec ({codec}) cannot be decoded here", remedy="convert it to H.264, say with ffmpeg"
+    )
+
+
+def _head(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            return file.read(_HEAD)
+    except OSError as error:
+        raise VideoError(path, f"cannot be read ({error.strerror})") from error
+
+
+def _sniff(head: bytes) -> str | None:
+    if head[4:8] in _MP4_BOXES:
+        return "mp4"
+    starts = {
+        b"\x1a\x45\xdf\xa3": "matroska",
+        b"FLV\x01": "flv",
+        b"OggS": "ogg",
+        b"\x00\x00\x01\xba": "mpeg-ps",
+        b"\x00\x00\x01\xb3": "mpeg",
+        b"\x30\x26\xb2\x75\x8e\x66\xcf\x11": "asf",
+        b"GIF87a": "gif",
+        b"GIF89a": "gif",
+        b"\x00\x00\x00\x01\x67": "h264",
+    }
+    for start, kind in starts.items():
+        if head.startswith(start):
+            return kind
+    if head[:4] == b"RIFF" and head[8:12] == b"AVI ":
+        return "avi"
+    for size, first in ((188, 0), (192, 4)):  # MPEG transport streams: a packet every so many bytes
+        if len(head) > first + size and head[first] == head[first + size] == 0x47:
+            return "mpeg-ts"
+    return None
+
+
+def _index(path: Path) -> bytes:
+    """The bytes of an MP4's ``moov`` box; none if the file ends before it does."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        at = 0
+        while at + 8 <= size:
+            file.seek(at)
+            header = file.read(16)
+            length, name = int.from_bytes(header[:4], "big"), header[4:8]
+            if length == 1:
+                length = int.from_bytes(header[8:16], "big")
+            elif length == 0:
+                length = size - at
+            if length < 8:
+                break
+            if name in (b"moov", b"moof"):
+                if at + length > size:
+                    break
+                file.seek(at)
+                return file.read(length)
+            at += length
+    return b""
