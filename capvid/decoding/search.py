@@ -31,7 +31,7 @@ class DecodingOptions:
 
     beam_size: int = 5
     max_length: int = 20
-    length_penalty: float = 0.7
+    length_penalty: float = 1.0
     num_captions: int = 1
 
     def __post_init__(self) -> None:
