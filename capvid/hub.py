@@ -55,21 +55,29 @@ def fetch(source: str, filename: str, *, sha256: str | None = None) -> Path:
 
 
 def _download(repository: str, revision: str, filename: str) -> Path:
-    import huggingface_hub
-    from huggingface_hub import constants, errors
+    from huggingface_hub import (
+        constants,
+        errors,
+        get_hf_file_metadata,
+        hf_hub_download,
+        hf_hub_url,
+        try_to_load_from_cache,
+    )
 
+    cached = try_to_load_from_cache(repository, filename, revision=revision)
+    if isinstance(cached, str):
+        return Path(cached)
     what = f"{repository} at {revision[:8]}"
-    offline = bool(constants.HF_HUB_OFFLINE)
+    if constants.HF_HUB_OFFLINE:
+        raise HubError(
+            f"{what}: {filename} is not in the cache, and HF_HUB_OFFLINE forbids downloads",
+            remedy="unset HF_HUB_OFFLINE once, or give the file with --weights FILE",
+        )
     try:
         with _quiet():
-            return Path(huggingface_hub.hf_hub_download(repository, filename, revision=revision))
-    except errors.LocalEntryNotFoundError as error:
-        if offline:
-            raise HubError(
-                f"{what}: {filename} is not in the cache, and HF_HUB_OFFLINE forbids downloads",
-                remedy="unset HF_HUB_OFFLINE once, or give the file with --weights FILE",
-            ) from error
-        raise _unreachable(what, constants.ENDPOINT, error) from error
+            # one question without retries: the download itself goes on trying for half a minute or more
+            get_hf_file_metadata(hf_hub_url(repository, filename, revision=revision))
+            return Path(hf_hub_download(repository, filename, revision=revision))
     except errors.GatedRepoError as error:
         raise HubError(f"{what}: access is restricted", remedy="ask for it, then set HF_TOKEN") from error
     except (errors.RepositoryNotFoundError, errors.RevisionNotFoundError, errors.EntryNotFoundError) as error:

@@ -45,8 +45,8 @@ def test_it_is_read_extract_decode(toy: Toy, video_files: list[Path]) -> None:
             words = checkpoint.vocabulary.decode(hypothesis.tokens)
             assert caption.text == " ".join(words)
             assert [word.word for word in caption.words] == words
-            assert [w.logprob for w in caption.words] == pytest.approx(hypothesis.logprobs[:-1], abs=1e-4)
-            assert caption.logprob == pytest.approx(sum(hypothesis.logprobs), abs=1e-3)
+            assert [w.logprob for w in caption.words] == pytest.approx(hypothesis.logprobs[:-1], abs=2e-3)
+            assert caption.logprob == pytest.approx(sum(hypothesis.logprobs), abs=1e-2)
 
 
 def test_batch_size_changes_nothing(toy: Toy, video_files: list[Path]) -> None:
@@ -54,7 +54,7 @@ def test_batch_size_changes_nothing(toy: Toy, video_files: list[Path]) -> None:
     for one, two, eight in zip(*each, strict=True):
         assert one.path == two.path == eight.path
         assert one.captions[0].text == two.captions[0].text == eight.captions[0].text
-        assert one.captions[0].logprob == pytest.approx(eight.captions[0].logprob, abs=1e-3)
+        assert one.captions[0].logprob == pytest.approx(eight.captions[0].logprob, abs=1e-2)
     assert len({result.captions[0].text for result in each[0]}) > 1, "all videos alike: nothing is tested"
 
 

@@ -74,7 +74,11 @@ def toy_files(tmp_path_factory: pytest.TempPathFactory) -> Toy:
     models.write_text(MODELS)
     torch.manual_seed(0)
     weights = folder / "toy.safetensors"
-    save_file({name: tensor.contiguous() for name, tensor in GoogLeNet().state_dict().items()}, weights)
+    tensors = {name: torch.zeros_like(tensor) for name, tensor in GoogLeNet().state_dict().items()}
+    for tensor in tensors.values():
+        if tensor.dim() > 1:  # variances as He et al. 2015 have them, so that pictures differ in features
+            tensor.normal_(std=(2 / tensor[0].numel()) ** 0.5)
+    save_file(tensors, weights)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CAPVID_MODELS", str(models))
         save_toy_captioner(folder / "run", weights=weights)
@@ -99,10 +103,11 @@ def save_toy_captioner(
     )
     vocabulary = Vocabulary(SENTENCE.split())
     torch.manual_seed(seed)
-    sizes = {"embedding": 16, "hidden": 24, "attention": 16, "output": 16}
-    captioner = build(
-        "soft-attention", {"vocabulary_size": len(vocabulary), "feature_width": 1024, "dropout": 0.0, **sizes}
-    )
+    sizes = {"embedding": 16, "hidden": 24, "attention": 16, "output": 16, "feature_width": 1024}
+    config = {"vocabulary_size": len(vocabulary), "dropout": 0.0, "standardise": True, **sizes}
+    captioner = build("soft-attention", config)
+    pictures = np.random.default_rng(0).integers(0, 256, (8, 6, 8, 3), dtype=np.uint8)
+    captioner.standardise.fit(torch.from_numpy(backbone(pictures)))
     with torch.no_grad():  # larger weights, so that videos differ in their captions, and a late end
         for parameter in captioner.parameters():
             parameter.mul_(3)

@@ -96,7 +96,7 @@ def _backbone_rows(entry: BackboneEntry) -> dict[str, str]:
         "source": entry.source,
         "file": entry.file,
         "size": _size(entry),
-        "sha256": entry.sha256 or "recorded at the first download",
+        "sha256": entry.sha256 or ("-" if entry.source == "none" else "recorded at the first download"),
         "layers": ", ".join(layers),
         "default layer": entry.default_layer,
         "input": entry.preprocess.describe(),
@@ -112,7 +112,7 @@ def _here(entry: BackboneEntry) -> str:
     """Whether the weights are on this machine: given to capvid, or in the Hub's cache."""
     from capvid.features.backbones import local_weights
 
-    if local_weights(entry.name) is not None:
+    if entry.source == "none" or local_weights(entry.name) is not None:
         return "yes"
     scheme, _, source = entry.source.partition(":")
     if scheme != "hub":

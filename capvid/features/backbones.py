@@ -141,9 +141,11 @@ def load_backbone(
     """
     entry = backbone_entry(name)
     layer = entry.layer(layer)
-    path, digest = _find_weights(entry, weights, search)
     module = _BUILDERS[entry.kind](entry, layer)
-    _fill(module, path, entry)
+    digest = None
+    if entry.source != "none":
+        path, digest = _find_weights(entry, weights, search)
+        _fill(module, path, entry)
     size = entry.layers[layer]
     header = StreamHeader(
         backbone=entry.name,
@@ -276,7 +278,14 @@ def _build_timm(entry: BackboneEntry, layer: str) -> nn.Module:
     return timm.create_model(entry.architecture or entry.name, pretrained=False, num_classes=0)
 
 
+def _build_grid(entry: BackboneEntry, layer: str) -> nn.Module:
+    """Mean colours on a square grid, (T, 3, S, S) -> (T, D): fields row by row, for each colour in turn."""
+    side = round((entry.layers[layer].width / 3) ** 0.5)
+    return nn.Sequential(nn.AdaptiveAvgPool2d(side), nn.Flatten())
+
+
 _BUILDERS: dict[str, Callable[[BackboneEntry, str], nn.Module]] = {
+    "grid": _build_grid,
     "googlenet": _build_googlenet,
     "timm": _build_timm,
 }

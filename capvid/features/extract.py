@@ -24,16 +24,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from capvid.features.backbones import Backbone
-
-
-class Sampling(Protocol):
-    """What chooses the frames of a video, such as ``UniformSampling``."""
-
-    def choose(self, times: np.ndarray) -> np.ndarray:
-        """Choose frame indices from the frames' times (N,) in seconds."""
-
-    def spec(self) -> str:
-        """Give the sampling as text, as feature headers name it."""
+    from capvid.video.sampling import Sampling
 
 
 class HasPath(Protocol):

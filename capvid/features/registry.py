@@ -51,7 +51,7 @@ class Preprocess:
 
 @dataclass(frozen=True, kw_only=True)
 class BackboneEntry:
-    """One backbone of ``models.toml``; ``source`` begins with ``file:`` or ``hub:``.
+    """One backbone of ``models.toml``; ``source`` is ``file:...``, ``hub:...`` or ``none``.
 
     ``file`` is the name of the weights file, ``sha256`` its digest where known, ``bytes`` its size where
     known, ``architecture`` the name timm knows the network by.

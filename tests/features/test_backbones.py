@@ -180,6 +180,17 @@ def test_files_that_are_no_weights_of_the_network(tmp_path: Path) -> None:
         load_backbone("resnet50", search=[tmp_path])
 
 
+def test_colour_grid_needs_no_weights_and_averages_fields() -> None:
+    frames = np.zeros((2, 64, 64, 3), np.uint8)
+    frames[0, :8, 8:16] = (255, 51, 0)  # the second field of the first row
+    backbone = load_backbone("colour-grid")
+    found = backbone(frames)
+    expected = np.full((2, 3, 8, 8), -2.0)  # black is (0 - 0.5) / 0.25
+    expected[0, :, 0, 1] = [2.0, -1.2, -2.0]
+    np.testing.assert_allclose(found, expected.reshape(2, 192), atol=1e-5)
+    assert backbone.header.weights_sha256 is None
+
+
 def test_unknown_layer() -> None:
     with pytest.raises(UsageError, match="no layer 'pool6'"):
         load_backbone("googlenet", layer="pool6")
@@ -211,7 +222,5 @@ def test_frames_of_real_videos_give_the_features_kept_with_them(
     matrix = np.corrcoef(mine, theirs)[: len(mine), len(mine) :]
     assert np.diag(matrix).min() > 0.8
     assert np.diag(matrix).mean() > 0.9
-    print(np.diag(matrix))
     others = matrix[~np.eye(len(matrix), dtype=bool)]
-    print(others.mean())
     assert others.mean() < 0.5

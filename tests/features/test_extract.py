@@ -1,0 +1,261 @@
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from capvid.errors import CapvidError, MissingVideoError, UsageError, VideoError
+from capvid.features import extract as module
+from capvid.features.backbones import Backbone
+from capvid.features.extract import ExtractionResult, extract_features
+from capvid.features.file import StreamHeader, load_features, save_features
+from capvid.features.registry import backbone_entry
+from capvid.video.sampling import UniformSampling
+from capvid.video.source import SampledFrames, VideoInfo
+
+SAMPLING = UniformSampling(4)
+
+
+class Quadrants(nn.Module):
+    """Mean of each quarter of the picture and channel, (N, 12): a network whose output can be foreseen."""
+
+    def __init__(self, before: Callable[[Tensor], None] = lambda images: None) -> None:
+        super().__init__()
+        self.before = before
+
+    def forward(self, images: Tensor) -> Tensor:
+        self.before(images)
+        return nn.functional.avg_pool2d(images, 112).flatten(1)
+
+
+def make_backbone(network: nn.Module, name: str = "googlenet") -> Backbone:
+    header = StreamHeader(backbone=name, layer="quadrants", width=12)
+    device = torch.device("cpu")
+    return Backbone(
+        entry=backbone_entry(name), layer="quadrants", module=network, header=header, device=device
+    )
+
+
+def shades(path: Path) -> list[int]:
+    """Grey values of a made-up video's frames: ``video-7-3`` has three from 7 on."""
+    _, first, count = path.stem.split("-")
+    return list(range(int(first), int(first) + int(count)))
+
+
+@pytest.fixture
+def made_up_videos(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """``read_frames`` makes grey frames out of the name; the list tells which were asked for."""
+    asked: list[str] = []
+
+    def read(path: Path, sampling: UniformSampling, *, reader: str = "auto") -> SampledFrames:
+        asked.append(path.stem)
+        if path.stem == "bug":
+            raise RuntimeError("a decoder's own words")
+        if path.stem == "gone":
+            raise MissingVideoError(path, "no such file")
+        values = np.array(shades(path), np.uint8)
+        frames = np.ones((len(values), 300, 260, 3), np.uint8) * values[:, None, None, None]
+        info = VideoInfo(
+            path=path,
+            reader="made-up",
+            codec="",
+            width=260,
+            height=300,
+            num_frames=1,
+            duration=1,
+            fps=1,
+        )
+        return SampledFrames(frames=frames, times=np.arange(len(values)) / 4, info=info)
+
+    monkeypatch.setattr(module, "read_frames", read)
+    return asked
+
+
+def expected_features(path: Path) -> np.ndarray:
+    """The quarters' means of grey frames, BGR minus mean, as float16 keeps them: (T, 12)."""
+    grey = np.array(shades(path), np.float32)[:, None] - np.array([104, 117, 123], np.float32)
+    return grey.repeat(4, axis=1).astype(np.float16).astype(np.float32)
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 8, 100])
+@pytest.mark.parametrize("workers", [1, 3])
+def test_each_video_gets_its_own_features_in_order(
+    made_up_videos: list[str], batch_size: int, workers: int
+) -> None:
+    paths = [Path(f"v-{10 * i}-{1 + i % 5}.mp4") for i in range(14)]
+    results = list(
+        extract_features(
+            paths, [make_backbone(Quadrants())], SAMPLING, workers=workers, batch_size=batch_size
+        )
+    )
+    assert [result.path for result in results] == paths
+    for result in results:
+        assert result.error is None and result.features is not None
+        np.testing.assert_array_equal(result.features.streams[0], expected_features(result.path))
+        np.testing.assert_array_equal(result.features.times, np.arange(len(shades(result.path))) / 4)
+        assert result.features.video == result.path.stem
+
+
+def test_no_more_frames_at_once_than_the_batch(made_up_videos: list[str]) -> None:
+    sizes: list[int] = []
+    backbone = make_backbone(Quadrants(lambda images: sizes.append(len(images))))
+    paths = [f"v-{i}-3.mp4" for i in range(10)]
+    list(extract_features(paths, [backbone], SAMPLING, batch_size=4))
+    assert max(sizes) == 4
+    assert sum(sizes) == 30
+    assert len(sizes) <= 10  # frames of several videos go together
+
+
+def test_the_header_says_how_the_features_were_made(made_up_videos: list[str]) -> None:
+    backbones = [make_backbone(Quadrants()), make_backbone(Quadrants(), "resnet50")]
+    (result,) = extract_features(["v-5-2.mp4"], backbones, SAMPLING, dtype="float32")
+    assert result.features is not None
+    header = result.features.header
+    assert [stream.backbone for stream in header.streams] == ["googlenet", "resnet50"]
+    assert (header.sampling, header.reader, header.dtype) == ("uniform:4", "made-up", "float32")
+    rgb = (np.array([5.0, 6.0])[:, None] / 255 - [0.485, 0.456, 0.406]) / [0.229, 0.224, 0.225]
+    np.testing.assert_allclose(result.features.streams[1], rgb.repeat(4, axis=1), rtol=1e-3)
+
+
+def test_a_bad_file_is_a_result_and_the_others_go_on(made_up_videos: list[str]) -> None:
+    paths = ["gone.mp4", "v-1-2.mp4", "bug.mp4", "v-2-2.mp4"]
+    results = list(extract_features(paths, [make_backbone(Quadrants())], SAMPLING))
+    assert [str(result.path) for result in results] == paths
+    assert [result.features is None for result in results] == [True, False, True, False]
+    assert isinstance(results[0].error, MissingVideoError)
+    assert type(results[2].error) is VideoError
+    assert "bug.mp4: could not be read (RuntimeError: a decoder's own words)" in str(results[2].error)
+    assert isinstance(results[2].error.__cause__, RuntimeError)
+
+
+def test_values_that_float16_cannot_hold(made_up_videos: list[str]) -> None:
+    class Large(Quadrants):
+        def forward(self, images: Tensor) -> Tensor:
+            return super().forward(images) * 1e4
+
+    backbone = make_backbone(Large())
+    (result,) = extract_features(["v-5-2.mp4"], [backbone], SAMPLING)
+    assert result.features is None and "float16 cannot hold" in str(result.error)
+    (result,) = extract_features(["v-5-2.mp4"], [backbone], SAMPLING, dtype="float32")
+    assert result.features is not None
+
+
+def test_decoding_goes_on_while_the_backbone_computes(
+    made_up_videos: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The backbone waits, at the first batch, for the decoding of a later video: it would wait for ever."""
+    later = threading.Event()
+    read = module.read_frames
+
+    def telling(path: Path, sampling: UniformSampling, *, reader: str = "auto") -> SampledFrames:
+        if path.stem == "v-2-4":
+            assert computing.wait(20)
+            later.set()
+        return read(path, sampling, reader=reader)
+
+    computing = threading.Event()
+    met: list[bool] = []
+
+    def wait(images: Tensor) -> None:
+        computing.set()
+        met.append(later.wait(20))
+
+    monkeypatch.setattr(module, "read_frames", telling)
+    paths = [f"v-{i}-4.mp4" for i in range(4)]
+    results = list(
+        extract_features(paths, [make_backbone(Quadrants(wait))], SAMPLING, workers=1, batch_size=4)
+    )
+    assert met and all(met)
+    assert len(results) == 4
+
+
+def test_inputs_are_taken_as_they_are_needed(made_up_videos: list[str]) -> None:
+    taken = 0
+
+    def inputs() -> Iterator[str]:
+        nonlocal taken
+        for index in range(200):
+            taken += 1
+            yield f"v-{index}-4.mp4"
+
+    ahead = []
+    for done, _ in enumerate(
+        extract_features(inputs(), [make_backbone(Quadrants())], SAMPLING, batch_size=8), 1
+    ):
+        ahead.append(taken - done)
+    assert done == 200
+    # two to fill a batch, two workers, one being submitted, and at most two more of the batch in hand
+    assert max(ahead) <= 7
+
+
+def test_stopping_early_decodes_no_more(made_up_videos: list[str]) -> None:
+    results = extract_features((f"v-{i}-4.mp4" for i in range(200)), [make_backbone(Quadrants())], SAMPLING)
+    next(results)
+    results.close()  # type: ignore[attr-defined]
+    assert len(made_up_videos) < 60
+
+
+def test_a_key_names_the_video(made_up_videos: list[str]) -> None:
+    @dataclasses.dataclass
+    class Input:
+        path: Path
+        key: str
+
+    given = [Input(Path("day1/v-1-2.mp4"), "day1/v-1-2"), Input(Path("day2/v-1-2.mp4"), "day2/v-1-2")]
+    results = list(extract_features(given, [make_backbone(Quadrants())], SAMPLING))
+    assert [result.features.video for result in results if result.features] == ["day1/v-1-2", "day2/v-1-2"]
+    assert [result.path for result in results] == [item.path for item in given]
+
+
+@pytest.mark.parametrize("change", [{"workers": 0}, {"batch_size": 0}, {"dtype": "int8"}, {"backbones": []}])
+def test_what_cannot_be_used_is_said_at_the_call(change: dict[str, object]) -> None:
+    arguments: dict[str, object] = {"backbones": [make_backbone(Quadrants())], **change}
+    with pytest.raises(UsageError):
+        extract_features([], sampling=SAMPLING, **arguments)  # type: ignore[arg-type]
+
+
+def test_an_error_that_concerns_all_videos_is_raised(made_up_videos: list[str]) -> None:
+    def fail(images: Tensor) -> None:
+        raise torch.cuda.OutOfMemoryError("out of memory")
+
+    with pytest.raises(CapvidError, match="has not the memory for 32 frames of googlenet"):
+        list(extract_features(["v-1-2.mp4"], [make_backbone(Quadrants(fail))], SAMPLING))
+
+
+def write_video(path: Path, values: list[int]) -> Path:
+    """A video of grey frames at 5 per second, losslessly kept."""
+    import av
+
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream("libx264", rate=5, options={"qp": "0"})
+        stream.width, stream.height, stream.pix_fmt = 64, 48, "yuv444p"
+        for value in values:
+            frame = av.VideoFrame.from_ndarray(np.full((48, 64, 3), value, np.uint8), format="rgb24")
+            container.mux(stream.encode(frame))
+        container.mux(stream.encode())
+    return path
+
+
+def test_real_files_from_video_to_feature_file_and_back(tmp_path: Path) -> None:
+    values = [20, 60, 100, 140, 180, 220, 60, 20]
+    good = write_video(tmp_path / "good.mp4", values)
+    bad = tmp_path / "bad.mp4"
+    bad.write_bytes(b"not a video at all" * 40)
+    inputs = [bad, good, tmp_path / "missing.mp4"]
+    results: list[ExtractionResult] = list(extract_features(inputs, [make_backbone(Quadrants())], SAMPLING))
+    assert [result.error is None for result in results] == [False, True, False]
+    features = results[1].features
+    assert features is not None and features.times is not None
+    np.testing.assert_allclose(features.times, [0.2, 0.6, 1.0, 1.4], atol=1e-6)
+    grey = np.array([60, 140, 220, 20], np.float32)[:, None] - np.repeat([104, 117, 123], 4)
+    np.testing.assert_allclose(features.streams[0], grey, atol=2)
+    save_features(tmp_path / "good.safetensors", features)
+    np.testing.assert_array_equal(
+        load_features(tmp_path / "good.safetensors").streams[0], features.streams[0]
+    )
