@@ -6,7 +6,7 @@ Notation for tensor shapes: B videos, T frames, D width of the features.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property
@@ -125,7 +125,7 @@ class CaptionPipeline:
             raise result.error
         return result.captions[0].text
 
-    def caption(self, paths: Iterable[str | Path]) -> Iterator[CaptionResult]:
+    def caption(self, paths: Iterable[str | Path]) -> Generator[CaptionResult, None, None]:
         """Caption videos and files of features (``.safetensors``), in their order, as they come.
 
         Videos are decoded in the background while the captioner works. An input that fails is a result
@@ -143,7 +143,7 @@ class CaptionPipeline:
         given = self._given_backbones
         return given() if callable(given) else given
 
-    def _features(self, paths: Sequence[Path]) -> Iterator[ExtractionResult]:
+    def _features(self, paths: Sequence[Path]) -> Generator[ExtractionResult, None, None]:
         """Features of every input in order: made for videos, read from files of features."""
         videos = [path for path in paths if not _holds_features(path)]
         with closing(self._extracted(videos)) as extracted:
@@ -151,7 +151,7 @@ class CaptionPipeline:
                 result = self._loaded(path) if _holds_features(path) else next(extracted)
                 yield self._checked(result)
 
-    def _extracted(self, videos: Sequence[Path]) -> Iterator[ExtractionResult]:
+    def _extracted(self, videos: Sequence[Path]) -> Generator[ExtractionResult, None, None]:
         if videos:
             yield from extract_features(
                 videos,

@@ -6,8 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from capvid.video.sampling import UniformSampling
-from capvid.video.source import read_frames
 from toy import Toy, bad_files, save_toy_captioner, toy, toy_files, video_files
 
 import capvid
@@ -23,6 +21,8 @@ from capvid.errors import (
 )
 from capvid.features.backbones import load_backbone
 from capvid.pipeline import CaptionPipeline, load, revision
+from capvid.video.sampling import UniformSampling
+from capvid.video.source import read_frames
 
 __all__ = ["bad_files", "toy", "toy_files", "video_files"]
 

@@ -138,7 +138,7 @@ def _into_file(
     with writer(stream=text, many=batch.many, settings=pipeline.settings) as out:
         _run(pipeline, videos, batch, out.write, fail_fast=fail_fast)
     if batch.done or writer.records_errors:
-        atomic_write_text(path, text.getvalue())
+        atomic_write_text(path.resolve(), text.getvalue())  # a link stays one
 
 
 def _into_folder(

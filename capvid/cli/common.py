@@ -151,13 +151,15 @@ def collect(inputs: Sequence[Path], batch: Batch, *, recursive: bool, fail_fast:
 
 
 def check_writable_file(path: Path) -> None:
-    """See that a file can be written at the path, before any work is done.
+    """See that a file can be put at the path, before any work is done.
 
     Raises:
         UsageError: it cannot.
     """
     if path.is_dir():
         raise UsageError(f"{path}: is a folder", remedy="give the name of a file, or use --output-dir")
+    if path.exists() and not path.is_file():  # a device or a pipe would be replaced by a file
+        raise UsageError(f"{path}: is not a regular file", remedy="leave out -o to write to stdout")
     if not path.parent.is_dir():
         raise UsageError(f"{path}: there is no folder {path.parent}", remedy="make the folder first")
     _check_writable(path.parent)

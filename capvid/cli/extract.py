@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -14,6 +14,7 @@ from capvid.errors import CapvidError, UsageError
 
 if TYPE_CHECKING:
     from capvid.features.backbones import Backbone
+    from capvid.features.extract import ExtractionResult
     from capvid.video.inputs import VideoInput
     from capvid.video.sampling import UniformSampling
 
@@ -67,8 +68,8 @@ def extract(
 
     place = resolve_device(device)
     loaded = [
-        load_backbone(name, layer=wanted, weights=weights, device=place)
-        for name, wanted in zip(backbone, layer or [None] * len(backbone), strict=True)
+        load_backbone(name, layer=layer[number] if layer else None, weights=weights, device=place)
+        for number, name in enumerate(backbone)
     ]
     _extract_into(
         output,
@@ -103,8 +104,11 @@ def _extract_into(
     targets = {video.path: folder / f"{video.key}.safetensors" for video in videos}
     todo = [video for video in videos if overwrite or not _is_done(targets[video.path], backbones, sampling)]
     batch.skipped = len(videos) - len(todo)
-    results = extract_features(todo, backbones, sampling, workers=workers, batch_size=batch_size)
-    with closing(results), batch.progress(len(todo), data_on_stdout=False):
+
+    def extracted() -> Generator[ExtractionResult, None, None]:
+        yield from extract_features(todo, backbones, sampling, workers=workers, batch_size=batch_size)
+
+    with closing(extracted()) as results, batch.progress(len(todo), data_on_stdout=False):
         for result in results:
             batch.advance()
             try:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from capvid.features.backbones import Backbone
-    from capvid.video.sampling import Sampling
+    from capvid.video.sampling import UniformSampling
 
 
 class HasPath(Protocol):
@@ -58,13 +58,13 @@ class _Decoded:
 def extract_features(
     inputs: Iterable[str | Path | HasPath],
     backbones: Sequence[Backbone],
-    sampling: Sampling,
+    sampling: UniformSampling,
     *,
     workers: int = 2,
     batch_size: int = 32,
     reader: str = "auto",
     dtype: str = "float16",
-) -> Iterator[ExtractionResult]:
+) -> Generator[ExtractionResult, None, None]:
     """Compute the features of videos, in their order, as they come.
 
     Enough videos are decoded ahead to fill the next batch, and what is kept of each is only its crops.
@@ -98,12 +98,12 @@ def extract_features(
 def _extract(
     inputs: Iterator[str | Path | HasPath],
     backbones: Sequence[Backbone],
-    sampling: Sampling,
+    sampling: UniformSampling,
     workers: int,
     batch_size: int,
     reader: str,
     dtype: str,
-) -> Iterator[ExtractionResult]:
+) -> Generator[ExtractionResult, None, None]:
     group: list[_Decoded | ExtractionResult] = []
     frames = 0
     pool = ThreadPoolExecutor(workers, thread_name_prefix="capvid-decode")
@@ -124,7 +124,7 @@ def _decode_all(
     pool: ThreadPoolExecutor,
     inputs: Iterator[str | Path | HasPath],
     backbones: Sequence[Backbone],
-    sampling: Sampling,
+    sampling: UniformSampling,
     workers: int,
     batch_size: int,
     reader: str,
@@ -146,7 +146,7 @@ def _decode_all(
 
 
 def _decode(
-    item: str | Path | HasPath, backbones: Sequence[Backbone], sampling: Sampling, reader: str
+    item: str | Path | HasPath, backbones: Sequence[Backbone], sampling: UniformSampling, reader: str
 ) -> _Decoded | ExtractionResult:
     path = Path(item) if isinstance(item, str | Path) else Path(item.path)
     try:
@@ -173,7 +173,7 @@ def _decode(
 def _compute(
     group: Sequence[_Decoded | ExtractionResult],
     backbones: Sequence[Backbone],
-    sampling: Sampling,
+    sampling: UniformSampling,
     batch_size: int,
     dtype: str,
 ) -> Iterator[ExtractionResult]:
@@ -198,7 +198,7 @@ def _result(
     video: _Decoded,
     streams: tuple[np.ndarray, ...],
     backbones: Sequence[Backbone],
-    sampling: Sampling,
+    sampling: UniformSampling,
     dtype: str,
 ) -> ExtractionResult:
     for backbone, stream in zip(backbones, streams, strict=True):

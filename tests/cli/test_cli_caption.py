@@ -209,8 +209,11 @@ def test_output_file(
     records = [json.loads(line) for line in target.read_text().splitlines()]
     assert [record["captions"][0]["text"] for record in records] == [captions[path] for path in video_files]
     target = tmp_path / "caption.txt"
-    assert capvid("caption", video_files[0], "--model", toy.model, "-o", target) == (0, "", "")
+    target.touch()
+    (tmp_path / "link.txt").symlink_to(target)
+    assert capvid("caption", video_files[0], "--model", toy.model, "-o", tmp_path / "link.txt") == (0, "", "")
     assert target.read_text() == captions[video_files[0]] + "\n"
+    assert (tmp_path / "link.txt").is_symlink()
 
 
 def test_a_failure_leaves_the_text_file_alone(

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+import os
 from pathlib import Path
 
 import pytest
@@ -93,6 +94,15 @@ def test_checking_leaves_nothing_behind(tmp_path: Path) -> None:
     common.check_writable_file(tmp_path / "x.txt")
     common.check_writable_folder(tmp_path / "a" / "b")
     assert [path.name for path in tmp_path.rglob("*")] == ["a", "b"]
+
+
+def test_only_regular_files_are_replaced(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    (tmp_path / "link").symlink_to(pipe)
+    for path in (pipe, tmp_path / "link"):
+        with pytest.raises(UsageError, match="not a regular file"):
+            common.check_writable_file(path)
 
 
 def test_default_workers() -> None:

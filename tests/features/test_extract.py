@@ -197,7 +197,7 @@ def test_inputs_are_taken_as_they_are_needed(made_up_videos: list[str]) -> None:
 def test_stopping_early_decodes_no_more(made_up_videos: list[str]) -> None:
     results = extract_features((f"v-{i}-4.mp4" for i in range(200)), [make_backbone(Quadrants())], SAMPLING)
     next(results)
-    results.close()  # type: ignore[attr-defined]
+    results.close()
     assert len(made_up_videos) < 60
 
 

@@ -53,7 +53,8 @@ def test_preprocessing_in_words() -> None:
     words = [backbone_entry(name).preprocess.describe() for name in ("googlenet", "resnet50")]
     assert words == [
         "short side 256 bilinear, centre 224, BGR minus (104, 117, 123)",
-        "short side 256 bilinear, centre 224, RGB / 255 minus (0.485, 0.456, 0.406), over (0.229, 0.224, 0.225)",
+        "short side 256 bilinear, centre 224, RGB / 255 minus (0.485, 0.456, 0.406), "
+        "over (0.229, 0.224, 0.225)",
     ]
 
 

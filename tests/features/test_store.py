@@ -162,7 +162,7 @@ def test_videos_with_other_streams_are_named(tmp_path: Path) -> None:
 def test_the_same_layer_twice_is_refused(tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "one", {"a": 2})
     again = write_folder(tmp_path / "two", {"a": 2})
-    with pytest.raises(FeatureFileError, match="a: the same backbone and layer is in .*one and in .*two"):
+    with pytest.raises(FeatureFileError, match=r"a: the same backbone and layer is in .*one and in .*two"):
         FeatureStore([folder, again])
 
 
