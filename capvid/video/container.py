@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 from capvid.errors import (
@@ -73,6 +74,25 @@ def without_decodable_stream(path: Path, kind: str) -> VideoError:
     )
 
 
+def missing_bytes(path: Path, kind: str) -> int:
+    """How many bytes a file lacks by its own account; 0 if it is whole or does not say."""
+    size = path.stat().st_size
+    head = _head(path)
+    if kind == "mp4":
+        return max([0, *(at + length - size for at, length, name in _boxes(path) if name == b"mdat")])
+    if kind == "avi":
+        declared = int.from_bytes(head[4:8], "little")
+        missing = declared + 8 - size if declared < 0xFFFFFFF0 else 0
+        return missing if missing > 1 else 0  # a pad byte at the end is often left out
+    at = head.find(b"\x18\x53\x80\x67", 0, 256) if kind == "matroska" else -1  # the segment
+    if at < 0 or len(head) < at + 12 or not head[at + 4]:
+        return 0
+    width = 9 - head[at + 4].bit_length()
+    unknown = (1 << 7 * width) - 1
+    length = int.from_bytes(head[at + 4 : at + 4 + width], "big") & unknown
+    return max(0, at + 4 + width + length - size) if length != unknown else 0
+
+
 def _head(path: Path) -> bytes:
     try:
         with path.open("rb") as file:
@@ -106,8 +126,8 @@ def _sniff(head: bytes) -> str | None:
     return None
 
 
-def _index(path: Path) -> bytes:
-    """The bytes of an MP4's ``moov`` box; none if the file ends before it does."""
+def _boxes(path: Path) -> Iterator[tuple[int, int, bytes]]:
+    """Where an MP4's outermost boxes begin, how long they say they are, and their names."""
     size = path.stat().st_size
     with path.open("rb") as file:
         at = 0
@@ -121,10 +141,16 @@ def _index(path: Path) -> bytes:
                 length = size - at
             if length < 8:
                 break
-            if name in (b"moov", b"moof"):
-                if at + length > size:
-                    break
-                file.seek(at)
-                return file.read(length)
+            yield at, length, name
             at += length
+
+
+def _index(path: Path) -> bytes:
+    """The bytes of an MP4's ``moov`` box; none if the file ends before it does."""
+    for at, length, name in _boxes(path):
+        if name in (b"moov", b"moof"):
+            with path.open("rb") as file:
+                file.seek(at)
+                index = file.read(length)
+            return index if len(index) == length else b""
     return b""

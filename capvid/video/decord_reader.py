@@ -1,7 +1,14 @@
-"""The decord reader."""
+"""The decord reader.
+
+decord's random access (``get_batch``, ``seek_accurate``, ``skip_frames``) gives wrong frames without a word:
+in every H.264 AVI (its packets have no presentation times to seek by), at open groups of pictures, with intra
+refresh, in WMV. Decoding on from the first frame with ``next`` gives the right ones in all of these, so this
+reader never seeks. Nor does it let decord repeat a frame in place of one that cannot be decoded.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
@@ -10,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from capvid.errors import EmptyVideoError, TruncatedVideoError, UnsupportedCodecError, VideoError
-from capvid.video.container import codec_of, kind_of, without_decodable_stream
+from capvid.video.container import codec_of, kind_of, missing_bytes, without_decodable_stream
 from capvid.video.source import VideoInfo
 
 _LONGEST = 1e8  # seconds; times beyond are the decoder's mark for "none"
@@ -27,7 +34,17 @@ class DecordSource:
 
     def __init__(self, path: Path) -> None:
         kind = kind_of(path)
+        if kind == "mpeg-ts":
+            raise UnsupportedCodecError(
+                path,
+                "decord loses frames of MPEG transport streams",
+                remedy=f"put it into another container: ffmpeg -i {path.name} -c copy converted.mp4",
+            )
+        if missing := missing_bytes(path, kind):
+            raise TruncatedVideoError(path, f"the file ends {missing} bytes too early", remedy="get it again")
         self._path = path
+        self._kind = kind
+        self._position = 0  # of the frame that the decoder gives next
         self._reader: Any = self._open(kind)
         count = len(self._reader)
         if not count:
@@ -36,7 +53,13 @@ class DecordSource:
             np.asarray(self._reader.get_frame_timestamp(list(range(count))), np.float64),
             float(self._reader.get_avg_fps()),
         )
-        height, width = self._decode([0]).shape[1:3]
+        if kind == "mp4":  # what comes before the start of the edit list is never shown, nor given by decord
+            self._times = self._times[self._times > -1e-4]
+        if not len(self._times):
+            raise EmptyVideoError(path, "no frame of it is ever shown", remedy="get it again")
+        count = len(self._times)
+        self._first = self._next()
+        height, width = self._first.shape[:2]
         duration = float(self._times[-1] - self._times[0] + _frame_duration(self._times))
         self._info = VideoInfo(
             path=path,
@@ -58,7 +81,9 @@ class DecordSource:
             ) from error
         decord.logging.set_level(decord.logging.QUIET)
         try:
-            return decord.VideoReader(str(self._path), num_threads=1)
+            # An absolute path, since decord takes what is before a colon for a protocol; and a tolerance
+            # so small that one frame repeated for a damaged one is an error.
+            return decord.VideoReader(os.path.abspath(self._path), num_threads=1, fault_tol=1e-9)  # noqa: PTH100
         except (decord.DECORDError, RuntimeError, OSError) as error:
             if "cannot find video stream" in str(error):
                 raise without_decodable_stream(self._path, kind) from error
@@ -78,22 +103,50 @@ class DecordSource:
         return self._times
 
     def read(self, indices: Sequence[int]) -> np.ndarray:
-        """Decode frames by index: (T, H, W, 3) uint8 RGB, in the order asked for."""
-        distinct, back = np.unique(np.asarray(indices, np.int64), return_inverse=True)
-        frames = self._decode(distinct.tolist())
-        return frames if len(distinct) == len(indices) and (np.diff(back) == 1).all() else frames[back]
+        """Decode frames by index: (T, H, W, 3) uint8 RGB, in the order asked for.
 
-    def _decode(self, indices: list[int]) -> np.ndarray:
-        import decord
+        Decodes from the first frame to the last one asked for.
 
+        Raises:
+            TruncatedVideoError: a frame up to there cannot be decoded.
+            IndexError: an index is outside the video.
+        """
+        asked = np.asarray(indices, np.int64).reshape(-1)  # (T,)
+        if len(asked) and not (asked.min() >= 0 and asked.max() < len(self._times)):
+            raise IndexError(f"frame indices go from 0 to {len(self._times) - 1}")
+        distinct, back = np.unique(asked, return_inverse=True)
+        frames = np.empty((len(distinct), *self._first.shape), np.uint8)
+        for row, index in enumerate(distinct):
+            frames[row] = self._frame(int(index))
+        return frames if np.array_equal(distinct, asked) else frames[back.reshape(-1)]
+
+    def _frame(self, index: int) -> np.ndarray:
+        """Decode on to frame ``index``, (H, W, 3); from the start again if the decoder is past it."""
         if self._reader is None:
             raise VideoError(self._path, "the reader is closed already")
+        if index == 0:
+            return self._first
+        if index < self._position:
+            self._reader, self._position = self._open(self._kind), 0
+        while self._position < index:
+            self._next(keep=False)
+        frame = self._next()
+        if frame.shape != self._first.shape:
+            raise VideoError(self._path, "its picture size changes", remedy="convert it, say with ffmpeg")
+        return frame
+
+    def _next(self, *, keep: bool = True) -> np.ndarray:
+        """Decode one more frame; its pixels are copied only if they are to be kept."""
+        import decord
+
         try:
-            return self._reader.get_batch(indices).asnumpy()
-        except (decord.DECORDError, RuntimeError) as error:
+            frame = self._reader.next()
+        except (decord.DECORDError, _limit_reached(), RuntimeError, StopIteration) as error:
             raise TruncatedVideoError(
                 self._path, "the video's data are damaged or end too early", remedy="get it again"
             ) from error
+        self._position += 1
+        return frame.asnumpy() if keep else np.empty(0, np.uint8)
 
     def close(self) -> None:
         """Let go of the file and the decoder."""
@@ -109,6 +162,14 @@ class DecordSource:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def _limit_reached() -> type[Exception]:
+    """The error that decord raises for repeated frames; it has no public name."""
+    from decord._ffi.base import DECORDLimitReachedError
+
+    error: type[Exception] = DECORDLimitReachedError
+    return error
 
 
 def _frame_duration(times: np.ndarray) -> float:

@@ -11,11 +11,10 @@ from toy import Run, Toy
 def test_extract_writes_what_the_backbone_gives(
     capvid: Run, toy: Toy, video_files: list[Path], tmp_path: Path
 ) -> None:
-    from capvid.video.sampling import UniformSampling
-    from capvid.video.source import read_frames
-
     from capvid.features.backbones import load_backbone
     from capvid.features.file import load_features
+    from capvid.video.sampling import UniformSampling
+    from capvid.video.source import read_frames
 
     arguments = ["--backbone", "toy", "--frames", 4, "-o", tmp_path, "--batch-size", 3]
     assert capvid("extract", *video_files[:3], *arguments) == (0, "", "3 extracted\n")
