@@ -95,7 +95,7 @@ def spread(frames: Tensor, count: int) -> Tensor:
     return frames[middles.long()]
 
 
-def _some(frames: Tensor, count: int, dropout: float, generator: torch.Generator) -> Tensor:
+def thinned(frames: Tensor, count: int, dropout: float, generator: torch.Generator) -> Tensor:
     """At most ``count`` frames at random, in order; each is left out at rate ``dropout``, but never all."""
     kept = torch.randperm(len(frames), generator=generator)[:count]
     stay = torch.rand(len(kept), generator=generator) >= dropout
@@ -157,7 +157,7 @@ class TrainingBatches:
     def _batch(self, rows: Sequence[tuple[int, int]], generator: torch.Generator) -> Batch:
         features, mask = pad_frames(
             [
-                _some(self.examples[index].frames, self.max_frames, self.frame_dropout, generator)
+                thinned(self.examples[index].frames, self.max_frames, self.frame_dropout, generator)
                 for index, _ in rows
             ]
         )

@@ -75,9 +75,8 @@ def decode(
 
 def next_word_logprobs(logits: Tensor) -> Tensor:
     """Log-probabilities (..., V) from logits; padding, start and unknown are never said."""
-    logprobs = logits.float().log_softmax(-1)
-    logprobs[..., [PAD, BOS, UNK]] = IMPOSSIBLE
-    return logprobs
+    never = torch.tensor([PAD, BOS, UNK], device=logits.device)
+    return logits.float().log_softmax(-1).index_fill(-1, never, IMPOSSIBLE)
 
 
 class _BeamSearch:
