@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, TextIO
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
     from capvid.pipeline import CaptionResult
 
 
-class Writer:
+class Writer(ABC):
     """Writes results to a text stream; a context manager, so that a document is begun and ended.
 
     Args:
@@ -34,14 +35,14 @@ class Writer:
         self.many = many
         self.settings = settings
 
+    @abstractmethod
     def write(self, result: CaptionResult) -> None:
         """Write one result."""
-        raise NotImplementedError
 
-    def begin(self) -> None:
+    def begin(self) -> None:  # noqa: B027 - most formats need none
         """Write what comes before the first result."""
 
-    def end(self) -> None:
+    def end(self) -> None:  # noqa: B027
         """Write what comes after the last result."""
 
     def __enter__(self) -> Writer:
