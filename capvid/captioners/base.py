@@ -96,6 +96,10 @@ class CaptionerConfig:
             right = {"int": (int,), "float": (int, float), "bool": (bool,)}.get(wanted)
             if right and type(value) not in right:
                 raise UsageError(f"{name} = {value!r}: not a value for this model option ({wanted})")
+            if name == "dropout" and not 0 <= value < 1:
+                raise UsageError(f"dropout = {value}: must be from 0 to below 1")
+            if wanted == "int" and value < (0 if name == "projection" else 1):
+                raise UsageError(f"{name} = {value}: must be positive")
         return cls(**values)
 
 

@@ -22,7 +22,7 @@ from capvid.errors import DataError
 from capvid.features.store import FeatureStore
 from capvid.files import atomic_write_text
 from capvid.metrics.cider import CiderD
-from capvid.text.vocabulary import Vocabulary
+from capvid.text.vocabulary import SPECIAL, Vocabulary
 from capvid.training.evaluate import Evaluation, caption_frames, evaluate
 from capvid.training.optimise import (
     AveragedWeights,
@@ -119,6 +119,11 @@ class Trainer:
             min_count=data.min_count,
             max_size=data.max_vocabulary,
         )
+        if len(self.vocabulary) == len(SPECIAL):
+            raise DataError(
+                f"no word comes {data.min_count} times in the training captions",
+                remedy="lower data.min_count",
+            )
         examples = make_examples(train, store, self.vocabulary, max_words=data.max_words)
         if not examples:
             raise DataError(f"no training caption has 1 to {data.max_words} words")

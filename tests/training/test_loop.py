@@ -159,6 +159,8 @@ def test_missing_features_and_splits(tmp_path: Path) -> None:
     recipe = load_recipe("m3-small", SMALL)
     with pytest.raises(DataError, match=r"1 of 21 videos have no features \(lost\)"):
         Trainer(recipe, videos=[*videos, CaptionedVideo("lost", "train", ("a man",))], **options)
+    with pytest.raises(DataError, match="no word comes 999 times"):
+        Trainer(load_recipe("m3-small", [*SMALL, "data.min_count=999"]), videos=videos, **options)
     with pytest.raises(DataError, match="no video of the data is in the val split"):
         Trainer(recipe, videos=[v for v in videos if v.split == "train"], **options)
 

@@ -48,6 +48,9 @@ def test_bad_model_options_and_recipes() -> None:
         build("soft-attention", {**sizes, "memory_rows": 3})
     with pytest.raises(UsageError, match="hidden = 'wide'"):
         build("m3", {**sizes, "hidden": "wide"})
+    for option, value in (("dropout", 3.0), ("memory_rows", 0), ("projection", -1)):
+        with pytest.raises(UsageError, match=f"{option} = {value}: must be"):
+            build("m3", {**sizes, option: value})
     with pytest.raises(UsageError, match="no such captioner"):
         build("m4", sizes)
     with pytest.raises(RecipeError, match="no such recipe"):
