@@ -17,8 +17,8 @@ from safetensors.torch import save_file
 from capvid.errors import UsageError, WeightsError
 from capvid.features import backbones as module
 from capvid.features.backbones import Backbone, load_backbone, local_weights
-from capvid.features.preprocess import normalise, resize_and_crop
 from capvid.features.googlenet import LAYERS, GoogLeNet
+from capvid.features.preprocess import normalise, resize_and_crop
 from capvid.features.registry import backbone_entry
 from capvid.files import sha256_file
 
