@@ -24,7 +24,8 @@ def train(
         list[str] | None,
         typer.Option(
             "--data",
-            help='Captions: jsonl:FILE with {"id", "split", "captions"} on each line. May be repeated.',
+            help='Captions: jsonl:FILE with {"id", "split", "captions"} on each line, or tsv:FILE with an '
+            "id, a tabulator and a caption on each line. May be repeated.",
             show_default=False,
         ),
     ] = None,
@@ -53,31 +54,64 @@ def train(
         Path | None,
         typer.Option(
             help="Weights of the backbone that made the features; copied into the run, so that it captions "
-            "videos by itself.",
+            "videos by itself. For a backbone recipe: folder with the teachers' weights.",
             show_default=False,
         ),
     ] = None,
+    pictures: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="Backbone recipes only: folder or zip file of pictures, the frames of videos in a folder "
+            "each. May be repeated.",
+            show_default=False,
+        ),
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Backbone recipes only: go on with the run in the folder.")
+    ] = False,
     seed: Annotated[int | None, typer.Option(help="Seed of weights, batches and dropout.")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")] = "auto",
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run in the folder.")] = False,
     list_recipes: Annotated[bool, typer.Option("--list", help="Show the recipes and exit.")] = False,
 ) -> None:
-    """Train a captioner on a local data set; the best checkpoint on the val split is kept."""
+    """Train a captioner on a local data set, or a backbone on pictures.
+
+    Of a captioner the best checkpoint on the val split is kept.
+    """
     if list_recipes:
         _print_recipes()
         return
-    if recipe is None or not data or not features or output is None:
+    if recipe is None or not data or output is None:
         raise UsageError(
-            "capvid train needs a recipe, --data, --features and -o",
+            "capvid train needs a recipe, --data and -o",
             remedy="see capvid train --help, and capvid train --list for the recipes",
         )
-    if (output / "best").exists() and not overwrite:
-        raise UsageError(f"{output}: holds a training run already", remedy="choose another -o or --overwrite")
 
-    from capvid.training.recipe import load_recipe
+    from capvid.training.recipe import DistilRecipe, load_recipe
 
     overrides = [*(settings or []), *([f"training.seed={seed}"] if seed is not None else [])]
     chosen = load_recipe(recipe, overrides)
+    if isinstance(chosen, DistilRecipe):
+        from capvid.cli.distil import distil
+
+        distil(
+            chosen,
+            pictures=pictures or [],
+            data=data,
+            features=features or [],
+            folder=output,
+            weights=weights,
+            resume=resume,
+            overwrite=overwrite,
+        )
+        return
+    if not features or pictures or resume:
+        raise UsageError(
+            f"{recipe} trains a captioner: it needs --features, and knows neither --pictures nor --resume",
+            remedy="see capvid train --help",
+        )
+    if (output / "best").exists() and not overwrite:
+        raise UsageError(f"{output}: holds a training run already", remedy="choose another -o or --overwrite")
 
     from capvid.data.captions import load_captions
     from capvid.device import resolve_device
@@ -104,12 +138,13 @@ def _print_recipes() -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from capvid.training.recipe import load_recipe, recipe_names
+    from capvid.training.recipe import DistilRecipe, load_recipe, recipe_names
 
-    table = Table("recipe", "captioner", "what for", box=None)
+    table = Table("recipe", "model", "what for", box=None)
     for name in recipe_names():
         recipe = load_recipe(name)
-        table.add_row(name, recipe.captioner, recipe.description)
+        trained = recipe.backbone if isinstance(recipe, DistilRecipe) else recipe.captioner
+        table.add_row(name, trained, recipe.description)
     Console().print(table)
 
 

@@ -29,7 +29,10 @@ class CaptionedVideo:
 
 
 def load_captions(specs: Sequence[str]) -> list[CaptionedVideo]:
-    """Read data sets given as ``jsonl:FILE`` or ``FILE``; several extend one another.
+    """Read data sets given as ``jsonl:FILE``, ``tsv:FILE`` or ``FILE`` (JSONL); several extend one another.
+
+    A JSONL file has ``{"id": ..., "split": ..., "captions": [...]}`` on each line; a TSV file has an id, a
+    tabulator and a caption on each line, an id as often as it has captions, all of the train split.
 
     Raises:
         DataError: a file is missing or empty, a row cannot be used, or an id comes twice.
@@ -37,7 +40,8 @@ def load_captions(specs: Sequence[str]) -> list[CaptionedVideo]:
     """
     videos: dict[str, CaptionedVideo] = {}
     for spec in specs:
-        for place, video in _read_jsonl(_path(spec)):
+        kind, path = _kind_and_path(spec)
+        for place, video in _READERS[kind](path):
             if video.id in videos:
                 raise DataError(
                     f"{place}: the video {video.id} comes twice", remedy="give each video one row"
@@ -46,26 +50,48 @@ def load_captions(specs: Sequence[str]) -> list[CaptionedVideo]:
     return list(videos.values())
 
 
-def _path(spec: str) -> Path:
-    if Path(spec).exists():
-        return Path(spec)
+def _kind_and_path(spec: str) -> tuple[str, Path]:
     kind, colon, rest = spec.partition(":")
-    if colon and kind == "jsonl":
-        return Path(rest)
-    if colon and kind.isalnum() and len(kind) > 1:
-        raise UsageError(f"{spec}: no such kind of data set", remedy="use jsonl:FILE")
-    return Path(spec)
+    if Path(spec).exists() or not colon:
+        return "jsonl", Path(spec)
+    if kind in _READERS:
+        return kind, Path(rest)
+    if kind.isalnum() and len(kind) > 1:
+        kinds = " or ".join(f"{name}:FILE" for name in _READERS)
+        raise UsageError(f"{spec}: no such kind of data set", remedy=f"use {kinds}")
+    return "jsonl", Path(spec)
 
 
-def _read_jsonl(path: Path) -> list[tuple[str, CaptionedVideo]]:
+def _lines(path: Path, form: str) -> list[str]:
     try:
-        lines = path.read_text(encoding="utf-8-sig").split("\n")
+        return path.read_text(encoding="utf-8-sig").split("\n")
     except FileNotFoundError:
         raise DataError(f"{path}: no such captions file") from None
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(
-            f"{path}: not readable as text ({error})", remedy="give a JSONL file in UTF-8"
+            f"{path}: not readable as text ({error})", remedy=f"give a {form} file in UTF-8"
         ) from error
+
+
+def _read_tsv(path: Path) -> list[tuple[str, CaptionedVideo]]:
+    captions: dict[str, list[str]] = {}
+    places: dict[str, str] = {}
+    for number, line in enumerate(_lines(path, "TSV"), 1):
+        if not line.strip():
+            continue
+        name, tab, caption = line.rstrip("\r").partition("\t")
+        place = f"{path}, line {number}"
+        if not name or not tab:
+            raise DataError(f"{place}: no id and caption", remedy="write an id, a tabulator and a caption")
+        places.setdefault(name, place)
+        captions.setdefault(name, []).append(caption)
+    if not captions:
+        raise DataError(f"{path}: no captions in this file")
+    return [(places[name], CaptionedVideo(name, "train", tuple(texts))) for name, texts in captions.items()]
+
+
+def _read_jsonl(path: Path) -> list[tuple[str, CaptionedVideo]]:
+    lines = _lines(path, "JSONL")
     rows = [
         (f"{path}, line {number}", _video(line, f"{path}, line {number}"))
         for number, line in enumerate(lines, 1)
@@ -95,3 +121,6 @@ def _video(line: str, place: str) -> CaptionedVideo:
     if split not in SPLITS:
         raise DataError(f"{place}: split {split!r} is not one of {', '.join(SPLITS)}", remedy=shape)
     return CaptionedVideo(row["id"], split, tuple(captions))
+
+
+_READERS = {"jsonl": _read_jsonl, "tsv": _read_tsv}

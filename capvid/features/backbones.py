@@ -1,6 +1,7 @@
 """Backbones: frames in, features out, with the weights found and verified.
 
-Notation for tensor shapes: T frames, L locations of a feature map, D width of the layer, S side of the crop.
+Notation for tensor shapes: T frames, C frames of the window around each that a network of clips sees,
+L locations of a feature map, D width of the layer, h and w height and width of the input.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,11 +17,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from capvid.errors import CapvidError, WeightsError
+from capvid.errors import CapvidError, UsageError, WeightsError
 from capvid.features.file import StreamHeader
-from capvid.features.preprocess import normalise, resize_and_crop
-from capvid.features.registry import BackboneEntry, backbone_entry
+from capvid.features.preprocess import normalise, prepare
+from capvid.features.registry import BackboneEntry, Preprocess, backbone_entry
 from capvid.files import sha256_file
+from capvid.video.source import Windows
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,7 +38,8 @@ class Backbone:
     Attributes:
         entry: the backbone's entry in the registry.
         layer: name of the layer.
-        module: network whose output for (T, 3, S, S) is (T, D) or (T, L, D).
+        module: network whose output for (T, 3, h, w), or (T, 3, C, h, w) if it sees clips, is (T, D) or
+            (T, L, D).
         header: what the features are.
         device: where the network computes.
     """
@@ -51,39 +54,78 @@ class Backbone:
         """Compute the features of RGB frames.
 
         Args:
-            frames: (T, H, W, 3) uint8, T >= 1.
+            frames: (T, H, W, 3) uint8, T >= 1; a network of clips sees each as a still, C times the same, or
+                takes windows (T, C, H, W, 3).
             batch_size: frames computed together; it bounds the memory and changes no result.
 
         Returns:
             (T, D) or (T, L, D), float32.
 
         Raises:
+            UsageError: windows of other than C frames.
             CapvidError: the device has not the memory for such a batch.
         """
         return self.compute(self.prepare(frames), batch_size=batch_size)
 
     def prepare(self, frames: np.ndarray | Tensor) -> Tensor:
-        """Resize and crop RGB frames (T, H, W, 3) uint8 to (T, 3, S, S) uint8 on the CPU."""
-        return resize_and_crop(frames, self.entry.preprocess)
+        """Cut and resize the RGB frames of one video on the CPU.
+
+        Args:
+            frames: (T, H, W, 3) uint8, or (T, C, H, W, 3) for a network of clips.
+
+        Returns:
+            (T, 3, h, w) uint8, or (T, C, 3, h, w) for a network of clips.
+
+        Raises:
+            UsageError: windows of other than C frames.
+        """
+        images, clip = torch.as_tensor(frames), self.entry.clip
+        if images.ndim == 4:
+            crops = prepare(images, self.entry.preprocess)
+            return crops if clip is None else crops[:, None].expand(-1, clip.frames, -1, -1, -1)
+        if images.ndim != 5 or clip is None or images.shape[1] != clip.frames:
+            expected = "(T, H, W, 3)" + (f" or (T, {clip.frames}, H, W, 3)" if clip else "")
+            raise UsageError(f"{self.entry.name} takes frames {expected}, got {tuple(images.shape)}")
+        return prepare(images.flatten(0, 1), self.entry.preprocess).unflatten(0, images.shape[:2])
+
+    def windows(self) -> Windows | None:
+        """Give what a network of clips has to be read around each frame; ``None`` if it sees single frames.
+
+        What is kept of the windows is what ``compute`` takes, (T, C, 3, h, w).
+        """
+        if self.entry.clip is None:
+            return None
+        return Windows(offsets=self.entry.clip.offsets, reduce=partial(_crops, how=self.entry.preprocess))
 
     @torch.inference_mode()
     def compute(self, crops: Tensor, *, batch_size: int = 32) -> np.ndarray:
-        """Compute the features of crops (T, 3, S, S) uint8: (T, D) or (T, L, D) float32.
+        """Compute the features of what ``prepare`` gives: (T, D) or (T, L, D) float32.
 
         Raises:
             CapvidError: the device has not the memory for such a batch.
         """
+        clip = self.entry.clip
+        together = max(1, batch_size // clip.frames) if clip else batch_size
         try:
-            parts = [
-                self.module(normalise(batch.to(self.device), self.entry.preprocess)).float().cpu()
-                for batch in crops.split(batch_size)
-            ]
+            parts = [self.module(self._input(batch)).float().cpu() for batch in crops.split(together)]
         except torch.cuda.OutOfMemoryError as error:
             raise CapvidError(
                 f"{self.device} has not the memory for {batch_size} frames of {self.entry.name} at once",
                 remedy="use a smaller --batch-size",
             ) from error
         return torch.cat(parts).numpy()
+
+    def _input(self, crops: Tensor) -> Tensor:
+        """Turn crops uint8 into the network's input: (T, 3, h, w), or (T, C, 3, h, w) to (T, 3, C, h, w)."""
+        if self.entry.clip is None:
+            return normalise(crops.to(self.device), self.entry.preprocess)
+        frames = normalise(crops.flatten(0, 1).to(self.device), self.entry.preprocess)  # (TC, 3, h, w)
+        return frames.unflatten(0, crops.shape[:2]).transpose(1, 2)
+
+
+def _crops(frames: np.ndarray, how: Preprocess) -> np.ndarray:
+    """Cut and resize frames (n, H, W, 3) uint8, each by itself, as they are decoded: (n, 3, h, w) uint8."""
+    return prepare(frames, how).numpy()
 
 
 def load_backbone(
@@ -122,10 +164,22 @@ def load_backbone(
         width=size.width,
         locations=size.locations,
         weights_sha256=digest,
-        preprocess=entry.preprocess.describe(),
+        preprocess=entry.describe_input(),
     )
-    module.to(device, memory_format=torch.channels_last).eval().requires_grad_(False)  # type: ignore[call-overload]
+    layout = torch.channels_last if entry.clip is None else torch.channels_last_3d
+    module.to(device, memory_format=layout).eval().requires_grad_(False)  # type: ignore[call-overload]
     return Backbone(entry=entry, layer=layer, module=module, header=header, device=torch.device(device))
+
+
+def untrained(entry: BackboneEntry) -> nn.Module:
+    """Build a backbone's network with random weights, to be trained.
+
+    Raises:
+        UsageError: it is not one that capvid trains.
+    """
+    if entry.kind != "student":
+        raise UsageError(f"{entry.name} is not a backbone that capvid trains")
+    return _BUILDERS[entry.kind](entry, entry.default_layer)
 
 
 def local_weights(name: str, *, weights: Path | None = None, search: Sequence[Path] = ()) -> Path | None:
@@ -151,7 +205,7 @@ def cache_folder() -> Path:
 
 def _file_name(entry: BackboneEntry) -> str:
     """Name under which weights are looked for; many files on the Hub are called model.safetensors."""
-    return entry.file if entry.source.startswith("file:") else f"{entry.name}.safetensors"
+    return f"{entry.name}.safetensors" if entry.source.startswith("hub:") else entry.file
 
 
 def _candidates(entry: BackboneEntry, search: Sequence[Path]) -> list[Path]:
@@ -240,6 +294,14 @@ def _build_googlenet(entry: BackboneEntry, layer: str) -> nn.Module:
     return _OneLayer(network.to_empty(device="cpu"), layer)
 
 
+def _build_x3d(entry: BackboneEntry, layer: str) -> nn.Module:
+    from capvid.features.x3d import X3DXS
+
+    with torch.device("meta"):
+        network = X3DXS()
+    return _OneLayer(network.to_empty(device="cpu"), layer)
+
+
 def _build_timm(entry: BackboneEntry, layer: str) -> nn.Module:
     """Let timm build the architecture, without weights, up to its global average pool."""
     import timm
@@ -248,13 +310,21 @@ def _build_timm(entry: BackboneEntry, layer: str) -> nn.Module:
 
 
 def _build_grid(entry: BackboneEntry, layer: str) -> nn.Module:
-    """Mean colours on a square grid, (T, 3, S, S) -> (T, D): fields row by row, for each colour in turn."""
+    """Mean colours on a square grid, (T, 3, h, w) -> (T, D): fields row by row, for each colour in turn."""
     side = round((entry.layers[layer].width / 3) ** 0.5)
     return nn.Sequential(nn.AdaptiveAvgPool2d(side), nn.Flatten())
+
+
+def _build_student(entry: BackboneEntry, layer: str) -> nn.Module:
+    from capvid.features.student import Student
+
+    return Student()
 
 
 _BUILDERS: dict[str, Callable[[BackboneEntry, str], nn.Module]] = {
     "grid": _build_grid,
     "googlenet": _build_googlenet,
+    "student": _build_student,
     "timm": _build_timm,
+    "x3d": _build_x3d,
 }

@@ -1,6 +1,7 @@
 """Features of many videos: decoding in the background while the backbones compute.
 
-Notation for tensor shapes: T frames of one video, S side of a crop, L locations, D width of a layer.
+Notation for tensor shapes: T frames of one video, C frames of the window around each that a network of clips
+sees, h and w height and width of a network's input, L locations, D width of a layer.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import numpy as np
 from capvid import __version__
 from capvid.errors import CapvidError, FeatureFileError, UsageError, VideoError
 from capvid.features.file import FeatureHeader, Features
+from capvid.video.clean import useful
 from capvid.video.source import read_frames
 
 if TYPE_CHECKING:
@@ -46,7 +48,7 @@ class ExtractionResult:
 
 @dataclass(frozen=True, kw_only=True)
 class _Decoded:
-    """Sampled frames of one video, ready for each backbone: uint8 crops (T, 3, S, S)."""
+    """Sampled frames of one video, ready for each backbone: uint8 crops (T, 3, h, w) or (T, C, 3, h, w)."""
 
     path: Path
     video: str
@@ -148,17 +150,24 @@ def _decode_all(
 def _decode(
     item: str | Path | HasPath, backbones: Sequence[Backbone], sampling: UniformSampling, reader: str
 ) -> _Decoded | ExtractionResult:
+    import torch
+
     path = Path(item) if isinstance(item, str | Path) else Path(item.path)
     try:
-        sampled = read_frames(path, sampling, reader=reader)
-        prepared: dict[Any, Tensor] = {}
-        for backbone in backbones:
-            if backbone.entry.preprocess not in prepared:
-                prepared[backbone.entry.preprocess] = backbone.prepare(sampled.frames)
+        inputs = {_input_of(backbone): backbone for backbone in backbones}  # each is prepared once
+        windows = {
+            key: found for key, backbone in inputs.items() if (found := backbone.windows()) is not None
+        }
+        sampled = read_frames(path, sampling, reader=reader, windows=list(windows.values()))
+        if sampling.clean:
+            sampled = sampled.take(useful(sampled.frames))
+        crops = {
+            key: torch.from_numpy(array) for key, array in zip(windows, sampled.windows, strict=True)
+        } | {key: inputs[key].prepare(sampled.frames) for key in inputs.keys() - windows.keys()}
         return _Decoded(
             path=path,
             video=getattr(item, "key", path.stem),
-            crops=tuple(prepared[backbone.entry.preprocess] for backbone in backbones),
+            crops=tuple(crops[_input_of(backbone)] for backbone in backbones),
             times=sampled.times,
             reader=sampled.info.reader,
         )
@@ -168,6 +177,11 @@ def _decode(
         wrapped = VideoError(path, f"could not be read ({type(cause).__name__}: {cause})")
         wrapped.__cause__ = cause
         return ExtractionResult(path=path, features=None, error=wrapped)
+
+
+def _input_of(backbone: Backbone) -> Any:
+    """What of a video the backbone sees, as a key: backbones that see the same share it."""
+    return backbone.entry.preprocess, backbone.entry.clip
 
 
 def _compute(

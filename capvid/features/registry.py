@@ -18,6 +18,8 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
+_CLIP_RATE = 30  # frames a second of the videos by which a clip's stride is meant
+
 
 @dataclass(frozen=True, kw_only=True)
 class Layer:
@@ -29,24 +31,77 @@ class Layer:
 
 @dataclass(frozen=True, kw_only=True)
 class Preprocess:
-    """How a frame becomes a backbone's input: (value / scale - mean) / std, channels in ``order``."""
+    """How a frame becomes a backbone's input: cut, resized, (value / scale - mean) / std.
 
-    resize: int
-    crop: int
+    Attributes:
+        resize: length of the short side before the centre is cut out; 0 with ``size``.
+        crop: side of that centre; 0 with ``size``.
+        order: of the channels, RGB or BGR.
+        scale: by which values are divided first.
+        mean: what is then subtracted, channel by channel in ``order``.
+        std: by which the rest is divided.
+        size: (height, width) to which the picture is squashed, instead of ``resize`` and ``crop``.
+        trim: whether black borders are cut first.
+        aspects: least and greatest width / height; pictures outside are cut centrally to it.
+    """
+
+    resize: int = 0
+    crop: int = 0
     order: str
     scale: float
     mean: tuple[float, float, float]
     std: tuple[float, float, float]
+    size: tuple[int, int] | None = None
+    trim: bool = False
+    aspects: tuple[float, float] | None = None
+
+    def __post_init__(self) -> None:
+        if self.size is None and not 0 < self.crop <= self.resize:
+            raise ValueError("preprocess: size is needed, or resize and a crop that is not larger")
+        if self.size is not None and (len(self.size) != 2 or min(self.size) < 1 or self.resize or self.crop):
+            raise ValueError("preprocess: size is a height and a width, without resize and crop")
+        if self.aspects is not None and not (
+            len(self.aspects) == 2 and 0 < self.aspects[0] <= self.aspects[1]
+        ):
+            raise ValueError("preprocess: aspects are the least and the greatest width / height")
 
     def describe(self) -> str:
         """Say it in words, as feature headers do."""
+        words = ["black borders cut"] if self.trim else []
+        if self.aspects is not None:
+            words.append("cut to an aspect of {:g} to {:g}".format(*self.aspects))
+        if self.size is not None:
+            words.append("squashed to {} x {} bilinear".format(*self.size))
+        else:
+            words.append(f"short side {self.resize} bilinear, centre {self.crop}")
         divided = "" if self.scale == 1 else f" / {self.scale:g}"
         mean = ", ".join(f"{value:g}" for value in self.mean)
-        by_std = "" if set(self.std) == {1.0} else f", over ({', '.join(f'{value:g}' for value in self.std)})"
-        return (
-            f"short side {self.resize} bilinear, centre {self.crop}, {self.order}{divided} "
-            f"minus ({mean}){by_std}"
-        )
+        words.append(f"{self.order}{divided} minus ({mean})")
+        if set(self.std) != {1.0}:
+            words.append(f"over ({', '.join(f'{value:g}' for value in self.std)})")
+        return ", ".join(words)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Clip:
+    """What a network of clips sees at once: C = ``frames``, ``stride`` apart in videos of 30 a second."""
+
+    frames: int
+    stride: int
+
+    @property
+    def interval(self) -> float:
+        """Seconds from one frame of the clip to the next, whatever the video's own rate."""
+        return self.stride / _CLIP_RATE
+
+    @property
+    def offsets(self) -> tuple[float, ...]:
+        """Times (C,) of the frames in seconds, from the middle of the clip."""
+        return tuple(self.interval * (number - (self.frames - 1) / 2) for number in range(self.frames))
+
+    def describe(self) -> str:
+        """Say it in words, as feature headers do."""
+        return f"{self.frames} frames {self.interval:g} s apart"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +109,8 @@ class BackboneEntry:
     """One backbone of ``models.toml``; ``source`` is ``file:...``, ``hub:...`` or ``none``.
 
     ``file`` is the name of the weights file, ``sha256`` its digest where known, ``bytes`` its size where
-    known, ``architecture`` the name timm knows the network by.
+    known, ``architecture`` the name timm knows the network by, ``clip`` the frames that it sees at once,
+    ``None`` for a network of single frames.
     """
 
     name: str
@@ -71,6 +127,16 @@ class BackboneEntry:
     architecture: str | None = None
     sha256: str | None = None
     bytes: int | None = None
+    clip: Clip | None = None
+
+    def __post_init__(self) -> None:
+        if self.clip is not None and self.preprocess.trim:
+            raise ValueError("trim: black borders are not cut from the frames of a clip")
+
+    def describe_input(self) -> str:
+        """Say in words what the network sees, as feature headers do."""
+        words = self.preprocess.describe()
+        return words if self.clip is None else f"{words}, {self.clip.describe()}"
 
     def layer(self, name: str | None) -> str:
         """Give ``name``, or the default layer for ``None``.
@@ -171,16 +237,18 @@ def _backbone(name: str, table: Mapping[str, Any]) -> BackboneEntry:
     }
     preprocess = values.pop("preprocess")
     preprocess = Preprocess(
-        **{**preprocess, "mean": tuple(preprocess["mean"]), "std": tuple(preprocess["std"])}
+        **{key: tuple(value) if isinstance(value, list) else value for key, value in preprocess.items()}
     )
     file = values.pop("file", None) or values["source"].removeprefix("file:")
     aliases = tuple(values.pop("aliases", ()))
+    clip = values.pop("clip", None)
     return BackboneEntry(
         name=name,
         file=file,
         layers=MappingProxyType(layers),
         preprocess=preprocess,
         aliases=aliases,
+        clip=None if clip is None else Clip(**clip),
         **values,
     )
 

@@ -41,11 +41,9 @@ def make_optimizer(captioner: nn.Module, options: TrainingOptions) -> torch.opti
     return chosen(captioner.parameters(), lr=options.learning_rate, weight_decay=options.weight_decay)
 
 
-def learning_rate_factor(options: TrainingOptions, steps: int) -> Callable[[int], float]:
-    """Share of the highest learning rate at each of ``steps``."""
-    if options.schedule == "constant":
-        return lambda step: 1.0
-    rise = max(1, round(options.warmup * steps))
+def one_cycle(warmup: float, steps: int) -> Callable[[int], float]:
+    """Share of the highest learning rate at each of ``steps``: linear over ``warmup``, then a cosine to 0."""
+    rise = max(1, round(warmup * steps))
 
     def factor(step: int) -> float:
         if step < rise:
@@ -53,6 +51,11 @@ def learning_rate_factor(options: TrainingOptions, steps: int) -> Callable[[int]
         return 0.5 * (1 + math.cos(math.pi * min(1.0, (step - rise) / max(1, steps - rise))))
 
     return factor
+
+
+def learning_rate_factor(options: TrainingOptions, steps: int) -> Callable[[int], float]:
+    """Share of the highest learning rate at each of ``steps``, by the schedule of ``options``."""
+    return one_cycle(options.warmup, steps) if options.schedule == "one-cycle" else lambda step: 1.0
 
 
 def clip_gradients(captioner: nn.Module, options: TrainingOptions) -> None:
@@ -64,30 +67,37 @@ def clip_gradients(captioner: nn.Module, options: TrainingOptions) -> None:
 
 
 class AveragedWeights:
-    """A running average of a captioner's weights, ``average = decay * average + (1 - decay) * weights``.
+    """A running average of a module's weights, ``average = decay * average + (1 - decay) * weights``.
 
-    Early on the decay is smaller, (1 + step) / (10 + step), so that the first weights are soon forgotten.
+    Buffers of real numbers (batch normalisation's) are averaged with them. Early on the decay is smaller,
+    (1 + step) / (10 + step), so that the first weights are soon forgotten.
     """
 
-    def __init__(self, captioner: nn.Module, decay: float) -> None:
+    def __init__(self, module: nn.Module, decay: float) -> None:
         self.decay = decay
-        self.weights = [p.detach().clone() for p in captioner.parameters()]
+        self.weights = [tensor.detach().clone() for tensor in _averaged(module)]
         self.steps = 0
 
     @torch.no_grad()
-    def update(self, captioner: nn.Module) -> None:
+    def update(self, module: nn.Module) -> None:
         """Take the current weights into the average."""
         self.steps += 1
         decay = min(self.decay, (1 + self.steps) / (10 + self.steps))
-        torch._foreach_lerp_(self.weights, list(captioner.parameters()), 1 - decay)
+        torch._foreach_lerp_(self.weights, _averaged(module), 1 - decay)
 
     @torch.no_grad()
-    def swap(self, captioner: nn.Module) -> None:
-        """Exchange the average and the captioner's weights; a second call undoes the first."""
-        for average, weight in zip(self.weights, captioner.parameters(), strict=True):
+    def swap(self, module: nn.Module) -> None:
+        """Exchange the average and the module's weights; a second call undoes the first."""
+        for average, weight in zip(self.weights, _averaged(module), strict=True):
             held = weight.detach().clone()
             weight.copy_(average)
             average.copy_(held)
+
+
+def _averaged(module: nn.Module) -> list[Tensor]:
+    """What changes while a module is trained: learned parameters and buffers of real numbers."""
+    learned = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    return [*learned, *(buffer for buffer in module.buffers() if buffer.is_floating_point())]
 
 
 def bf16_in_hardware(device: torch.device) -> bool:

@@ -11,6 +11,7 @@ from typing import Any
 
 from capvid.decoding import DecodingOptions
 from capvid.errors import RecipeError
+from capvid.training.distil.recipe import DistilRecipe, distil_recipe
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -108,8 +109,10 @@ def recipe_names() -> list[str]:
     return sorted(item.name[:-5] for item in folder.iterdir() if item.name.endswith(".toml"))
 
 
-def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
+def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe | DistilRecipe:
     """A recipe by name or from a ``.toml`` file, with ``section.key=value`` overrides.
+
+    It trains a captioner, or distils a backbone.
 
     Raises:
         RecipeError: no such recipe, or a value that does not fit.
@@ -134,7 +137,7 @@ def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
         raise RecipeError(f"{name}: not valid TOML ({error})") from error
     for override in overrides:
         _set(values, override)
-    return _recipe(stem, values)
+    return distil_recipe(stem, values) if "backbone" in values else _recipe(stem, values)
 
 
 def _set(values: dict[str, Any], override: str) -> None:

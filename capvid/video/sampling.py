@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,9 +16,12 @@ class UniformSampling:
 
     Attributes:
         num_frames: K.
+        clean: whether frames that show nothing new are left out of these K, as
+            :func:`~capvid.video.clean.cleaned` does it once they are read.
     """
 
     num_frames: int
+    clean: bool = False
 
     def __post_init__(self) -> None:
         if self.num_frames < 1:
@@ -45,16 +49,16 @@ class UniformSampling:
 
     def spec(self) -> str:
         """Give the sampling as text, as feature headers name it."""
-        return f"uniform:{self.num_frames}"
+        return f"uniform:{self.num_frames}" + ("+clean" if self.clean else "")
 
 
 def parse_sampling(text: str) -> UniformSampling:
-    """Read a sampling such as ``uniform:28``.
+    """Read a sampling such as ``uniform:28`` or ``uniform:28+clean``.
 
     Raises:
         UsageError: it is not understood.
     """
-    kind, _, count = text.partition(":")
-    if kind != "uniform" or not (count.isascii() and count.isdigit()):
-        raise UsageError(f"{text}: no such sampling", remedy="write uniform:28, say")
-    return UniformSampling(int(count))
+    match = re.fullmatch(r"uniform:([0-9]+)(\+clean)?", text)
+    if match is None:
+        raise UsageError(f"{text}: no such sampling", remedy="write uniform:28 or uniform:28+clean, say")
+    return UniformSampling(int(match[1]), clean=match[2] is not None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Protocol
@@ -11,6 +11,8 @@ from typing import Protocol
 import numpy as np
 
 from capvid.errors import EmptyVideoError, UsageError
+
+_READ_AT_ONCE = 8  # frames that are in memory before what windows keep of them
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +53,8 @@ class FrameSource(Protocol):
     def read(self, indices: Sequence[int]) -> np.ndarray:
         """Decode frames by index: (T, H, W, 3) uint8 RGB, in the order asked for.
 
+        Calls whose indices go on ascending decode the video once.
+
         Raises:
             TruncatedVideoError: the data end or are damaged before a frame asked for.
         """
@@ -78,12 +82,50 @@ class Sampling(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Windows:
+    """The frames around each sampled one, for networks that see motion.
+
+    Attributes:
+        offsets: times (C,) of the window's frames in seconds, from that of the sampled frame.
+        reduce: what to keep of frames (n, H, W, 3) uint8: an array (n, ...), each frame by itself, such as a
+            smaller picture; ``None`` keeps them as they are.
+    """
+
+    offsets: tuple[float, ...]
+    reduce: Callable[[np.ndarray], np.ndarray] | None = None
+
+    def choose(self, times: np.ndarray, sampled: np.ndarray) -> np.ndarray:
+        """Choose the frames whose times are nearest to the window's; beyond the video's ends, its end frames.
+
+        Args:
+            times: (N,), presentation times of all frames in seconds, ascending.
+            sampled: (T,), indices of the sampled frames.
+
+        Returns:
+            indices (T, C).
+        """
+        wanted = times[sampled][:, None] + np.asarray(self.offsets)  # (T, C)
+        after = np.searchsorted(times, wanted).clip(min(1, len(times) - 1), len(times) - 1)
+        before = np.maximum(after - 1, 0)
+        return np.where(wanted - times[before] < times[after] - wanted, before, after)
+
+
+@dataclass(frozen=True, kw_only=True)
 class SampledFrames:
-    """Frames (T, H, W, 3) uint8 RGB of a video with their times (T,) in seconds."""
+    """Frames (T, H, W, 3) uint8 RGB of a video with their times (T,) in seconds.
+
+    ``windows`` holds, for each of the windows asked for, what was kept of its frames, (T, C, ...).
+    """
 
     frames: np.ndarray
     times: np.ndarray
     info: VideoInfo
+    windows: tuple[np.ndarray, ...] = ()
+
+    def take(self, indices: np.ndarray) -> SampledFrames:
+        """Keep some of the sampled frames, by their indices (K,), with their times and windows."""
+        windows = tuple(window[indices] for window in self.windows)
+        return replace(self, frames=self.frames[indices], times=self.times[indices], windows=windows)
 
 
 def _decord(path: Path) -> FrameSource:
@@ -109,10 +151,13 @@ def open_video(path: str | Path, *, reader: str = "auto") -> FrameSource:
     return READERS[reader](Path(path))
 
 
-def read_frames(path: str | Path, sampling: Sampling, *, reader: str = "auto") -> SampledFrames:
-    """Open a video, read the frames that ``sampling`` chooses, and close it.
+def read_frames(
+    path: str | Path, sampling: Sampling, *, reader: str = "auto", windows: Sequence[Windows] = ()
+) -> SampledFrames:
+    """Open a video, read the frames that ``sampling`` chooses and the windows around them, and close it.
 
-    Arguments and result can be pickled: a worker process can do this as well.
+    The video is decoded once. Of the windows' frames only what ``reduce`` keeps stays in memory. Arguments
+    and result can be pickled, if ``reduce`` can: a worker process can do this as well.
 
     Raises:
         VideoError: it cannot be read; the subclass says why.
@@ -122,5 +167,35 @@ def read_frames(path: str | Path, sampling: Sampling, *, reader: str = "auto") -
         chosen = sampling.choose(times)
         if not len(chosen):
             raise EmptyVideoError(path, "has no frames", remedy="get it again")
-        frames = source.read([int(index) for index in chosen])
-        return SampledFrames(frames=frames, times=times[chosen], info=source.info)
+        if windows:
+            frames, clips = _read_windows(source, times, chosen, windows)
+        else:
+            frames, clips = source.read([int(index) for index in chosen]), ()
+        return SampledFrames(frames=frames, times=times[chosen], info=source.info, windows=clips)
+
+
+def _read_windows(
+    source: FrameSource, times: np.ndarray, chosen: np.ndarray, windows: Sequence[Windows]
+) -> tuple[np.ndarray, tuple[np.ndarray, ...]]:
+    """Read sampled frames (T, H, W, 3) and, for each of ``windows``, (T, C, ...), a few frames at a time."""
+    wanted = [chosen, *(window.choose(times, chosen) for window in windows)]  # indices (T,), (T, C), ...
+    reduce = [None, *(window.reduce for window in windows)]
+    found: list[np.ndarray | None] = [None] * len(wanted)
+    needed = np.unique(np.concatenate([indices.reshape(-1) for indices in wanted]))
+    for start in range(0, len(needed), _READ_AT_ONCE):
+        part = needed[start : start + _READ_AT_ONCE]
+        frames = source.read([int(index) for index in part])
+        for number, indices in enumerate(wanted):
+            here = np.isin(indices, part)  # like indices
+            own, places = np.unique(indices[here], return_inverse=True)
+            if not len(own):
+                continue
+            kept = frames[np.searchsorted(part, own)]
+            function = reduce[number]
+            kept = kept if function is None else function(kept)
+            target = found[number]
+            if target is None:
+                found[number] = target = np.empty((*indices.shape, *kept.shape[1:]), kept.dtype)
+            target[here] = kept[places.reshape(-1)]
+    sampled, *clips = (array for array in found if array is not None)
+    return sampled, tuple(clips)

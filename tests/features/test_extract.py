@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,13 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from capvid.errors import CapvidError, MissingVideoError, UsageError, VideoError
+from capvid.features import backbones as loading
 from capvid.features import extract as module
-from capvid.features.backbones import Backbone
+from capvid.features.backbones import Backbone, load_backbone
 from capvid.features.extract import ExtractionResult, extract_features
 from capvid.features.file import StreamHeader, load_features, save_features
 from capvid.features.registry import backbone_entry
 from capvid.video.sampling import UniformSampling
-from capvid.video.source import SampledFrames, VideoInfo
+from capvid.video.source import SampledFrames, VideoInfo, Windows, read_frames
 
 SAMPLING = UniformSampling(4)
 
@@ -53,7 +55,10 @@ def made_up_videos(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """``read_frames`` makes grey frames out of the name; the list tells which were asked for."""
     asked: list[str] = []
 
-    def read(path: Path, sampling: UniformSampling, *, reader: str = "auto") -> SampledFrames:
+    def read(
+        path: Path, sampling: UniformSampling, *, reader: str = "auto", windows: Sequence[Windows] = ()
+    ) -> SampledFrames:
+        assert not windows
         asked.append(path.stem)
         if path.stem == "bug":
             raise RuntimeError("a decoder's own words")
@@ -153,11 +158,11 @@ def test_decoding_goes_on_while_the_backbone_computes(
     later = threading.Event()
     read = module.read_frames
 
-    def telling(path: Path, sampling: UniformSampling, *, reader: str = "auto") -> SampledFrames:
+    def telling(path: Path, sampling: UniformSampling, *, reader: str = "auto", **more: Any) -> SampledFrames:
         if path.stem == "v-2-4":
             assert computing.wait(20)
             later.set()
-        return read(path, sampling, reader=reader)
+        return read(path, sampling, reader=reader, **more)
 
     computing = threading.Event()
     met: list[bool] = []
@@ -228,16 +233,17 @@ def test_an_error_that_concerns_all_videos_is_raised(made_up_videos: list[str]) 
         list(extract_features(["v-1-2.mp4"], [make_backbone(Quadrants(fail))], SAMPLING))
 
 
-def write_video(path: Path, values: list[int]) -> Path:
-    """A video of grey frames at 5 per second, losslessly kept."""
+def write_video(path: Path, values: list[int], *, contrast: int = 0) -> Path:
+    """A video of grey frames at 5 per second, losslessly kept; what is not black is brighter at the right."""
     import av
 
     with av.open(str(path), "w") as container:
         stream = container.add_stream("libx264", rate=5, options={"qp": "0"})
         stream.width, stream.height, stream.pix_fmt = 64, 48, "yuv444p"
         for value in values:
-            frame = av.VideoFrame.from_ndarray(np.full((48, 64, 3), value, np.uint8), format="rgb24")
-            container.mux(stream.encode(frame))
+            picture = np.full((48, 64, 3), value, np.uint8)
+            picture[:, 32:] += contrast if value else 0
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(picture, format="rgb24")))
         container.mux(stream.encode())
     return path
 
@@ -259,3 +265,69 @@ def test_real_files_from_video_to_feature_file_and_back(tmp_path: Path) -> None:
     np.testing.assert_array_equal(
         load_features(tmp_path / "good.safetensors").streams[0], features.streams[0]
     )
+
+
+class Shades(nn.Module):
+    """Mean grey value of each frame of a clip, (N, C, 4, S, S) -> (N, 4)."""
+
+    def forward(self, clips: Tensor) -> Tensor:
+        assert clips.shape[1:] == (3, 4, 160, 160)
+        return (clips.mean((1, 3, 4)) * 0.225 + 0.45) * 255
+
+
+def test_a_network_of_clips_beside_one_of_frames(tmp_path: Path) -> None:
+    """At 5 frames a second the window of frame n is n - 3, n - 1, n + 1 and n + 3, inside the video."""
+    values = [20, 60, 100, 140, 180, 220, 60, 20]
+    path = write_video(tmp_path / "v.mp4", values)
+    header = StreamHeader(backbone="x3d-xs", layer="shades", width=4)
+    clips = dataclasses.replace(make_backbone(Shades(), "x3d-xs"), header=header, layer="shades")
+    for backbones in ([make_backbone(Quadrants()), clips], [clips, clips, make_backbone(Quadrants())]):
+        (result,) = extract_features([path], backbones, SAMPLING)
+        features = result.features
+        assert features is not None and features.times is not None, result.error
+        assert [stream.backbone for stream in features.header.streams] == [
+            backbone.header.backbone for backbone in backbones
+        ]
+        np.testing.assert_allclose(features.times, [0.2, 0.6, 1.0, 1.4], atol=1e-6)
+        grey = np.array([60, 140, 220, 20], np.float32)[:, None] - np.repeat([104, 117, 123], 4)
+        seen = [[values[min(max(n + d, 0), 7)] for d in (-3, -1, 1, 3)] for n in (1, 3, 5, 7)]
+        for backbone, stream in zip(backbones, features.streams, strict=True):
+            np.testing.assert_allclose(stream, seen if backbone is clips else grey, atol=2)
+
+
+def test_clips_with_random_weights_beside_frames(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from safetensors.torch import save_file
+
+    from capvid.features.x3d import X3DXS
+
+    torch.manual_seed(0)
+    entry = dataclasses.replace(backbone_entry("x3d-xs"), sha256=None)
+    save_file(X3DXS().state_dict(), tmp_path / entry.file)
+    monkeypatch.setattr(
+        loading, "backbone_entry", {"x3d-xs": entry, "grid": backbone_entry("colour-grid")}.get
+    )
+    backbones = [load_backbone("grid"), load_backbone("x3d-xs", layer="lin5", weights=tmp_path)]
+    path = write_video(tmp_path / "v.mp4", [20, 60, 100, 140, 180, 220, 60, 20])
+    (result,) = extract_features([path], backbones, UniformSampling(3), dtype="float32")
+    assert result.features is not None, result.error
+    grid, motion = result.features.streams
+    sampled = read_frames(path, UniformSampling(3), windows=[Windows(offsets=(-0.6, -0.2, 0.2, 0.6))])
+    np.testing.assert_array_equal(grid, backbones[0](sampled.frames))
+    assert motion.shape == (3, 2048)
+    np.testing.assert_allclose(motion, backbones[1](sampled.windows[0]), rtol=1e-4, atol=1e-6)
+
+
+def test_frames_that_show_nothing_new_are_left_out_with_their_windows(tmp_path: Path) -> None:
+    values = [0, 0, 60, 60, 0, 0, 180, 180]  # a video of two pictures, each after darkness
+    path = write_video(tmp_path / "v.mp4", values, contrast=70)
+    header = StreamHeader(backbone="x3d-xs", layer="shades", width=4)
+    clips = dataclasses.replace(make_backbone(Shades(), "x3d-xs"), header=header, layer="shades")
+    sampling = UniformSampling(8, clean=True)
+    (result,) = extract_features([path], [make_backbone(Quadrants()), clips], sampling)
+    features = result.features
+    assert features is not None and features.times is not None, result.error
+    assert features.header.sampling == "uniform:8+clean"
+    np.testing.assert_allclose(features.times, [0.4, 1.2], atol=1e-6)
+    assert [len(stream) for stream in features.streams] == [2, 2]
+    darkness = features.streams[1] < 40
+    assert darkness.tolist() == [[True, True, False, True], [False, True, False, False]]

@@ -41,6 +41,15 @@ def test_indices_are_ascending_distinct_and_inside() -> None:
 def test_as_text() -> None:
     assert parse_sampling("uniform:28") == UniformSampling(28)
     assert UniformSampling(28).spec() == "uniform:28"
-    for text in ("uniform", "uniform:", "uniform:x", "random:3", "uniform:0", "uniform:-2"):
+    wrong = ["uniform", "uniform:", "uniform:x", "random:3", "uniform:0", "uniform:-2", "uniform:3+"]
+    for text in (*wrong, "uniform:3+x", "uniform:+clean", "uniform:3+clean+clean", "uniform:3+clean\n"):
         with pytest.raises(UsageError):
             parse_sampling(text)
+
+
+def test_clean_as_text() -> None:
+    sampling = UniformSampling(10, clean=True)
+    assert sampling.spec() == "uniform:10+clean"
+    assert parse_sampling("uniform:10+clean") == sampling != UniformSampling(10)
+    times = np.arange(100) / 10
+    assert (sampling.choose(times) == UniformSampling(10).choose(times)).all()

@@ -1,0 +1,1 @@
+"""Training a compact backbone to see as larger ones do."""

@@ -1,0 +1,245 @@
+"""The loop of distillation: epochs, validation, resume.
+
+Notation for tensor shapes: N pictures, B of a batch.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from capvid.errors import CheckpointError
+from capvid.features.preprocess import normalise
+from capvid.features.registry import BackboneEntry
+from capvid.files import atomic_path, atomic_write_text
+from capvid.training.distil.augment import views
+from capvid.training.distil.lessons import Lesson, Lessons
+from capvid.training.distil.pictures import picture_size
+from capvid.training.distil.recipe import DistilRecipe
+from capvid.training.distil.targets import Words
+from capvid.training.optimise import AveragedWeights, bf16_in_hardware, one_cycle
+
+STATE = "state.safetensors"
+CLIP_NORM = 5.0
+MOMENTS = ("exp_avg", "exp_avg_sq", "step")
+
+
+@dataclass(frozen=True)
+class DistilData:
+    """Pictures and what the student is to tell of them.
+
+    Attributes:
+        pictures: (N, 3, H, W) uint8.
+        features: of each teacher, (N, D) float16.
+        words: of the captions.
+        train: rows to learn from.
+        val: rows to validate on.
+    """
+
+    pictures: np.ndarray
+    features: Mapping[str, Tensor]
+    words: Words
+    train: Tensor
+    val: Tensor
+
+
+class DistilReporter(Protocol):
+    """Is told how distillation goes on."""
+
+    def started(self, *, pictures: int, validation: int, batches: int, epoch: int) -> None:
+        """Training begins with ``epoch``."""
+
+    def stepped(self, *, epoch: int, batch: int, loss: float, pictures_per_second: float) -> None:
+        """One batch is done."""
+
+    def finished_epoch(self, record: Mapping[str, Any]) -> None:
+        """One epoch is done, validated and saved."""
+
+
+class Distiller:
+    """Trains a backbone to tell what its teachers see.
+
+    The folder gets ``recipe.json``, ``metrics.jsonl``, ``state.safetensors`` after each epoch, from which
+    ``resume`` goes on, and at the end the averaged weights in half precision under the backbone's file name.
+
+    Raises:
+        CheckpointError: ``resume`` is asked for and the folder holds no state of this recipe.
+    """
+
+    def __init__(
+        self,
+        recipe: DistilRecipe,
+        *,
+        student: nn.Module,
+        entry: BackboneEntry,
+        lessons: Lessons,
+        data: DistilData,
+        folder: Path,
+        reporter: DistilReporter,
+        resume: bool = False,
+    ) -> None:
+        self.recipe, self.data, self.folder, self.reporter = recipe, data, folder, reporter
+        self.entry, self.student = entry, student.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.model = nn.ModuleDict({"student": self.student, "lessons": lessons})
+        self.lessons = lessons
+        options = recipe.training
+        learned = [p for p in self.model.parameters() if p.requires_grad]
+        groups = [
+            {"params": [p for p in learned if p.ndim > 1], "weight_decay": options.weight_decay},
+            {"params": [p for p in learned if p.ndim <= 1], "weight_decay": 0.0},
+        ]
+        self.optimizer = torch.optim.AdamW(groups, lr=options.learning_rate, fused=True)
+        self.batches = len(data.train) // options.batch_size
+        self.factor = one_cycle(options.warmup, options.epochs * self.batches)
+        self.average = AveragedWeights(self.model, options.average)
+        self.bf16 = options.precision == "bf16" or (
+            options.precision == "auto" and bf16_in_hardware(torch.device("cpu"))
+        )
+        self.epoch, self.step = 0, 0
+        self.log: list[str] = []
+        if resume:
+            self._resume()
+
+    def run(self) -> dict[str, Any]:
+        """Train to the end; returns the last epoch's record."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        atomic_write_text(self.folder / "recipe.json", json.dumps(self.recipe.to_dict(), indent=1))
+        options = self.recipe.training
+        self.reporter.started(
+            pictures=len(self.data.train),
+            validation=len(self.data.val),
+            batches=self.batches,
+            epoch=self.epoch + 1,
+        )
+        record: dict[str, Any] = {}
+        while self.epoch < options.epochs:
+            self.epoch += 1
+            start = time.monotonic()
+            loss = self._train()
+            self.average.swap(self.model)
+            record = {"epoch": self.epoch, "loss": loss, **self._validate()}
+            if self.epoch == options.epochs:
+                self._export()
+            self.average.swap(self.model)
+            record["seconds"] = round(time.monotonic() - start, 1)
+            self.log.append(json.dumps(record))
+            self._save()
+            self.reporter.finished_epoch(record)
+        return record
+
+    def _train(self) -> float:
+        options = self.recipe.training
+        generator = torch.Generator().manual_seed(options.seed * 1_000_003 + self.epoch)
+        order = self.data.train[torch.randperm(len(self.data.train), generator=generator)]
+        size = picture_size(self.entry.preprocess)
+        self.model.train()
+        total, start = 0.0, time.monotonic()
+        for number, rows in enumerate(
+            order[: self.batches * options.batch_size].split(options.batch_size), 1
+        ):
+            rows = rows.sort().values  # neighbours on the disk together
+            seen = views(
+                torch.from_numpy(self.data.pictures[rows.numpy()]),
+                size,
+                least_area=options.least_area,
+                generator=generator,
+            )
+            loss, _ = self._loss(seen, rows)
+            self.optimizer.zero_grad(set_to_none=True)
+            loss.backward()
+            nn.utils.clip_grad_norm_(self.model.parameters(), CLIP_NORM)
+            for group in self.optimizer.param_groups:
+                group["lr"] = options.learning_rate * self.factor(self.step)
+            self.optimizer.step()
+            self.average.update(self.model)
+            self.step += 1
+            total += float(loss.detach())
+            speed = number * options.batch_size / (time.monotonic() - start)
+            self.reporter.stepped(
+                epoch=self.epoch, batch=number, loss=total / number, pictures_per_second=speed
+            )
+        return total / self.batches
+
+    def _loss(self, pictures: Tensor, rows: Tensor) -> tuple[Tensor, dict[str, float]]:
+        """The loss of pictures (B, 3, h, w) from 0 to 255, the rows (B,) of the data."""
+        inputs = normalise(pictures, self.entry.preprocess)
+        with torch.autocast("cpu", torch.bfloat16, enabled=self.bf16):
+            embedding = self.student(inputs)
+        words = self.data.words
+        lesson = Lesson(
+            {name: values[rows].float().clamp_min(0) for name, values in self.data.features.items()},
+            torch.from_numpy(words.shares[rows.numpy()]).float(),
+            torch.from_numpy(words.known[rows.numpy()]),
+        )
+        return self.lessons(embedding.float(), lesson)
+
+    @torch.inference_mode()
+    def _validate(self) -> dict[str, float]:
+        """Mean of each part of the loss over the validation pictures, seen whole."""
+        size = picture_size(self.entry.preprocess)
+        self.model.eval()
+        sums: dict[str, float] = defaultdict(float)
+        for rows in self.data.val.split(self.recipe.training.batch_size):
+            pictures = torch.from_numpy(self.data.pictures[rows.numpy()])
+            whole = nn.functional.interpolate(pictures, size=size, mode="bilinear", antialias=True)
+            _, parts = self._loss(whole, rows)
+            for name, value in parts.items():
+                sums[f"val_{name}"] += value * len(rows)
+        return {name: value / len(self.data.val) for name, value in sums.items()}
+
+    def _export(self) -> None:
+        tensors = {
+            name: (tensor.half() if tensor.is_floating_point() else tensor).contiguous()
+            for name, tensor in self.student.state_dict().items()
+        }
+        with atomic_path(self.folder / self.entry.file) as temporary:
+            save_file(tensors, temporary, metadata={"format": "pt"})
+
+    def _save(self) -> None:
+        """Keep everything that the next epoch depends on."""
+        learned = [p for p in self.model.parameters() if p.requires_grad]
+        tensors = {f"model.{name}": t.contiguous() for name, t in self.model.state_dict().items()}
+        tensors |= {f"average.{n}": t.contiguous() for n, t in enumerate(self.average.weights)}
+        for number, parameter in enumerate(learned):
+            kept = self.optimizer.state[parameter]
+            tensors |= {f"{key}.{number}": kept[key].contiguous() for key in MOMENTS}
+        note = {"epoch": str(self.epoch), "step": str(self.step), "recipe": json.dumps(self.recipe.to_dict())}
+        with atomic_path(self.folder / STATE) as temporary:
+            save_file(tensors, temporary, metadata=note)
+        atomic_write_text(self.folder / "metrics.jsonl", "\n".join(self.log) + "\n")
+
+    def _resume(self) -> None:
+        from safetensors import SafetensorError, safe_open
+
+        path = self.folder / STATE
+        try:
+            with safe_open(path, "pt") as file:
+                note = file.metadata() or {}
+            tensors = load_file(path)
+        except (OSError, SafetensorError) as error:
+            raise CheckpointError(f"{path}: no state to resume from ({error})") from error
+        if json.loads(note["recipe"]) != json.loads(json.dumps(self.recipe.to_dict())):
+            raise CheckpointError(
+                f"{path}: the state of another recipe", remedy="give the same recipe and --set"
+            )
+        self.epoch, self.step = int(note["epoch"]), int(note["step"])
+        self.model.load_state_dict({k[6:]: t for k, t in tensors.items() if k.startswith("model.")})
+        for number, tensor in enumerate(self.average.weights):
+            tensor.copy_(tensors[f"average.{number}"])
+        self.average.steps = self.step
+        for number, parameter in enumerate(p for p in self.model.parameters() if p.requires_grad):
+            kept = {key: tensors[f"{key}.{number}"] for key in MOMENTS}
+            for key in ("exp_avg", "exp_avg_sq"):  # laid out in memory as the parameter is
+                kept[key] = torch.empty_like(parameter).copy_(kept[key])
+            self.optimizer.state[parameter] = kept
+        self.log = (self.folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()

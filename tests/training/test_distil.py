@@ -1,0 +1,270 @@
+"""Distillation: the losses against plain arithmetic, learning, resuming, and what is kept."""
+
+from __future__ import annotations
+
+import io
+import json
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file
+
+from capvid.data.captions import CaptionedVideo
+from capvid.errors import CheckpointError, DataError, RecipeError
+from capvid.features.backbones import load_backbone, untrained
+from capvid.features.file import FeatureHeader, Features, StreamHeader, save_features
+from capvid.features.registry import backbone_entry
+from capvid.features.store import FeatureStore
+from capvid.training.distil.augment import views
+from capvid.training.distil.lessons import Lesson, Lessons, TeacherLoss
+from capvid.training.distil.pictures import find_pictures
+from capvid.training.distil.recipe import DistilRecipe, TeacherOptions, distil_recipe
+from capvid.training.distil.run import DistilInputs, make_distiller
+from capvid.training.distil.targets import ClassHead, caption_words, given_features
+
+COLOURS = {"red": (220, 40, 30), "green": (30, 200, 60), "blue": (40, 60, 220), "grey": (128, 128, 128)}
+
+
+class Silent:
+    """A reporter that keeps the epochs' records."""
+
+    def __init__(self) -> None:
+        self.records: list[dict] = []
+
+    def started(self, **_: object) -> None: ...
+
+    def stepped(self, **_: object) -> None: ...
+
+    def finished_epoch(self, record: dict) -> None:
+        self.records.append(record)
+
+
+def picture(seed: int) -> bytes:
+    """A picture of two colours, as PNG."""
+    generator = np.random.default_rng(seed)
+    colours = list(COLOURS.values())
+    image = np.empty((48, 64, 3), np.uint8)
+    image[:, :32], image[:, 32:] = colours[seed % 4], colours[generator.integers(4)]
+    image[generator.integers(8) :: 9] //= 2
+    buffer = io.BytesIO()
+    Image.fromarray(image).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+@pytest.fixture
+def inputs(tmp_path: Path) -> DistilInputs:
+    """32 pictures of 8 videos in a zip file, 8 without a video in a folder; the last two videos validate."""
+    with zipfile.ZipFile(tmp_path / "frames.zip", "w") as archive:
+        for number in range(32):
+            archive.writestr(f"video{number // 4}/{number % 4:03}.png", picture(number))
+    (tmp_path / "photos" / "set").mkdir(parents=True)
+    for number in range(8):
+        (tmp_path / "photos" / "set" / f"{number}.png").write_bytes(picture(100 + number))
+    videos = [
+        CaptionedVideo(f"video{n}", "val" if n >= 6 else "train", (f"a {name} thing", "something moves"))
+        for n, name in enumerate([*COLOURS, *COLOURS])
+    ]
+    return DistilInputs(pictures=[tmp_path / "frames.zip", tmp_path / "photos"], videos=videos, workers=1)
+
+
+def recipe(**training: object) -> DistilRecipe:
+    """Colours as the teacher: it needs no weights."""
+    table = {"epochs": 3, "batch_size": 8, "words": 4, "precision": "fp32", "average": 0.5, **training}
+    values = {"backbone": "capvid-small", "teachers": {"colour-grid": {"layer": "grid"}}, "training": table}
+    return distil_recipe("toy", values)
+
+
+def run(recipe: DistilRecipe, inputs: DistilInputs, folder: Path, *, resume: bool = False) -> list[dict]:
+    reporter = Silent()
+    make_distiller(recipe, inputs, folder=folder, reporter=reporter, resume=resume).run()
+    return reporter.records
+
+
+def test_learns_and_keeps_a_backbone_that_can_be_loaded(inputs: DistilInputs, tmp_path: Path) -> None:
+    records = run(recipe(epochs=12, learning_rate=5e-3), inputs, tmp_path / "run")
+    assert records[-1]["val_colour-grid"] < 0.9 < records[0]["val_colour-grid"]  # 1: told the mean
+    assert records[-1]["val_words"] < records[0]["val_words"]
+    backbone = load_backbone("capvid-small", weights=tmp_path / "run" / "capvid-small.safetensors")
+    frames = np.random.default_rng(0).integers(0, 255, (3, 60, 90, 3), np.uint8)
+    assert backbone(frames).shape == (3, 512)
+    log = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["epoch"] for line in log] == list(range(1, 13))
+
+
+def test_resumed_run_ends_like_an_uninterrupted_one(inputs: DistilInputs, tmp_path: Path) -> None:
+    whole = run(recipe(), inputs, tmp_path / "whole")
+
+    class StoppedError(Exception): ...
+
+    class Stopping(Silent):
+        def finished_epoch(self, record: dict) -> None:
+            if record["epoch"] == 2:
+                raise StoppedError
+
+    with pytest.raises(StoppedError):
+        make_distiller(recipe(), inputs, folder=tmp_path / "parts", reporter=Stopping()).run()
+    rest = run(recipe(), inputs, tmp_path / "parts", resume=True)
+    assert [record["epoch"] for record in rest] == [3]
+    for key in ("loss", "val_colour-grid"):
+        assert rest[-1][key] == pytest.approx(whole[-1][key], abs=1e-6)
+    ours, theirs = (load_file(tmp_path / name / "capvid-small.safetensors") for name in ("whole", "parts"))
+    for name, tensor in ours.items():
+        torch.testing.assert_close(theirs[name], tensor, atol=1e-3, rtol=1e-3)
+
+
+def test_another_recipe_is_not_resumed(inputs: DistilInputs, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="no state to resume"):
+        run(recipe(), inputs, tmp_path / "run", resume=True)
+    run(recipe(epochs=1), inputs, tmp_path / "run")
+    with pytest.raises(CheckpointError, match="another recipe"):
+        run(recipe(epochs=2), inputs, tmp_path / "run", resume=True)
+
+
+def test_teacher_loss_is_the_printed_arithmetic() -> None:
+    generator = torch.Generator().manual_seed(3)
+    features = torch.rand(20, 5, generator=generator) * 4
+    head = ClassHead(
+        {
+            "a.weight": torch.randn(7, 5, 1, 1, generator=generator),
+            "a.bias": torch.randn(7, generator=generator),
+            "b.weight": torch.randn(3, 7, generator=generator),
+            "b.bias": torch.randn(3, generator=generator),
+        },
+        ["a", "b"],
+    )
+    options = TeacherOptions(layer="x", features=2.0, classes=0.25)
+    loss = TeacherLoss(features, head, options, embedding=6, temperature=3.0)
+    embedding, true = torch.randn(4, 6, generator=generator), torch.rand(4, 5, generator=generator)
+    found, error = loss(embedding, true)
+
+    roots = features.numpy() ** 0.5
+    mean, deviation = roots.mean(0), roots.std(0, ddof=1)
+    told = embedding.numpy() @ loss.tell.weight.detach().numpy().T + loss.tell.bias.detach().numpy()
+    wanted = (true.numpy() ** 0.5 - mean) / deviation
+    squared = ((told - wanted) ** 2).mean()
+    assert float(error.detach()) == pytest.approx(squared, rel=1e-5)
+
+    def classes(vector: np.ndarray) -> np.ndarray:
+        a, b = head.layers
+        hidden = np.maximum(a.weight.numpy() @ vector + a.bias.numpy(), 0)
+        scores = np.exp((b.weight.numpy() @ hidden + b.bias.numpy()) / 3.0)
+        return scores / scores.sum()
+
+    divergence = 0.0
+    for row in range(4):
+        p = classes(true[row].numpy())
+        q = classes(np.maximum(told[row] * deviation + mean, 0) ** 2)
+        divergence += float((p * np.log(p / q)).sum()) / 4
+    assert float(found.detach()) == pytest.approx(2 * squared + 0.25 * divergence, rel=1e-4)
+
+
+def test_words_are_learned_from_pictures_with_captions_alone() -> None:
+    lessons = Lessons({}, embedding=2, words=3, word_weight=0.5)
+    embedding = torch.randn(3, 2, generator=torch.Generator().manual_seed(1), requires_grad=True)
+    shares = torch.tensor([[1.0, 0.0, 0.5], [0.0, 0.0, 0.0], [0.2, 1.0, 0.0]])
+    known = torch.tensor([True, False, True])
+    total, parts = lessons(embedding, Lesson({}, shares, known))
+    scores = lessons.words(embedding[known]).detach().numpy()
+    chance = 1 / (1 + np.exp(-scores))
+    target = shares[known].numpy()
+    plain = -(target * np.log(chance) + (1 - target) * np.log(1 - chance)).sum() / 2
+    assert parts["words"] == pytest.approx(plain, rel=1e-5)
+    assert float(total.detach()) == pytest.approx(0.5 * plain, rel=1e-5)
+    total.backward()
+    assert embedding.grad is not None
+    assert bool((embedding.grad[1] == 0).all())
+    assert bool((embedding.grad[0] != 0).any())
+
+
+def test_words_of_captions(inputs: DistilInputs) -> None:
+    pictures = find_pictures(inputs.pictures)
+    captions = {"video0": ["a red thing", "it moves"], "video1": ["a green thing"], "set/3": ["things"]}
+    found = caption_words(pictures, captions, 10)
+    assert set(found.vocabulary) == {"thing", "red", "moves", "green", "things"}
+    assert found.vocabulary[0] == "thing"
+    rows = {item.name: row for row, item in enumerate(pictures)}
+    column = found.vocabulary.index("thing")
+    assert found.shares[rows["video0/002"], column] == 0.5
+    assert found.shares[rows["video1/000"], column] == 1
+    assert found.known[rows["set/3"]]
+    assert not found.known[rows["set/4"]]
+
+
+def test_features_computed_before_are_taken(inputs: DistilInputs, tmp_path: Path) -> None:
+    stream = np.arange(4 * 192, dtype=np.float32).reshape(4, 192)
+    header = FeatureHeader(
+        streams=(StreamHeader(backbone="colour-grid", layer="grid", width=192),),
+        sampling=None,
+        reader=None,
+        dtype="float32",
+        capvid_version="0",
+    )
+    for video in ("video2", "elsewhere"):
+        save_features(
+            tmp_path / "features" / f"{video}.safetensors",
+            Features(header=header, streams=(stream,), times=np.arange(4.0), video=video),
+        )
+    pictures = find_pictures(inputs.pictures)
+    store = FeatureStore([tmp_path / "features"])
+    found = given_features(pictures, [store])["colour-grid:grid"]
+    rows = {item.name: row for row, item in enumerate(pictures)}
+    assert set(found) == {rows[f"video2/{n:03}"] for n in range(4)}
+    np.testing.assert_array_equal(found[rows["video2/003"]], stream[3])
+    (tmp_path / "photos" / "video2").mkdir()
+    (tmp_path / "photos" / "video2" / "more.png").write_bytes(picture(1))
+    with pytest.raises(DataError, match="5 pictures, but features of 4 frames"):
+        given_features(find_pictures(inputs.pictures), [store])
+
+
+def test_views_show_part_of_the_picture() -> None:
+    """In neutral light a view of a ramp is a shorter, perhaps mirrored ramp of the same picture."""
+    ramp = torch.arange(64, dtype=torch.uint8).mul(4).expand(3, 48, 64)
+    generator = torch.Generator().manual_seed(2)
+    seen = views(ramp.expand(50, 3, 48, 64), (24, 32), least_area=0.4, generator=generator)
+    assert seen.shape == (50, 3, 24, 32)
+    assert float(seen.min()) >= 0
+    assert float(seen.max()) <= 255
+    steps = seen.mean((1, 2)).diff(dim=-1)
+    rising = (steps >= -1e-3).all(-1)
+    falling = (steps <= 1e-3).all(-1)
+    assert bool((rising | falling).all())
+    assert 10 < int(rising.sum()) < 40
+    assert seen.flatten(1).mean(1).std() > 5
+
+
+def test_the_same_seed_gives_the_same_views() -> None:
+    pictures = torch.randint(0, 255, (4, 3, 20, 20), dtype=torch.uint8)
+    first, second, other = (
+        views(pictures, (16, 16), least_area=0.5, generator=torch.Generator().manual_seed(seed))
+        for seed in (1, 1, 2)
+    )
+    assert torch.equal(first, second)
+    assert not torch.equal(first, other)
+
+
+def test_bad_pictures_and_recipes_are_named(inputs: DistilInputs, tmp_path: Path) -> None:
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    (broken / "x.jpg").write_bytes(b"not a picture")
+    with pytest.raises(DataError, match="x: not a picture"):
+        run(recipe(), replace(inputs, pictures=[*inputs.pictures, broken]), tmp_path / "run")
+    with pytest.raises(DataError, match="no pictures in it"):
+        find_pictures([tmp_path / "run"])
+    with pytest.raises(DataError, match="neither a folder nor a zip file"):
+        find_pictures([tmp_path / "nothing.zip"])
+    with pytest.raises(DataError, match="no picture belongs to the val split"):
+        run(recipe(), replace(inputs, videos=inputs.videos[:2]), tmp_path / "run2")
+    with pytest.raises(RecipeError, match=r"training\.epoch: no such option"):
+        recipe(epoch=3)
+    with pytest.raises(RecipeError, match="must be positive"):
+        recipe(batch_size=0)
+
+
+def test_student_is_small() -> None:
+    network = untrained(backbone_entry("capvid-small"))
+    assert sum(parameter.numel() for parameter in network.parameters()) <= 3_000_000
