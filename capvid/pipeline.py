@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 import torch
 
+from capvid.bundled import FOLDER
 from capvid.captioners.checkpoint import CONFIG, WEIGHTS, Checkpoint, load_checkpoint
 from capvid.decoding import DecodingOptions, Hypothesis, decode
 from capvid.decoding.search import pad_frames
@@ -24,6 +25,7 @@ from capvid.device import resolve_device
 from capvid.errors import CapvidError, CheckpointError, FeatureMismatchError, UsageError
 from capvid.features.extract import ExtractionResult, extract_features
 from capvid.features.file import load_features
+from capvid.features.registry import captioners, default_captioner
 from capvid.files import sha256_file
 from capvid.video.sampling import UniformSampling, parse_sampling
 
@@ -209,7 +211,7 @@ class CaptionPipeline:
 
 
 def load(
-    model: str | Path,
+    model: str | Path | None = None,
     *,
     device: str = "auto",
     weights: str | Path | None = None,
@@ -221,7 +223,8 @@ def load(
     """Make the pipeline of a trained captioner.
 
     Args:
-        model: the folder of a captioner that was trained with capvid.
+        model: the folder of a captioner that was trained with capvid, or the name of one that comes with
+            it; None takes the default.
         device: ``auto``, ``cpu``, ``cuda``, ``cuda:N`` or ``mps``.
         weights: file of the backbone's weights, or a folder that holds it; otherwise they are sought in
             ``model/weights``, the places in ``CAPVID_WEIGHTS`` and the cache.
@@ -235,9 +238,7 @@ def load(
         UsageError: an argument that cannot be used.
     """
     options = DecodingOptions(beam_size=beam_size, num_captions=num_captions)
-    folder = Path(model)
-    if not folder.is_dir():
-        raise CheckpointError(f"{folder}: no such folder", remedy="give the folder of a trained captioner")
+    folder = model_folder(model)
     resolved = resolve_device(device)
     checkpoint = load_checkpoint(folder)
     home = checkpoint.folder or folder  # of a training run, its folder "best"
@@ -256,6 +257,39 @@ def load(
         workers=workers,
         model=f"{checkpoint.name}@{revision(home)}",
     )
+
+
+def model_folder(model: str | Path | None) -> Path:
+    """Find the folder of a captioner by its path or, where there is no such folder, by its name.
+
+    Raises:
+        CheckpointError: there is neither, or the files that come with capvid are not as they should be.
+    """
+    if model is not None and Path(model).is_dir():
+        return Path(model)
+    trained = {name: entry for name, entry in captioners().items() if entry.source}
+    name = default_captioner() if model is None else str(model)
+    if name not in trained:
+        what = (
+            "comes untrained"
+            if name in captioners()
+            else "no such folder, nor a captioner that comes trained"
+        )
+        raise CheckpointError(
+            f"{name}: {what}",
+            remedy=f"give the folder of a captioner that you trained, or one of {', '.join(trained)}",
+        )
+    entry = trained[name]
+    folder = FOLDER / str(entry.source).partition(":")[2]
+    try:
+        digest = sha256_file(folder / WEIGHTS)
+    except OSError as error:
+        raise CheckpointError(
+            f"{folder}: the captioner {name} cannot be read ({error.strerror})", remedy="install capvid again"
+        ) from error
+    if digest != entry.sha256:
+        raise CheckpointError(f"{folder}: damaged, not the captioner {name}", remedy="install capvid again")
+    return folder
 
 
 def revision(folder: str | Path) -> str:

@@ -2,7 +2,7 @@
 
     python examples/draw_clip.py [FILE]
 
-writes FILE (car.mp4 beside this script if none is given): 6 seconds, 320 x 240 pixels, 20 frames a second, H.264.
+writes FILE (car.mp4 beside this script if none is given): 6 seconds, 320 x 240 pixels, 20 frames a second.
 Needs PyAV and NumPy. Everything is computed here, the same each time: the car is traced once, as a solid, and
 the camera moves along with it; ground, fence, trees and hills pass by in perspective.
 
@@ -13,6 +13,7 @@ Notation: x along the road, y upwards, z across it and away from the camera, in 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,10 +21,10 @@ import av
 import numpy as np
 
 WIDTH, HEIGHT, RATE, SECONDS = 320, 240, 20, 6
-FOCAL = 340.0  # pixels
+FOCAL = 385.0  # pixels
 CAMERA, TARGET = np.array([5.4, 2.0, -6.6]), np.array([0.2, 0.95, 0.0])
 SPEED = 9.6  # metres a second
-SHUTTER = 0.5 / RATE  # seconds
+BLUR = SPEED * 0.5 / RATE  # metres in the time that the shutter is open
 LIGHT = np.array([0.25, 0.8, -0.55]) / np.linalg.norm([0.25, 0.8, -0.55])
 HAZE = np.array([0.80, 0.86, 0.90])
 
@@ -37,13 +38,8 @@ upward /= np.linalg.norm(upward)
 
 def project(point: Array) -> tuple[float, float, float]:
     """Column, row and depth at which a point (3,) is seen."""
-    offset = point - CAMERA
-    depth = float(offset @ forward)
-    return (
-        WIDTH / 2 + FOCAL * float(offset @ right) / depth,
-        HEIGHT / 2 - FOCAL * float(offset @ upward) / depth,
-        depth,
-    )
+    across, up, depth = ((point - CAMERA) @ axis for axis in (right, upward, forward))
+    return float(WIDTH / 2 + FOCAL * across / depth), float(HEIGHT / 2 - FOCAL * up / depth), float(depth)
 
 
 def rays(columns: Array, rows: Array) -> Array:
@@ -103,12 +99,11 @@ def polygon_distance(points: list[tuple[float, float]], x: Array, y: Array) -> A
     """Distance from a polygon's outline, negative inside."""
     nearest, inside = np.full(x.shape, np.inf), np.zeros(x.shape, bool)
     for (ax, ay), (bx, by) in zip(points, points[1:] + points[:1], strict=True):
-        along = np.clip(
-            ((x - ax) * (bx - ax) + (y - ay) * (by - ay)) / ((bx - ax) ** 2 + (by - ay) ** 2), 0, 1
-        )
-        nearest = np.minimum(nearest, np.hypot(x - ax - along * (bx - ax), y - ay - along * (by - ay)))
+        dx, dy = bx - ax, by - ay
+        along = np.clip(((x - ax) * dx + (y - ay) * dy) / (dx * dx + dy * dy), 0, 1)
+        nearest = np.minimum(nearest, np.hypot(x - ax - along * dx, y - ay - along * dy))
         if ay != by:
-            inside ^= ((ay > y) != (by > y)) & (x < (bx - ax) * (y - ay) / (by - ay) + ax)
+            inside ^= ((ay > y) != (by > y)) & (x < dx * (y - ay) / dy + ax)
     return np.where(inside, -nearest, nearest)
 
 
@@ -121,14 +116,11 @@ def profile(points: list[tuple[float, float]]) -> Array:
     return table.astype(np.float32)
 
 
-BODY = profile(
-    [(2.02, 0.2), (2.16, 0.38), (2.14, 0.6), (1.98, 0.76), (0.95, 0.97), (-1.6, 1.0), (-2.08, 0.97)]
-    + [(-2.16, 0.7), (-2.14, 0.4), (-2.0, 0.22)]
-)
-CABIN = profile(
-    [(1.22, 0.8), (1.22, 0.9), (0.4, 1.42), (-0.3, 1.49), (-1.1, 1.42), (-1.8, 0.95), (-1.8, 0.8)]
-)
-AXLES, WHEEL = (1.3, -1.3), 0.335
+NOSE = [(2.02, 0.2), (2.16, 0.38), (2.14, 0.6), (1.98, 0.76), (0.95, 0.97)]
+BODY = profile([*NOSE, (-1.6, 1.0), (-2.08, 0.97), (-2.16, 0.7), (-2.14, 0.4), (-2.0, 0.22)])
+ROOF = [(0.4, 1.42), (-0.3, 1.49), (-1.1, 1.42)]
+CABIN = profile([(1.22, 0.8), (1.22, 0.9), *ROOF, (-1.8, 0.95), (-1.8, 0.8)])
+AXLES, WHEEL = 1.3, 0.335  # before and behind the middle; radius
 
 
 def soft_greater(one: Array, other: Array, by: float) -> Array:
@@ -143,7 +135,7 @@ def read_profile(table: Array, x: Array, y: Array) -> Array:
 
 def wheel_radius(x: Array, y: Array) -> Array:
     """Distance from the nearer axle, in the side view."""
-    return np.hypot(np.abs(x) - AXLES[0], y - WHEEL)
+    return np.hypot(np.abs(x) - AXLES, y - WHEEL)
 
 
 def solid(points: Array) -> tuple[Array, Array]:
@@ -199,12 +191,13 @@ def paint(points: Array, normals: Array) -> tuple[Array, Array]:
     for handle in (-0.12, -0.92):
         put(side & (np.abs(y - 0.85) < 0.018) & (np.abs(x - handle) < 0.09), 238, 120, 120, mirror=0.3)
     put(y < 0.27, 34, 34, 36)
-    glass = (y > 1.0) & (cabin > -0.30)
-    pane = side & (cabin < -0.065) & (y > 1.01)
-    screen = front & ~side & (y > 1.0) & (y < 1.385) & (np.abs(z) < 0.74 - 0.40 * (y - 0.9)) & glass
     put(side & (cabin < -0.04) & (y > 0.985), 30, 30, 34)
-    put(pane & (np.abs(x + 0.30) > 0.035) & (x < 0.80), 30, 38, 44, mirror=0.32)
-    put(screen, 34, 44, 50, mirror=0.30)
+    pane = side & (cabin < -0.065) & (y > 1.01) & (np.abs(x + 0.30) > 0.035) & (x < 0.80)
+    screen = front & ~side & (y > 1.0) & (y < 1.385) & (np.abs(z) < 0.74 - 0.40 * (y - 0.9)) & (cabin > -0.3)
+    put(pane | screen, 40, 50, 56, mirror=0.26)
+    for beside, who in ((x - 0.02, pane), (z - 0.36, screen), (x + 0.78, pane & (y < 1.2))):  # driver, seat
+        put(who & (np.hypot(beside, y - 1.19) < 0.085), 26, 22, 22, mirror=0.2)
+        put(who & (np.hypot(beside / 1.7, y - 0.98) < 0.12), 22, 24, 28, mirror=0.2)
     nose = (normals[:, 0] > 0.25) & (x > 1.6) & (y < 0.8)
     put(nose & (np.abs(y - 0.36) < 0.07) & (np.abs(z) < 0.55), 26, 26, 28)
     put(nose & (np.abs(y - 0.615) < 0.05) & (np.abs(z) < 0.42), 30, 30, 33)
@@ -217,48 +210,24 @@ def paint(points: Array, normals: Array) -> tuple[Array, Array]:
 
 @dataclass
 class Car:
-    """The car as it is seen, twice as large as in the picture, with what is needed to turn its wheels.
+    """The car twice as large as it is seen, with what is needed to turn its wheels.
 
-    Attributes:
-        image: colours times opacity, and opacity (rows, columns, 4), shadow on the road included.
-        origin: column and row, in the picture, of the image's corner.
-        at: indices of the wheels' pixels in the image, its first two axes flattened.
-        radius: of those pixels from the axle.
-        angle: about the axle.
-        lit: how bright they are.
+    ``image`` (rows, columns, 4) holds colours times opacity, and opacity, its shadow on the road included;
+    ``left`` and ``top`` are where its corner is in the picture. Of the wheels' pixels ``at`` says where they
+    are in the flattened image, ``radius`` and ``angle`` where on the wheel, and ``lit`` how bright.
     """
 
     image: Array
-    origin: tuple[float, float]
+    left: float
+    top: float
     at: Array
     radius: Array
     angle: Array
     lit: Array
 
 
-def build_car() -> Car:
-    """Trace the car and its shadow."""
-    corners = [project(np.array([x, y, z])) for x in (-2.3, 2.3) for y in (0, 1.55) for z in (-1.3, 1.5)]
-    left, top = min(c[0] for c in corners) // 1, min(c[1] for c in corners) // 1
-    columns, rows = (int(2 * (max(c[i] for c in corners) - corner)) for i, corner in ((0, left), (1, top)))
-    column, row = np.meshgrid(left + (np.arange(columns) + 0.5) / 2, top + (np.arange(rows) + 0.5) / 2)
-    directions = rays(column, row).reshape(-1, 3)
-
-    image = np.zeros((rows * columns, 4), np.float32)
-    ground = CAMERA + directions * (-CAMERA[1] / np.minimum(directions[:, 1], -1e-3))[:, None]
-    out = np.hypot(
-        np.maximum(np.abs(ground[:, 0] + 0.12) - 1.75, 0), np.maximum(np.abs(ground[:, 2] - 0.25) - 0.7, 0)
-    )
-    image[:, 3] = np.where(directions[:, 1] < -1e-3, 0.78 * (1 - smooth(-0.1, 0.62, out)), 0)
-
-    hit, points = trace(directions)
-    gradient = np.empty_like(points)
-    for axis in range(3):
-        step = np.zeros(3)
-        step[axis] = 0.006
-        gradient[:, axis] = np.minimum(*solid(points + step)) - np.minimum(*solid(points - step))
-    normals = gradient / np.linalg.norm(gradient, axis=1, keepdims=True)
-    car, wheel = solid(points)
+def shine(points: Array, normals: Array) -> Array:
+    """Colours (n, 3) of the car in daylight."""
     shade, mirrors = paint(points, normals)
     view = (points - CAMERA) / np.linalg.norm(points - CAMERA, axis=1, keepdims=True)
     facing = -(view * normals).sum(axis=1)
@@ -266,94 +235,103 @@ def build_car() -> Car:
     fresnel = mirrors + (1 - mirrors) * np.clip(1 - facing, 0, 1) ** 5
     low = 0.45 + 0.55 * smooth(0.1, 0.75, points[:, 1])  # less of the sky is seen from below
     light = 0.42 * low * (0.75 + 0.25 * normals[:, 1]) + 0.72 * np.clip(normals @ LIGHT, 0, 1)
-    shine = np.clip(mirrored @ LIGHT, 0, 1) ** 60
-    colours = (
-        shade * light[:, None] * (1 - 0.5 * fresnel[:, None]) + surroundings(mirrored) * fresnel[:, None]
-    )
-    colours += (0.7 * shine * (mirrors > 0.05))[:, None]
-    inside = (
-        (points[:, 1] < 0.75)
-        & (wheel_radius(points[:, 0], points[:, 1]) < 0.41)
-        & (np.abs(points[:, 2]) < 0.8)
-    )
-    colours[inside] = colour(16, 16, 18)
-    image[hit] = np.c_[np.clip(colours, 0, 1), np.ones(len(points))]
+    colours = mix(shade * light[:, None], surroundings(mirrored), fresnel)
+    colours += (0.7 * np.clip(mirrored @ LIGHT, 0, 1) ** 60 * (mirrors > 0.05))[:, None]
+    x, y, z = points.T
+    colours[(y < 0.75) & (wheel_radius(x, y) < 0.41) & (np.abs(z) < 0.8)] = colour(16, 16, 18)
+    return np.clip(colours, 0, 1)
 
+
+def build_car() -> Car:
+    """Trace the car and its shadow."""
+    box = [project(np.array([x, y, z])) for x in (-2.3, 2.3) for y in (0, 1.55) for z in (-1.3, 1.5)]
+    left, top, _ = np.min(box, axis=0) // 1
+    columns, rows, _ = (2 * (np.max(box, axis=0) - (left, top, 0))).astype(int)
+    column, row = np.meshgrid(left + (np.arange(columns) + 0.5) / 2, top + (np.arange(rows) + 0.5) / 2)
+    directions = rays(column, row).reshape(-1, 3)
+
+    image = np.zeros((rows * columns, 4), np.float32)
+    ground = CAMERA - directions * (CAMERA[1] / np.minimum(directions[:, 1:2], -1e-3))
+    out = np.maximum(np.abs(ground - np.array([-0.12, 0, 0.25])) - (1.75, 0, 0.7), 0)
+    image[:, 3] = 0.78 * (1 - smooth(-0.1, 0.62, np.hypot(out[:, 0], out[:, 2])))
+
+    hit, points = trace(directions)
+    steps = np.eye(3) * 0.006
+    slopes = [np.minimum(*solid(points + step)) - np.minimum(*solid(points - step)) for step in steps]
+    normals = np.stack(slopes, axis=1) / np.linalg.norm(slopes, axis=0)[:, None]
+    image[hit] = np.c_[shine(points, normals), np.ones(len(points))]
+
+    where = np.flatnonzero(hit)
+    car, wheel = solid(points)
     turning = (wheel < car) & (np.abs(normals[:, 2]) > 0.5)
-    tread = (wheel < car) & ~turning
-    image[np.flatnonzero(hit)[tread], :3] = colour(24, 24, 26)
+    image[where[(wheel < car) & ~turning], :3] = colour(24, 24, 26)
     x, y = points[turning, 0], points[turning, 1] - WHEEL
     return Car(
         image=image.reshape(rows, columns, 4),
-        origin=(left, top),
-        at=np.flatnonzero(hit)[turning],
-        radius=np.hypot(np.abs(x) - AXLES[0], y),
-        angle=np.arctan2(y, x - np.sign(x) * AXLES[0]),
+        left=left,
+        top=top,
+        at=where[turning],
+        radius=np.hypot(np.abs(x) - AXLES, y),
+        angle=np.arctan2(y, x - np.sign(x) * AXLES),
         lit=0.75 + 0.3 * smooth(-0.3, 0.3, -y),
     )
 
 
 def turn_wheels(car: Car, distance: float) -> Array:
     """The car's image after so many metres."""
-    image = car.image.copy()
-    fifth = 2 * np.pi / 5
+    image, radius, fifth = car.image.copy(), car.radius, 2 * np.pi / 5
     spoke = np.zeros(len(car.at))
     for blur in (-0.12, 0.0, 0.12):
-        away = np.abs((car.angle + distance / WHEEL + blur) % fifth - fifth / 2) * np.maximum(
-            car.radius, 0.05
-        )
-        spoke += within(away, -1, 0.030 + 0.10 * car.radius, 0.02) / 3
-    rim = mix(np.tile(colour(40, 41, 44), (len(spoke), 1)), colour(196, 200, 206), spoke)
-    rim = mix(
-        rim,
-        colour(206, 209, 214),
-        within(car.radius, 0.195, 0.232, 0.012) + within(car.radius, -1, 0.04, 0.02),
-    )
-    tyre = mix(rim, colour(30, 30, 32), within(car.radius, 0.232, 1, 0.012))
-    image.reshape(-1, 4)[car.at, :3] = tyre * car.lit[:, None]
+        away = np.abs((car.angle + distance / WHEEL + blur) % fifth - fifth / 2) * np.maximum(radius, 0.05)
+        spoke += within(away, -1, 0.030 + 0.10 * radius, 0.02) / 3
+    metal = within(radius, 0.195, 0.232, 0.012) + within(radius, -1, 0.04, 0.02)
+    shade = mix(colour(40, 41, 44), colour(200, 204, 210), np.maximum(spoke, metal))
+    shade = mix(shade, colour(30, 30, 32), within(radius, 0.232, 1, 0.012))
+    image.reshape(-1, 4)[car.at, :3] = shade * car.lit[:, None]
     return (image[:-1, :-1] + image[1:, :-1] + image[:-1, 1:] + image[1:, 1:]) / 4
 
 
 # --- the scenery
 
 
-def build_tree(seed: int, kind: str) -> list[Array]:
-    """A tree as colours times opacity and opacity (rows, columns, 4), and smaller and smaller ones."""
-    generator = np.random.default_rng(seed)
-    height, width = 160, 128
-    y, x = np.mgrid[:height, :width].astype(np.float32)
-    image = np.zeros((height, width, 4), np.float32)
-
-    def lay(rgb: Array, share: Array, rows: slice = slice(None), columns: slice = slice(None)) -> None:
-        part = image[rows, columns]
-        image[rows, columns] = part * (1 - share[..., None]) + np.r_[rgb, 1] * share[..., None]
-
-    lay(colour(20, 30, 12), 0.5 * (1 - smooth(0.3, 1, np.hypot((x - 64) / 56, (y - 155) / 5))))
-    trunk = within(x - 64 + 3 * np.sin(y / 21 + seed), -4, 4, 1.5) * (y > 70) * (y < 156)
-    lay(colour(74, 58, 42), trunk)
-    if kind == "round":
-        hearts = np.c_[generator.normal(64, 19, 9), generator.normal(58, 20, 9), generator.uniform(20, 31, 9)]
+def leaves(kind: str, generator: np.random.Generator) -> list[tuple[float, float, float, float]]:
+    """Tufts of leaves, the dark ones first: how bright, column, row, size."""
+    if kind == "fir":
+        levels = np.linspace(8, 136, 14)
+        hearts = np.c_[np.full(14, 64), levels, 3 + levels * 0.27]
     else:
-        levels = np.linspace(14, 132, 12)
-        hearts = np.c_[generator.normal(64, 2, 12), levels, 5 + levels * 0.24]
-    leaves = []
-    for cx, cy, size in hearts:
-        for _ in range(48):
-            bearing, out = generator.uniform(0, 2 * np.pi), size * generator.uniform(0, 1) ** 0.5
-            dx, dy = out * np.cos(bearing), out * np.sin(bearing) * (0.5 if kind == "fir" else 0.9)
-            lit = (
-                0.62 - 0.30 * dy / size - 0.16 * dx / size - 0.18 * (cy - 60) / 60 + generator.normal(0, 0.10)
-            )
-            leaves.append((lit, cx + dx, cy + dy, generator.uniform(2.2, 5.2)))
-    green = colour(118, 150, 58) if kind == "round" else colour(74, 112, 68)
-    green = green * np.array([generator.uniform(0.85, 1.2), 1, 1], np.float32)
-    for lit, cx, cy, size in sorted(leaves):
-        rows = slice(max(0, int(cy - 7)), max(0, int(cy + 8)))
-        columns = slice(max(0, int(cx - 7)), max(0, int(cx + 8)))
-        share = np.clip(size + 0.5 - np.hypot(x[rows, columns] - cx, y[rows, columns] - cy), 0, 1)
-        lay(np.clip(green * max(lit, 0.12) * 1.25, 0, 1), share, rows, columns)
+        hearts = np.c_[generator.normal(64, 16, 9), generator.normal(56, 19, 9), generator.uniform(18, 29, 9)]
+        hearts = hearts.clip((34, 30, 0), (94, 96, 99))
+    found = []
+    for column, row, size in hearts:
+        for _ in range(120):
+            bearing, out = generator.uniform(0, 2 * np.pi), generator.uniform(0, 1) ** 0.5
+            across, down = out * np.cos(bearing), out * np.sin(bearing) * (0.35 if kind == "fir" else 0.9)
+            lit = 0.60 - 0.28 * down - 0.2 * across - 0.0025 * (row - 60) + generator.normal(0, 0.09)
+            found.append((lit, column + size * across, row + size * down, generator.uniform(1.0, 2.9)))
+    return sorted(found)
+
+
+def build_tree(seed: int, kind: str) -> list[Array]:
+    """A tree as colours times opacity and opacity (160, 128, 4), and the same smaller and smaller."""
+    generator = np.random.default_rng(seed)
+    y, x = np.mgrid[:160, :128].astype(np.float32)
+    image = np.zeros((160, 128, 4), np.float32)
+
+    def lay(rgb: Array, share: Array, part: Array) -> None:
+        part[:] = mix(part, np.r_[rgb, 1], share)
+
+    lay(colour(20, 30, 12), 0.5 * (1 - smooth(0.3, 1, np.hypot((x - 64) / 56, (y - 155) / 5))), image)
+    trunk = within(x - 64 + 3 * np.sin(y / 21 + seed), -4, 4, 1.5) * (y > 70) * (y < 156)
+    lay(colour(74, 58, 42), trunk, image)
+    green = colour(74, 110, 66) if kind == "fir" else colour(98, 132, 52)
+    green = green * (generator.uniform(0.8, 1.1), 1, 1)
+    for lit, column, row, size in leaves(kind, generator):
+        box = np.s_[max(0, int(row - 5)) : int(row + 6), max(0, int(column - 5)) : int(column + 6)]
+        share = np.clip(size + 0.5 - np.hypot(x[box] - column, y[box] - row), 0, 1)
+        lay(np.clip(green * max(lit, 0.12) * 1.3, 0, 1), share, image[box])
     images = [image]
-    while min(images[-1].shape[:2]) > 8:
+    while len(images) < 5:
         last = images[-1]
         images.append((last[::2, ::2] + last[1::2, ::2] + last[::2, 1::2] + last[1::2, 1::2]) / 4)
     return images
@@ -361,172 +339,139 @@ def build_tree(seed: int, kind: str) -> list[Array]:
 
 def paste(picture: Array, image: Array, left: float, top: float, scale: float, haze: float = 0.0) -> None:
     """Lay an image (rows, columns, 4) over the picture, ``scale`` pixels for each of its own."""
-    height, width = image.shape[0] * scale, image.shape[1] * scale
-    r0, r1 = max(0, int(top)), min(HEIGHT, int(top + height) + 1)
-    c0, c1 = max(0, int(left)), min(WIDTH, int(left + width) + 1)
+    height, width = image.shape[:2]
+    r0, r1 = max(0, int(top)), min(HEIGHT, int(top + height * scale) + 1)
+    c0, c1 = max(0, int(left)), min(WIDTH, int(left + width * scale) + 1)
     if r0 >= r1 or c0 >= c1:
         return
-    rows = (np.arange(r0, r1) + 0.5 - top) / scale - 0.5
-    columns = (np.arange(c0, c1) + 0.5 - left) / scale - 0.5
-    edge = (within(rows, 0, image.shape[0] - 1, 1)[:, None] * within(columns, 0, image.shape[1] - 1, 1))[
-        ..., None
-    ]
-    rows, columns = rows.clip(0, image.shape[0] - 1.001), columns.clip(0, image.shape[1] - 1.001)
-    shown = lookup(image, *np.meshgrid(rows, columns, indexing="ij")) * edge
+    rows, columns = (np.arange(r0, r1) + 0.5 - top) / scale, (np.arange(c0, c1) + 0.5 - left) / scale
+    edge = np.outer(within(rows, 1, height - 1, 1), within(columns, 1, width - 1, 1))
+    places = np.meshgrid(
+        rows.clip(0.5, height - 0.6) - 0.5, columns.clip(0.5, width - 0.6) - 0.5, indexing="ij"
+    )
+    shown = lookup(image, *places) * edge[..., None]
     alpha = shown[..., 3:]
-    over = shown[..., :3] * (1 - haze) + HAZE * haze * alpha
-    picture[r0:r1, c0:c1] = picture[r0:r1, c0:c1] * (1 - alpha) + over
+    part = picture[r0:r1, c0:c1]
+    part[:] = part * (1 - alpha) + shown[..., :3] * (1 - haze) + HAZE * haze * alpha
 
 
 class Scene:
-    """Everything around the car, and how it looks at a time."""
+    """Everything around the car, as it is seen from the moving camera."""
 
     def __init__(self) -> None:
         self.column, self.row = np.meshgrid(np.arange(WIDTH) + 0.5, np.arange(HEIGHT) + 0.5)
         self.directions = rays(self.column, self.row)
         self.tiles = {cell: noise(256, 256, 0.6, seed) for seed, cell in enumerate((0.07, 0.45, 3.0))}
         self.woods = noise(256, 512, 0.9, 7)
-        self.ridge = noise(1, 4096, 1.35, 11)[0] + 0.05 * noise(1, 4096, 0.3, 12)[0]
-        self.sky = self._sky()
-        trees = [build_tree(seed, "fir" if seed % 3 == 2 else "round") for seed in range(7)]
-        generator = np.random.default_rng(3)
-        self.trees = []  # where along the road, how far from it, how high, and the pictures
+        self.ridge = noise(1, 4096, 1.35, 11)[0] + 0.04 * noise(1, 4096, 0.3, 12)[0]
+        self.sky = self.build_sky()
+        kinds = [build_tree(seed, "fir" if seed % 3 == 2 else "round") for seed in range(7)]
+        draw = np.random.default_rng(3)
+        self.trees = []  # where along the road and how far from it, how high, and the images
         for number in range(74):
-            near = number % 3
-            self.trees.append(
-                (
-                    generator.uniform(0, 170),
-                    (generator.uniform(10.5, 13), generator.uniform(15, 26), generator.uniform(28, 50))[near],
-                    generator.uniform(4.0, 7.5) + near,
-                    trees[generator.integers(len(trees))],
-                )
-            )
+            away = draw.uniform(*((10.5, 13), (15, 26), (28, 50))[number % 3])
+            height = draw.uniform(4.0, 7.5) + number % 3
+            self.trees.append((draw.uniform(0, 170), away, height, kinds[draw.integers(len(kinds))]))
 
-    def _sky(self) -> Array:
-        """Sky with clouds and the sun, and mountains so far away that they stand still."""
-        height = self.directions[..., 1] / np.linalg.norm(self.directions, axis=2)
-        sky = mix(colour(214, 228, 238), colour(84, 146, 214), smooth(-0.02, 0.36, height))
-        above = np.maximum(height, 0.03)
-        cover = lookup(
-            noise(256, 256, 1.5, 21),
-            self.directions[..., 2] / above * 9,
-            self.directions[..., 0] / above * 9,
-        )
-        sky = mix(sky, colour(250, 250, 250), 0.85 * smooth(0.1, 1.5, cover) * smooth(0.02, 0.12, height))
-        away = np.hypot(self.column - 62, self.row - 30)
-        glow = 0.55 * np.exp(-away / 16) + 0.35 * np.exp(-away / 60)
-        sky = mix(sky, colour(255, 246, 214), np.clip(glow + (1 - smooth(8.5, 11, away)), 0, 1))
-        bearing = np.arctan2(self.directions[..., 0], self.directions[..., 2])
-        top = 0.075 + 0.028 * np.interp(bearing * 500 + 2000, np.arange(4096), self.ridge)
-        blue = mix(colour(126, 152, 182), colour(176, 196, 212), smooth(0.12, 0.0, height))
+    def build_sky(self) -> Array:
+        """Clouds, the sun, and mountains so far away that they stand still."""
+        x, y, z = np.moveaxis(self.directions, 2, 0)
+        height = y / np.linalg.norm(self.directions, axis=2)
+        sky = mix(colour(214, 228, 238), colour(78, 142, 214), smooth(-0.02, 0.36, height))
+        above = np.maximum(height, 0.03) / 9
+        cover = smooth(0.1, 1.5, lookup(noise(256, 256, 1.5, 21), z / above, x / above))
+        sky = mix(sky, colour(250, 250, 250), 0.85 * cover * smooth(0.02, 0.12, height))
+        away = np.hypot(self.column - 62, self.row - 26)
+        glow = 0.75 * np.exp(-away / 14) + 0.35 * np.exp(-away / 60) + 1 - smooth(7, 11, away)
+        sky = mix(sky, colour(255, 254, 240), np.clip(glow, 0, 1))
+        top = 0.10 + 0.03 * np.interp(np.arctan2(x, z) * 500 + 2000, np.arange(4096), self.ridge)
+        blue = mix(colour(176, 196, 212), colour(120, 148, 182), smooth(0.0, 0.12, height))
         return mix(sky, blue, smooth(-0.0015, 0.0015, top - height))
 
-    def _ground(self, moved: float) -> Array:
+    def ground(self, moved: float) -> Array:
         """Road and meadows; what is above the horizon is of no use."""
         reach = -CAMERA[1] / np.minimum(self.directions[..., 1], -1e-3)
-        x, z = CAMERA[0] + reach * self.directions[..., 0], CAMERA[2] + reach * self.directions[..., 2]
-        dx, dz = (np.abs(np.gradient(v, axis=0)) + np.abs(np.gradient(v, axis=1)) for v in (x, z))
-        along = x + moved
-        rough = sum(
-            lookup(tile, z / cell, along / cell) * np.clip(1.2 * cell / (dx + dz), 0, 1) * 0.6
-            for cell, tile in self.tiles.items()
-        )
-        grass = mix(
-            colour(92, 128, 50),
-            colour(150, 158, 78),
-            smooth(-1.8, 1.8, lookup(self.tiles[3.0], z / 5, along / 9)),
-        )
-        grass = grass * (1 + 0.13 * rough)[..., None]
+        x, z = (CAMERA[axis] + reach * self.directions[..., axis] for axis in (0, 2))
+        dx, dz = (sum(np.abs(slope) for slope in np.gradient(place)) for place in (x, z))
+        x = x + moved
+        rough = np.zeros_like(x)
+        for cell, tile in self.tiles.items():
+            rough += 0.6 * lookup(tile, z / cell, x / cell) * np.clip(1.2 * cell / (dx + dz), 0, 1)
+        dry = smooth(-1.8, 1.8, lookup(self.tiles[3.0], z / 5, x / 9))
+        grass = mix(colour(88, 124, 48), colour(146, 154, 76), dry) * (1 + 0.13 * rough)[..., None]
         grass = mix(grass, HAZE, 0.5 * smooth(20, 220, reach))
-        tar = (
-            colour(112, 112, 114)
-            * (1 + 0.045 * rough - 0.05 * np.cos((z - 0.0) * 3.6) * (z < 1.75))[..., None]
-        )
-        verge = colour(150, 142, 122) * (1 + 0.10 * rough)[..., None]
-        picture = mix(grass, verge, within(z + 0.12 * rough, -2.9, 6.4, dz))
+        gravel = colour(150, 142, 122) * (1 + 0.10 * rough)[..., None]
+        worn = 0.05 * np.cos(z * 3.6)  # where wheels go
+        tar = colour(112, 112, 114) * (1 + 0.045 * rough - worn)[..., None]
+        picture = mix(grass, gravel, within(z + 0.12 * rough, -2.9, 6.4, dz))
         picture = mix(picture, tar, within(z + 0.03 * rough, -2.3, 5.8, dz))
-        for line in (-1.95, 5.4):
-            picture = mix(picture, colour(226, 226, 220), 0.9 * within(z, line - 0.06, line + 0.06, dz))
-        dash = within(along % 9.0, 2, 5, dx + SPEED * SHUTTER) * within(z, 1.69, 1.81, dz)
-        return mix(picture, colour(232, 226, 200), 0.95 * dash)
+        lines = within(z, -2.01, -1.89, dz) + within(z, 5.34, 5.46, dz)
+        lines += within(x % 9.0, 2, 5, dx + BLUR) * within(z, 1.69, 1.81, dz)
+        return mix(picture, colour(230, 230, 222), 0.92 * lines)
 
-    def _hills(
-        self, picture: Array, moved: float, away: float, low: float, high: float, tint: Array
-    ) -> Array:
-        """A wooded ridge along the road, so far away."""
+    def wall(self, away: float) -> tuple[Array, Array, Array]:
+        """How far each pixel reaches to an upright plane along the road, and where on it, x and y."""
         reach = (away - CAMERA[2]) / self.directions[..., 2]
-        x = CAMERA[0] + reach * self.directions[..., 0] + moved
-        y = CAMERA[1] + reach * self.directions[..., 1]
-        top = low + (high - low) * (
-            0.5 + 0.25 * np.interp(x / away * 160 % 4096, np.arange(4096), self.ridge)
-        )
-        wood = lookup(self.woods, y / away * 150, x / away * 110)
-        shade = (
-            mix(tint, tint * 0.62, smooth(-1.5, 1.5, wood)) * (0.82 + 0.3 * smooth(0, 1, y / top))[..., None]
-        )
-        shade = mix(shade, HAZE, np.clip(reach / 620, 0, 0.72))
-        return mix(picture, shade, within(y, -99, top, reach / FOCAL * 1.5))
+        return reach, *(CAMERA[axis] + reach * self.directions[..., axis] for axis in (0, 1))
 
-    def _fence(self, picture: Array, moved: float) -> Array:
+    def hills(self, below: Array, moved: float, away: float, low: float, high: float, green: Array) -> Array:
+        """Wooded hills along the road, so far away."""
+        reach, x, y = self.wall(away)
+        x = (x + moved) / away
+        top = low + (high - low) * (0.5 + 0.25 * np.interp(x * 160 % 4096, np.arange(4096), self.ridge))
+        wood = lookup(self.woods, y / away * 150, x * 110)
+        shade = (
+            mix(green, green * 0.6, smooth(-1.5, 1.5, wood)) * (0.8 + 0.3 * smooth(0, 1, y / top))[..., None]
+        )
+        shade = mix(shade, HAZE, np.clip(reach / 900, 0, 0.7))
+        return mix(below, shade, within(y, -99, top, reach / FOCAL * 1.5))
+
+    def fence(self, below: Array, moved: float) -> Array:
         """Posts and two rails beyond the road."""
-        reach = (7.8 - CAMERA[2]) / self.directions[..., 2]
-        x = CAMERA[0] + reach * self.directions[..., 0] + moved
-        y = CAMERA[1] + reach * self.directions[..., 1]
+        reach, x, y = self.wall(7.8)
         size = reach / FOCAL
-        post = within(x % 2.6, 1.2, 1.36, size * 1.6 + SPEED * SHUTTER * 0.6) * within(y, 0, 1.12, size)
+        post = within((x + moved) % 2.6, 1.2, 1.36, size * 1.6 + 0.6 * BLUR) * within(y, 0, 1.12, size)
         rail = within(y, 0.42, 0.53, size) + within(y, 0.84, 0.95, size)
-        wood = np.clip(np.maximum(post, 0.9 * rail), 0, 1)
-        return mix(picture, mix(colour(150, 128, 100), HAZE, np.clip(reach / 200, 0, 0.6)), wood)
+        wood = mix(colour(138, 116, 90), HAZE, np.clip(reach / 200, 0, 0.6))
+        return mix(below, wood, np.maximum(post, 0.9 * rail))
 
     def draw(self, time: float) -> Array:
         """The scenery at a time in seconds."""
         moved = SPEED * time
-        picture = self._hills(self.sky, moved, 330, 24, 60, colour(82, 118, 84))
-        picture = self._hills(picture, moved, 120, 3, 17, colour(84, 122, 58))
-        picture = np.where((self.directions[..., 1] < -0.004)[..., None], self._ground(moved), picture)
+        picture = self.hills(self.sky, moved, 420, 40, 105, colour(74, 112, 84))
+        picture = self.hills(picture, moved, 150, 4, 34, colour(80, 120, 58))
+        picture = np.where((self.directions[..., 1] < -0.004)[..., None], self.ground(moved), picture)
         standing = []
         for place, away, height, images in self.trees:
-            x = (place - moved + 160) % 170 - 160
-            column, row, depth = project(np.array([x, 0.0, away]))
-            standing.append((depth, column, row, height, images))
-        for depth, column, row, height, images in sorted(standing, key=lambda tree: -tree[0]):
-            pixels = FOCAL * height / depth
-            level = int(np.clip(np.log2(160 / pixels), 0, len(images) - 1))
-            scale = pixels / images[level].shape[0]
-            paste(
-                picture,
-                images[level],
-                column - 64 * pixels / 160,
-                row - pixels * 155 / 160,
-                scale,
-                min(depth / 300, 0.5),
-            )
-        return self._fence(picture, moved)
+            column, row, depth = project(np.array([(place - moved + 160) % 170 - 160, 0.0, away]))
+            standing.append((depth, column, row, FOCAL * height / depth, images))
+        for depth, column, row, pixels, images in sorted(standing, key=lambda tree: -tree[0]):
+            image = images[int(np.clip(np.log2(160 / pixels), 0, 4))]
+            left, top = column - 64 * pixels / 160, row - 155 * pixels / 160
+            paste(picture, image, left, top, pixels / len(image), min(depth / 300, 0.5))
+        return self.fence(picture, moved)
 
 
-def frames() -> list[Array]:
-    """All pictures of the clip, (HEIGHT, WIDTH, 3) uint8."""
+def frames() -> Iterator[Array]:
+    """Draw the clip: pictures (HEIGHT, WIDTH, 3) uint8."""
     scene, car = Scene(), build_car()
-    origin = project(np.zeros(3))
     corner = 1 - 0.18 * ((scene.column / WIDTH - 0.5) ** 2 + (scene.row / HEIGHT - 0.5) ** 2)[..., None]
-    pictures = []
+    column, row, depth = project(np.zeros(3))  # for which the car was traced
     for number in range(RATE * SECONDS):
         time = number / RATE
         picture = scene.draw(time)
-        ahead = -1.3 + 2.1 * smooth(-1, SECONDS + 1, np.array(time))  # the car overtakes the camera slowly
-        column, row, depth = project(np.array([float(ahead), 0.0, 0.0]))
-        scale = origin[2] / depth
-        left = column + (car.origin[0] - origin[0]) * scale
+        ahead = -1.5 + 2.2 * float(smooth(-1, SECONDS + 1, np.array(time)))  # it overtakes the camera slowly
+        now_column, now_row, now_depth = project(np.array([ahead, 0.0, 0.0]))
+        scale = depth / now_depth
         bounce = 0.35 * np.sin(7 * time) * np.sin(2.3 * time)
-        top = row + (car.origin[1] - origin[1]) * scale + bounce
-        paste(picture, turn_wheels(car, SPEED * time + float(ahead)), left, top, scale / 2)
-        pictures.append((np.clip(picture * corner, 0, 1) * 255 + 0.5).astype(np.uint8))
-    return pictures
+        left, top = now_column + (car.left - column) * scale, now_row + (car.top - row) * scale + bounce
+        paste(picture, turn_wheels(car, SPEED * time + ahead), left, top, scale / 2)
+        yield (np.clip(picture * corner, 0, 1) * 255 + 0.5).astype(np.uint8)
 
 
 def draw(path: Path) -> None:
-    """Draw the clip and write it as an MP4 file whose index comes first."""
-    with av.open(str(path), "w", options={"movflags": "+faststart"}) as container:
+    """Draw the clip and write it as H.264 in an MP4 file whose index comes first."""
+    with av.open(str(path), "w", format="mp4", options={"movflags": "+faststart"}) as container:
         stream = container.add_stream("libx264", rate=RATE, options={"crf": "25", "preset": "slow"})
         stream.width, stream.height, stream.pix_fmt = WIDTH, HEIGHT, "yuv420p"
         for picture in frames():

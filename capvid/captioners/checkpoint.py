@@ -52,10 +52,18 @@ def save_checkpoint(
     vocabulary: Vocabulary,
     header: FeatureHeader,
     info: dict[str, Any],
+    *,
+    half: bool = False,
 ) -> None:
-    """Write a checkpoint to ``folder``, weights first: a folder with a configuration is a whole one."""
+    """Write a checkpoint to ``folder``, weights first: a folder with a configuration is a whole one.
+
+    With ``half``, numbers are stored in half precision; they are loaded into single precision again.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in captioner.state_dict().items()}
+    tensors = {
+        name: (tensor.half() if half and tensor.is_floating_point() else tensor).detach().cpu().contiguous()
+        for name, tensor in captioner.state_dict().items()
+    }
     with atomic_path(folder / WEIGHTS) as temporary:
         save_file(tensors, temporary, metadata={"format": "pt"})
     record = {

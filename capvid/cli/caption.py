@@ -33,7 +33,13 @@ class Format(str, Enum):
 
 def caption(
     inputs: common.Inputs,
-    model: Annotated[Path, typer.Option(show_default=False, help="Folder of a trained captioner.")],
+    model: Annotated[
+        str | None,
+        typer.Option(
+            show_default="the one that comes with capvid",
+            help="Name of a trained captioner (see capvid models), or the folder of one.",
+        ),
+    ] = None,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", show_default=False, help="One file for everything.")
     ] = None,

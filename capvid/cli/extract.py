@@ -34,6 +34,9 @@ def extract(
     ] = None,
     weights: common.Weights = None,
     frames: Annotated[int, typer.Option(min=1, help="Frames per video, spread evenly over it.")] = 28,
+    clean: Annotated[
+        bool, typer.Option("--clean", help="Leave out black, flat and repeated ones of these frames.")
+    ] = False,
     device: common.Device = "auto",
     workers: common.Workers = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Frames that a backbone sees at once.")] = 32,
@@ -75,7 +78,7 @@ def extract(
         output,
         videos,
         loaded,
-        UniformSampling(frames),
+        UniformSampling(frames, clean=clean),
         batch,
         workers=workers or common.default_workers(),
         batch_size=batch_size,

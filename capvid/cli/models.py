@@ -16,10 +16,11 @@ if TYPE_CHECKING:
 def models(
     name: Annotated[str | None, typer.Argument(metavar="[NAME]", show_default=False)] = None,
 ) -> None:
-    """List the models, or show one.
+    """List the models, or show one with its model card.
 
     Captioners write the sentences; backbones are the networks that see the frames.
     """
+    from capvid.bundled import model_card
     from capvid.features.registry import backbones, captioners
 
     if name is None:
@@ -32,6 +33,8 @@ def models(
     width = max(map(len, rows)) + 1
     for key, value in rows.items():
         typer.echo(f"{key + ':':<{width}} {value}")
+    if (card := model_card(name)) is not None:
+        typer.echo(f"\n{card.rstrip()}")
 
 
 def _find_backbone(name: str) -> BackboneEntry:
@@ -58,15 +61,21 @@ def _show_all(captioners: list[CaptionerEntry], backbones: list[BackboneEntry]) 
     on_terminal = sys.stdout.isatty()
     console = Console(width=None if on_terminal else 400, highlight=False)
     style = box.SIMPLE_HEAD if on_terminal else None  # piped: one row per line, columns aligned
-    table = Table("captioner", "description", "paper", box=style)
+    table = Table("captioner", "description", "paper", "trained", box=style)
     for captioner in captioners:
-        table.add_row(captioner.name, captioner.description, captioner.paper)
+        trained = "-" if captioner.source is None else f"{_megabytes(captioner.bytes)}, comes with capvid"
+        table.add_row(captioner.name, captioner.description, captioner.paper, trained)
     console.print(table)
     console.print()
     table = Table("backbone", "layers", "size", "licence", "source", "here", box=style)
     for entry in backbones:
         table.add_row(
-            entry.name, ", ".join(entry.layers), _size(entry), entry.licence, entry.source, _here(entry)
+            entry.name,
+            ", ".join(entry.layers),
+            _megabytes(entry.bytes),
+            entry.licence,
+            entry.source,
+            _here(entry),
         )
     console.print(table)
 
@@ -79,7 +88,13 @@ def _captioner_rows(entry: CaptionerEntry) -> dict[str, str]:
         "code": entry.file,
         "weights": entry.source or "train it with capvid train",
     }
-    return rows | ({"licence": entry.licence} if entry.licence else {})
+    if entry.source is not None:
+        rows |= {
+            "size": _megabytes(entry.bytes),
+            "sha256": entry.sha256 or "-",
+            "licence": entry.licence or "-",
+        }
+    return rows
 
 
 def _backbone_rows(entry: BackboneEntry) -> dict[str, str]:
@@ -95,17 +110,17 @@ def _backbone_rows(entry: BackboneEntry) -> dict[str, str]:
         "licence": entry.licence,
         "source": entry.source,
         "file": entry.file,
-        "size": _size(entry),
+        "size": _megabytes(entry.bytes),
         "sha256": entry.sha256 or ("-" if entry.source == "none" else "recorded at the first download"),
         "layers": ", ".join(layers),
         "default layer": entry.default_layer,
-        "input": entry.preprocess.describe(),
+        "input": entry.describe_input(),
         "here": _here(entry),
     }
 
 
-def _size(entry: BackboneEntry) -> str:
-    return f"{entry.bytes / 1e6:.0f} MB" if entry.bytes else "-"
+def _megabytes(size: int | None) -> str:
+    return f"{size / 1e6:.0f} MB" if size else "-"
 
 
 def _here(entry: BackboneEntry) -> str:

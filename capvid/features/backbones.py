@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from capvid.bundled import FOLDER
 from capvid.errors import CapvidError, UsageError, WeightsError
 from capvid.features.file import StreamHeader
 from capvid.features.preprocess import normalise, prepare
@@ -195,6 +196,8 @@ def local_weights(name: str, *, weights: Path | None = None, search: Sequence[Pa
         if not path.is_file():
             raise WeightsError(f"{path}: no such file, asked for as the weights of {entry.name}")
         return path
+    if entry.source.startswith("bundled:"):
+        return FOLDER / entry.file
     return next((path for path in _candidates(entry, search) if path.is_file()), None)
 
 

@@ -106,7 +106,7 @@ class Clip:
 
 @dataclass(frozen=True, kw_only=True)
 class BackboneEntry:
-    """One backbone of ``models.toml``; ``source`` is ``file:...``, ``hub:...`` or ``none``.
+    """One backbone of ``models.toml``; ``source`` is ``bundled:...``, ``file:...``, ``hub:...`` or ``none``.
 
     ``file`` is the name of the weights file, ``sha256`` its digest where known, ``bytes`` its size where
     known, ``architecture`` the name timm knows the network by, ``clip`` the frames that it sees at once,
@@ -156,7 +156,11 @@ class BackboneEntry:
 
 @dataclass(frozen=True, kw_only=True)
 class CaptionerEntry:
-    """One captioner of ``models.toml``: the paper it follows and the file that holds it."""
+    """One captioner of ``models.toml``: the paper it follows and the file that holds it.
+
+    A captioner that comes trained has a ``source`` (``bundled:FOLDER``), and ``sha256`` and ``bytes`` of its
+    weights file.
+    """
 
     name: str
     paper: str
@@ -164,6 +168,8 @@ class CaptionerEntry:
     file: str
     source: str | None = None
     licence: str | None = None
+    sha256: str | None = None
+    bytes: int | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -175,6 +181,11 @@ def backbones() -> Mapping[str, BackboneEntry]:
 def captioners() -> Mapping[str, CaptionerEntry]:
     """Give every captioner by its name."""
     return _registry(_extra_file())[1]
+
+
+def default_captioner() -> str:
+    """Name the captioner that is taken when none is given."""
+    return str(_tables()["default"])
 
 
 def backbone_entry(name: str) -> BackboneEntry:
@@ -205,7 +216,7 @@ def _extra_file() -> str | None:
 @lru_cache(maxsize=8)
 def _registry(extra: str | None) -> tuple[Mapping[str, BackboneEntry], Mapping[str, CaptionerEntry]]:
     """Read ``models.toml``, then the entries of the ``extra`` file over them."""
-    tables = tomllib.loads(_models_file().read_text(encoding="utf-8"))
+    tables = _tables()
     known = {name: _backbone(name, table) for name, table in tables["backbones"].items()}
     writers = {name: _captioner(name, table) for name, table in tables["captioners"].items()}
     if extra is not None:
@@ -220,6 +231,12 @@ def _registry(extra: str | None) -> tuple[Mapping[str, BackboneEntry], Mapping[s
                 remedy="write it like models.toml, or unset CAPVID_MODELS",
             ) from error
     return MappingProxyType(known), MappingProxyType(writers)
+
+
+@lru_cache(maxsize=1)
+def _tables() -> dict[str, Any]:
+    """Read ``models.toml``."""
+    return tomllib.loads(_models_file().read_text(encoding="utf-8"))
 
 
 def _models_file() -> Path:
@@ -239,7 +256,7 @@ def _backbone(name: str, table: Mapping[str, Any]) -> BackboneEntry:
     preprocess = Preprocess(
         **{key: tuple(value) if isinstance(value, list) else value for key, value in preprocess.items()}
     )
-    file = values.pop("file", None) or values["source"].removeprefix("file:")
+    file = values.pop("file", None) or values["source"].partition(":")[2]
     aliases = tuple(values.pop("aliases", ()))
     clip = values.pop("clip", None)
     return BackboneEntry(
@@ -254,6 +271,6 @@ def _backbone(name: str, table: Mapping[str, Any]) -> BackboneEntry:
 
 
 def _captioner(name: str, table: Mapping[str, Any]) -> CaptionerEntry:
-    own = {"paper", "description", "file", "source", "licence"}
+    own = {"paper", "description", "file", "source", "licence", "sha256", "bytes"}
     extra = {key: value for key, value in table.items() if key not in own}
     return CaptionerEntry(name=name, extra=extra, **{k: v for k, v in table.items() if k in own})

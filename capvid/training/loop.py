@@ -202,7 +202,14 @@ class Trainer:
                 "max_frames": self.recipe.data.max_frames,
                 "decoding": self.recipe.to_dict()["decoding"],
             }
-            save_checkpoint(self.folder / "best", self.captioner, self.vocabulary, self.store.header, info)
+            save_checkpoint(
+                self.folder / "best",
+                self.captioner,
+                self.vocabulary,
+                self.store.header,
+                info,
+                half=self.recipe.training.stored == "float16",
+            )
         if self.average:
             self.average.swap(self.captioner)
         samples = dict(list(captions.items())[:3])

@@ -58,6 +58,7 @@ class TrainingOptions:
         clip_value: gradients are clipped to [-value, value] element by element; 0 leaves them.
         clip_norm: gradients are scaled to at most this norm; 0 leaves them.
         average: decay of the running average of the weights that is validated and saved; 0 saves the weights.
+        stored: numbers in which checkpoints are stored, float32 or float16 (half the size).
         precision: fp32, bf16 (autocast), or auto (bf16 where the processor multiplies it in hardware).
         seed: of weights, batches and dropout.
     """
@@ -74,6 +75,7 @@ class TrainingOptions:
     clip_value: float = 0.0
     clip_norm: float = 0.0
     average: float = 0.0
+    stored: str = "float32"
     precision: str = "auto"
     seed: int = 1
 
@@ -99,6 +101,7 @@ _SECTIONS: dict[str, type] = {"data": DataOptions, "training": TrainingOptions, 
 _CHOICES = {
     ("training", "optimizer"): ("adam", "adamw", "adadelta"),
     ("training", "schedule"): ("constant", "one-cycle"),
+    ("training", "stored"): ("float32", "float16"),
     ("training", "precision"): ("auto", "fp32", "bf16"),
 }
 

@@ -32,13 +32,18 @@ def find_videos(inputs: Sequence[Path | str], *, recursive: bool = True) -> list
 
     Files are taken as they are, also those that do not exist or have another extension: what is wrong with
     them shows when they are opened. Folders are searched for known extensions, in the order of names; hidden
-    files and folders are passed over, and symbolic links to folders followed once.
+    files and folders are passed over, and symbolic links to folders followed once. A zip file stands for its
+    folders of pictures, each the frames of a video.
 
     Raises:
-        CapvidError: a folder holds no video.
+        CapvidError: a folder holds no video, or a zip file no folder of pictures.
     """
     found: dict[Path, tuple[Path, Path]] = {}  # by real path: path, and name relative to the input
     for given in map(Path, inputs):
+        if given.suffix.lower() == ".zip" and given.is_file():
+            for folder in _folders_of_pictures(given):
+                found.setdefault(_real(folder), (folder, folder.relative_to(given)))
+            continue
         if not given.is_dir():
             found.setdefault(_real(given), (given, Path(given.name)))
             continue
@@ -51,6 +56,18 @@ def find_videos(inputs: Sequence[Path | str], *, recursive: bool = True) -> list
     return [
         VideoInput(path, key) for (path, _), key in zip(found.values(), _keys(found.values()), strict=True)
     ]
+
+
+def _folders_of_pictures(archive: Path) -> list[Path]:
+    from capvid.video.pictures import SUFFIXES, picture_folders
+
+    folders = picture_folders(archive)
+    if not folders:
+        raise CapvidError(
+            f"{archive}: no folders of pictures in this zip file",
+            remedy=f"put the frames of each video ({', '.join(SUFFIXES)}) into a folder of its own",
+        )
+    return folders
 
 
 def _real(path: Path) -> Path:

@@ -134,18 +134,26 @@ def _decord(path: Path) -> FrameSource:
     return DecordSource(path)
 
 
-READERS: dict[str, Callable[[Path], FrameSource]] = {"decord": _decord}
+def _pictures(path: Path) -> FrameSource:
+    from capvid.video.pictures import PicturesSource
+
+    return PicturesSource(path)
+
+
+READERS: dict[str, Callable[[Path], FrameSource]] = {"decord": _decord, "pictures": _pictures}
 
 
 def open_video(path: str | Path, *, reader: str = "auto") -> FrameSource:
-    """Open a video with the reader of that name; ``auto`` takes the first.
+    """Open a video with the reader of that name; ``auto`` takes the one that suits the path.
 
     Raises:
         VideoError: it cannot be opened; the subclass says why.
         UsageError: there is no such reader.
     """
     if reader == "auto":
-        reader = next(iter(READERS))
+        from capvid.video.pictures import archive_of
+
+        reader = "pictures" if archive_of(Path(path)) else "decord"
     if reader not in READERS:
         raise UsageError(f"{reader}: no such reader", remedy=f"choose {', '.join(READERS)}")
     return READERS[reader](Path(path))

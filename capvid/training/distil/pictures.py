@@ -15,8 +15,8 @@ from PIL import Image, UnidentifiedImageError
 from capvid.errors import DataError, UsageError
 from capvid.features.preprocess import prepare
 from capvid.features.registry import Preprocess
+from capvid.video.pictures import SUFFIXES
 
-SUFFIXES = (".jpeg", ".jpg", ".png", ".webp")
 AHEAD = 64
 
 
