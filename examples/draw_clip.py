@@ -22,7 +22,7 @@ import numpy as np
 
 WIDTH, HEIGHT, RATE, SECONDS = 320, 240, 20, 6
 FOCAL = 385.0  # pixels
-CAMERA, TARGET = np.array([5.4, 2.0, -6.6]), np.array([0.2, 0.95, 0.0])
+CAMERA, TARGET = np.array([5.4, 2.0, -6.6]), np.array([0.2, 1.15, 0.0])
 SPEED = 9.6  # metres a second
 BLUR = SPEED * 0.5 / RATE  # metres in the time that the shutter is open
 LIGHT = np.array([0.25, 0.8, -0.55]) / np.linalg.norm([0.25, 0.8, -0.55])
@@ -370,7 +370,7 @@ class Scene:
         self.trees = []  # where along the road and how far from it, how high, and the images
         for number in range(74):
             away = draw.uniform(*((10.5, 13), (15, 26), (28, 50))[number % 3])
-            height = draw.uniform(4.0, 7.5) + number % 3
+            height = draw.uniform(3.6, 6.6) + number % 3
             self.trees.append((draw.uniform(0, 170), away, height, kinds[draw.integers(len(kinds))]))
 
     def build_sky(self) -> Array:
@@ -381,7 +381,7 @@ class Scene:
         above = np.maximum(height, 0.03) / 9
         cover = smooth(0.1, 1.5, lookup(noise(256, 256, 1.5, 21), z / above, x / above))
         sky = mix(sky, colour(250, 250, 250), 0.85 * cover * smooth(0.02, 0.12, height))
-        away = np.hypot(self.column - 62, self.row - 26)
+        away = np.hypot(self.column - 70, self.row - 24)
         glow = 0.75 * np.exp(-away / 14) + 0.35 * np.exp(-away / 60) + 1 - smooth(7, 11, away)
         sky = mix(sky, colour(255, 254, 240), np.clip(glow, 0, 1))
         top = 0.10 + 0.03 * np.interp(np.arctan2(x, z) * 500 + 2000, np.arange(4096), self.ridge)
@@ -431,8 +431,8 @@ class Scene:
         reach, x, y = self.wall(7.8)
         size = reach / FOCAL
         post = within((x + moved) % 2.6, 1.2, 1.36, size * 1.6 + 0.6 * BLUR) * within(y, 0, 1.12, size)
-        rail = within(y, 0.42, 0.53, size) + within(y, 0.84, 0.95, size)
-        wood = mix(colour(138, 116, 90), HAZE, np.clip(reach / 200, 0, 0.6))
+        rail = within(y, 0.40, 0.54, size) + within(y, 0.84, 0.98, size)
+        wood = mix(colour(206, 196, 178), HAZE, np.clip(reach / 200, 0, 0.6))
         return mix(below, wood, np.maximum(post, 0.9 * rail))
 
     def draw(self, time: float) -> Array:
@@ -472,7 +472,7 @@ def frames() -> Iterator[Array]:
 def draw(path: Path) -> None:
     """Draw the clip and write it as H.264 in an MP4 file whose index comes first."""
     with av.open(str(path), "w", format="mp4", options={"movflags": "+faststart"}) as container:
-        stream = container.add_stream("libx264", rate=RATE, options={"crf": "25", "preset": "slow"})
+        stream = container.add_stream("libx264", rate=RATE, options={"crf": "24", "preset": "slow"})
         stream.width, stream.height, stream.pix_fmt = WIDTH, HEIGHT, "yuv420p"
         for picture in frames():
             container.mux(stream.encode(av.VideoFrame.from_ndarray(picture, format="rgb24")))

@@ -252,10 +252,11 @@ def _backbone(name: str, table: Mapping[str, Any]) -> BackboneEntry:
         layer: Layer(width=size) if isinstance(size, int) else Layer(locations=size[0], width=size[1])
         for layer, size in values.pop("layers").items()
     }
-    preprocess = values.pop("preprocess")
-    preprocess = Preprocess(
-        **{key: tuple(value) if isinstance(value, list) else value for key, value in preprocess.items()}
-    )
+    numbers: dict[str, Any] = {
+        key: tuple(value) if isinstance(value, list) else value
+        for key, value in values.pop("preprocess").items()
+    }
+    preprocess = Preprocess(**numbers)
     file = values.pop("file", None) or values["source"].partition(":")[2]
     aliases = tuple(values.pop("aliases", ()))
     clip = values.pop("clip", None)

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from capvid.captioners import Captioner
 from capvid.data.batches import Batch
-from capvid.text.vocabulary import PAD
+from capvid.text.vocabulary import PAD, SPECIAL
 from capvid.training.recipe import TrainingOptions
 
 
@@ -27,18 +27,40 @@ def caption_loss(captioner: Captioner, batch: Batch, label_smoothing: float) -> 
     return F.cross_entropy(logits.float(), batch.targets[spoken], label_smoothing=label_smoothing)
 
 
-def make_optimizer(captioner: nn.Module, options: TrainingOptions) -> torch.optim.Optimizer:
+class WordLoss(nn.Module):
+    """Words of the caption, told by the mean frame alone; learned beside the captioner and not kept.
+
+    It ties what the frames are projected to with what is said of them, sooner than the LSTM does. The loss
+    is the binary cross-entropy, summed over the vocabulary, mean over captions.
+    """
+
+    def __init__(self, captioner: Captioner) -> None:
+        super().__init__()
+        self.tell = nn.Linear(captioner.frame_width(captioner.config), captioner.config.vocabulary_size)
+        nn.init.constant_(self.tell.bias, -6.0)  # most words are not said
+
+    def forward(self, captioner: Captioner, batch: Batch) -> Tensor:
+        """The loss of a batch."""
+        frames = captioner.frames(batch.features, batch.mask)  # (B, T, D')
+        scores = self.tell(frames.sum(1) / batch.mask.sum(1, keepdim=True)).float()  # (B, V)
+        said = torch.zeros_like(scores).scatter_(1, batch.targets, 1.0)
+        said[:, : len(SPECIAL)] = 0.0
+        return F.binary_cross_entropy_with_logits(scores, said, reduction="sum") / len(said)
+
+
+def make_optimizer(module: nn.Module, options: TrainingOptions) -> torch.optim.Optimizer:
     """The optimizer that ``options`` name; AdamW spares biases and embeddings its weight decay."""
+    named = list(module.named_parameters())
     if options.optimizer == "adamw":
-        decayed = [p for n, p in captioner.named_parameters() if p.ndim > 1 and "embedding" not in n]
-        spared = [p for n, p in captioner.named_parameters() if p.ndim <= 1 or "embedding" in n]
+        decayed = [p for n, p in named if p.ndim > 1 and "embedding" not in n]
+        spared = [p for n, p in named if p.ndim <= 1 or "embedding" in n]
         groups: list[dict[str, Any]] = [
             {"params": decayed, "weight_decay": options.weight_decay},
             {"params": spared, "weight_decay": 0.0},
         ]
         return torch.optim.AdamW(groups, lr=options.learning_rate, betas=(0.9, 0.98), fused=True)
     chosen = {"adam": torch.optim.Adam, "adadelta": torch.optim.Adadelta}[options.optimizer]
-    return chosen(captioner.parameters(), lr=options.learning_rate, weight_decay=options.weight_decay)
+    return chosen([p for _, p in named], lr=options.learning_rate, weight_decay=options.weight_decay)
 
 
 def one_cycle(warmup: float, steps: int) -> Callable[[int], float]:

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from capvid.video.source import SampledFrames
-
 _SAMPLES = 64  # to a side
 _FLAT = 12  # levels between the darkest and the brightest hundredth of a picture of one colour
 _SAME = 1.0  # mean difference in grey levels up to which a picture is the one before
@@ -76,11 +74,6 @@ def letterbox(frames: np.ndarray) -> tuple[int, int, int, int]:
         ValueError: there is no frame.
     """
     return _borders(frames, useful(frames))
-
-
-def cleaned(sampled: SampledFrames) -> SampledFrames:
-    """Keep only the useful frames of a sample, with their times and windows."""
-    return sampled.take(useful(sampled.frames))
 
 
 def _step(length: int) -> int:

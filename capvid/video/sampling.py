@@ -17,7 +17,7 @@ class UniformSampling:
     Attributes:
         num_frames: K.
         clean: whether frames that show nothing new are left out of these K, as
-            :func:`~capvid.video.clean.cleaned` does it once they are read.
+            :func:`~capvid.video.clean.useful` finds the others once they are read.
     """
 
     num_frames: int

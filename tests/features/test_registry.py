@@ -15,10 +15,11 @@ def test_every_backbone_is_whole(name: str) -> None:
     entry = backbones()[name]
     assert entry.default_layer in entry.layers
     assert entry.licence and entry.origin and entry.description
-    assert re.fullmatch(r"none|file:[^/]+\.safetensors|hub:[\w.-]+/[\w.-]+@[0-9a-f]{40}", entry.source)
+    hub = r"hub:[\w.-]+/[\w.-]+@[0-9a-f]{40}"
+    assert re.fullmatch(rf"none|(file|bundled):[^/]+\.safetensors|{hub}", entry.source)
     assert entry.source == "none" or entry.file.endswith(".safetensors")
     assert entry.sha256 is None or re.fullmatch("[0-9a-f]{64}", entry.sha256)
-    assert entry.sha256 or not entry.source.startswith("file:")
+    assert entry.sha256 or not entry.source.startswith(("file:", "bundled:"))
     assert entry.preprocess.order in ("RGB", "BGR")
     assert entry.preprocess.crop <= entry.preprocess.resize
 

@@ -5,6 +5,8 @@ import torch
 
 from capvid.captioners import build
 from capvid.errors import RecipeError, UsageError
+from capvid.features.registry import backbones
+from capvid.training.distil.recipe import DistilRecipe
 from capvid.training.optimise import AveragedWeights, learning_rate_factor
 from capvid.training.recipe import TrainingOptions, load_recipe, recipe_names
 
@@ -12,9 +14,14 @@ from capvid.training.recipe import TrainingOptions, load_recipe, recipe_names
 @pytest.mark.parametrize("name", recipe_names())
 def test_every_recipe_loads_and_builds(name: str) -> None:
     recipe = load_recipe(name)
+    assert recipe.description
+    if isinstance(recipe, DistilRecipe):
+        assert backbones()[recipe.backbone].kind == "student"
+        layers = {teacher: backbones()[teacher].layers for teacher in recipe.teachers}
+        assert all(options.layer in layers[teacher] for teacher, options in recipe.teachers.items())
+        return
     captioner = build(recipe.captioner, {"vocabulary_size": 20, "feature_width": 8, **recipe.model})
     assert captioner.name == recipe.captioner
-    assert recipe.description
 
 
 def test_settings_override() -> None:

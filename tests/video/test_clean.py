@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from capvid.video.clean import cleaned, letterbox, useful
+from capvid.video.clean import letterbox, useful
 from capvid.video.source import SampledFrames, VideoInfo
 
 HEIGHT, WIDTH = 180, 320
@@ -169,7 +169,7 @@ def test_a_cleaned_sample() -> None:
     )
     times = np.arange(4) * 2.0
     sampled = SampledFrames(frames=np.stack([one * 0, one, one, two]), times=times, info=info)
-    kept = cleaned(sampled)
+    kept = sampled.take(useful(sampled.frames))
     assert kept.times.tolist() == [2.0, 6.0]
     assert (kept.frames == np.stack([one, two])).all()
     assert kept.info is info
