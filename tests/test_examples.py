@@ -5,6 +5,7 @@ from pathlib import Path
 
 import av
 import numpy as np
+import pytest
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 CLIP = EXAMPLES / "car.mp4"
@@ -23,7 +24,8 @@ def test_the_clip_is_small_and_can_be_played_as_it_comes() -> None:
     assert 0 < data.find(b"moov") < data.find(b"mdat")
 
 
-def test_the_clip_is_what_its_script_draws(tmp_path: Path) -> None:
+def test_the_clip_is_what_its_script_draws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(EXAMPLES))
     runpy.run_path(str(EXAMPLES / "draw_clip.py"))["draw"](tmp_path / "car.mp4")
     (drawn, times), (kept, kept_times) = decoded(tmp_path / "car.mp4"), decoded(CLIP)
     assert times == kept_times and len(times) == 120 and times[-1] == 5.95

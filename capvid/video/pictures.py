@@ -69,7 +69,7 @@ class PicturesSource:
     def __init__(self, path: Path) -> None:
         archive = archive_of(path)
         if archive is None:
-            raise MissingVideoError(path)
+            raise MissingVideoError(path, "leads into no zip file")
         self._path = path
         self._archive, folders = _contents(archive)
         self._names = folders.get(path.relative_to(archive).as_posix(), [])

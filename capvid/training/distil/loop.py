@@ -89,7 +89,7 @@ class Distiller:
         resume: bool = False,
     ) -> None:
         self.recipe, self.data, self.folder, self.reporter = recipe, data, folder, reporter
-        self.entry, self.student = entry, student.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.entry, self.student = entry, student.to(memory_format=torch.channels_last)
         self.model = nn.ModuleDict({"student": self.student, "lessons": lessons})
         self.lessons = lessons
         options = recipe.training

@@ -119,7 +119,7 @@ def _checked(cls: type, section: str, values: Mapping[str, Any]) -> dict[str, An
             value = tuple(value)
         if type(value) is not kind:
             raise RecipeError(f"{section}.{key} = {value!r}: expected {kind.__name__}")
-        if kind in (int, float) and (value < 0 or (value == 0 and key not in _MAY_BE_ZERO)):
+        if isinstance(value, int | float) and (value < 0 or (value == 0 and key not in _MAY_BE_ZERO)):
             raise RecipeError(f"{section}.{key} = {value}: must be positive")
         chosen[key] = value
     if cls is TeacherOptions and "layer" not in chosen:

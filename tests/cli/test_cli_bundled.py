@@ -1,0 +1,112 @@
+"""The models that come with capvid."""
+
+from __future__ import annotations
+
+import json
+import socket
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from toy import Run
+
+import capvid
+from capvid.bundled import FOLDER, model_card
+from capvid.errors import CheckpointError
+from capvid.features.backbones import load_backbone
+from capvid.features.registry import backbones, captioners, default_captioner
+from capvid.files import sha256_file
+from capvid.pipeline import model_folder
+
+CLIP = Path(__file__).parents[2] / "examples" / "car.mp4"
+TRAINED = [name for name, entry in captioners().items() if entry.source]
+BUNDLED = [entry for entry in backbones().values() if entry.source.startswith("bundled:")]
+
+
+@pytest.fixture
+def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    def denied(*_: Any, **__: Any) -> None:
+        raise AssertionError("the network was asked for")
+
+    monkeypatch.setattr(socket, "socket", denied)
+    monkeypatch.setattr(socket, "create_connection", denied)
+    monkeypatch.setattr(socket, "getaddrinfo", denied)
+
+
+def test_a_clip_is_captioned_without_model_or_network(
+    capvid: Run, no_network: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CAPVID_WEIGHTS", raising=False)
+    code, out, err = capvid("caption", str(CLIP))
+    assert (code, err) == (0, "")
+    assert out.endswith("\n")
+    assert len(out.split()) >= 3
+    assert "<" not in out
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_every_trained_captioner_is_what_the_registry_says(name: str) -> None:
+    entry, folder = captioners()[name], model_folder(name)
+    weights = folder / "captioner.safetensors"
+    assert (weights.stat().st_size, sha256_file(weights)) == (entry.bytes, entry.sha256)
+    assert model_card(name) is not None
+    header = json.loads((folder / "captioner.json").read_text(encoding="utf-8"))["features"]
+    assert [stream["backbone"] for stream in header["streams"]] == ["capvid-small"]
+    pipeline = capvid.load(name)
+    assert pipeline.model.startswith(f"{name}@")
+
+
+def test_the_default_is_trained() -> None:
+    assert default_captioner() in TRAINED
+    assert model_folder(None) == model_folder(default_captioner())
+
+
+def test_all_of_it_is_small() -> None:
+    backbone = sum(int(entry.bytes or 0) for entry in BUNDLED)
+    for name in TRAINED:
+        assert backbone + int(captioners()[name].bytes or 0) <= 12_000_000
+
+
+@pytest.mark.parametrize("entry", BUNDLED, ids=lambda entry: entry.name)
+def test_every_bundled_backbone_is_what_the_registry_says(entry: Any) -> None:
+    path = FOLDER / entry.file
+    assert (path.stat().st_size, sha256_file(path)) == (entry.bytes, entry.sha256)
+    assert all(tensor.dtype in (torch.float16, torch.int64) for tensor in load_file(path).values())
+    assert model_card(entry.name) is not None
+    frames = np.random.default_rng(0).integers(0, 256, (2, 90, 120, 3), np.uint8)
+    features = load_backbone(entry.name)(frames)
+    assert features.shape == (2, entry.layers[entry.default_layer].width)
+    assert np.isfinite(features).all()
+    assert not np.allclose(features[0], features[1])
+
+
+def test_batches_do_not_change_captions() -> None:
+    clips = [CLIP, CLIP, CLIP]
+    alone = capvid.load(batch_size=1)(CLIP)
+    together = [result.captions[0].text for result in capvid.load(batch_size=8).caption(clips)]
+    assert together == [alone] * 3
+
+
+def test_damage_is_noticed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    name = default_captioner()
+    folder = tmp_path / str(captioners()[name].source).partition(":")[2]
+    folder.mkdir()
+    (folder / "captioner.safetensors").write_bytes(b"other bytes")
+    monkeypatch.setattr("capvid.pipeline.FOLDER", tmp_path)
+    with pytest.raises(CheckpointError, match="damaged"):
+        model_folder(name)
+    with pytest.raises(CheckpointError, match="nor a captioner that comes trained"):
+        model_folder("nothing-of-that-name")
+
+
+def test_cards_are_shown(capvid: Run) -> None:
+    code, out, _ = capvid("models", default_captioner())
+    assert code == 0
+    card = model_card(default_captioner())
+    assert card is not None
+    assert card.splitlines()[0] in out
+    for heading in ("Training data", "Figures", "What it gets wrong", "People"):
+        assert heading in card
