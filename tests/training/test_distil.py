@@ -117,12 +117,14 @@ def test_resumed_run_ends_like_an_uninterrupted_one(inputs: DistilInputs, tmp_pa
         torch.testing.assert_close(theirs[name], tensor, atol=1e-3, rtol=1e-3)
 
 
-def test_another_recipe_is_not_resumed(inputs: DistilInputs, tmp_path: Path) -> None:
+def test_another_recipe_is_not_resumed_but_for_its_epochs(inputs: DistilInputs, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="no state to resume"):
         run(recipe(), inputs, tmp_path / "run", resume=True)
     run(recipe(epochs=1), inputs, tmp_path / "run")
     with pytest.raises(CheckpointError, match="another recipe"):
-        run(recipe(epochs=2), inputs, tmp_path / "run", resume=True)
+        run(recipe(epochs=2, temperature=3.0), inputs, tmp_path / "run", resume=True)
+    more = run(recipe(epochs=2), inputs, tmp_path / "run", resume=True)
+    assert [record["epoch"] for record in more] == [2]
 
 
 def test_teacher_loss_is_the_printed_arithmetic() -> None:

@@ -213,10 +213,13 @@ class Distiller:
         for number, parameter in enumerate(learned):
             kept = self.optimizer.state[parameter]
             tensors |= {f"{key}.{number}": kept[key].contiguous() for key in MOMENTS}
-        note = {"epoch": str(self.epoch), "step": str(self.step), "recipe": json.dumps(self.recipe.to_dict())}
+        note = {"epoch": str(self.epoch), "step": str(self.step), "recipe": self._recipe()}
         with atomic_path(self.folder / STATE) as temporary:
             save_file(tensors, temporary, metadata=note)
         atomic_write_text(self.folder / "metrics.jsonl", "\n".join(self.log) + "\n")
+
+    def _recipe(self) -> str:
+        return json.dumps(self.recipe.to_dict())
 
     def _resume(self) -> None:
         from safetensors import SafetensorError, safe_open
@@ -228,9 +231,10 @@ class Distiller:
             tensors = load_file(path)
         except (OSError, SafetensorError) as error:
             raise CheckpointError(f"{path}: no state to resume from ({error})") from error
-        if json.loads(note["recipe"]) != json.loads(json.dumps(self.recipe.to_dict())):
+        if _but_epochs(json.loads(note["recipe"])) != _but_epochs(json.loads(self._recipe())):
             raise CheckpointError(
-                f"{path}: the state of another recipe", remedy="give the same recipe and --set"
+                f"{path}: the state of another recipe",
+                remedy="give the same recipe and --set; only training.epochs may differ",
             )
         self.epoch, self.step = int(note["epoch"]), int(note["step"])
         self.model.load_state_dict({k[6:]: t for k, t in tensors.items() if k.startswith("model.")})
@@ -243,3 +247,9 @@ class Distiller:
                 kept[key] = torch.empty_like(parameter).copy_(kept[key])
             self.optimizer.state[parameter] = kept
         self.log = (self.folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+
+
+def _but_epochs(recipe: dict[str, Any]) -> dict[str, Any]:
+    """A recipe without its number of epochs, which may change when a run is resumed."""
+    training = {key: value for key, value in recipe["training"].items() if key != "epochs"}
+    return {**recipe, "training": training}
