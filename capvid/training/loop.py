@@ -12,7 +12,6 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
-from torch import nn
 
 from capvid.captioners import Captioner, build
 from capvid.captioners.checkpoint import load_checkpoint, save_checkpoint
@@ -27,7 +26,6 @@ from capvid.text.vocabulary import SPECIAL, Vocabulary
 from capvid.training.evaluate import Evaluation, caption_frames, evaluate
 from capvid.training.optimise import (
     AveragedWeights,
-    WordLoss,
     bf16_in_hardware,
     caption_loss,
     clip_gradients,
@@ -141,9 +139,7 @@ class Trainer:
         self.test = [video for video in videos if video.split == "test"]
         self.scorer = CiderD({video.id: list(video.captions) for video in val})
         self.captioner = self._build(examples).to(device)
-        self.words = WordLoss(self.captioner).to(device) if options.word_weight else None
-        learned = nn.ModuleList(filter(None, [self.captioner, self.words]))
-        self.optimizer = make_optimizer(learned, options)
+        self.optimizer = make_optimizer(self.captioner, options)
         self.schedule = torch.optim.lr_scheduler.LambdaLR(
             self.optimizer, learning_rate_factor(options, options.epochs * len(self.batches))
         )
@@ -227,9 +223,7 @@ class Trainer:
         for number, batch in enumerate(self.batches.epoch(epoch), 1):
             batch = batch.to(self.device)
             with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16):
-                loss = said = caption_loss(self.captioner, batch, options.label_smoothing)
-                if self.words is not None:
-                    loss = said + options.word_weight * self.words(self.captioner, batch)
+                loss = caption_loss(self.captioner, batch, options.label_smoothing)
             self.optimizer.zero_grad(set_to_none=True)
             loss.backward()
             clip_gradients(self.captioner, options)
@@ -238,7 +232,7 @@ class Trainer:
             if self.average:
                 self.average.update(self.captioner)
             count = int((batch.targets != 0).sum())
-            total, words = total + said.item() * count, words + count
+            total, words = total + loss.item() * count, words + count
             captions += len(batch.targets)
             self.reporter.stepped(
                 epoch=epoch,

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from capvid.captioners import Captioner
 from capvid.data.batches import Batch
-from capvid.text.vocabulary import PAD, SPECIAL
+from capvid.text.vocabulary import PAD
 from capvid.training.recipe import TrainingOptions
 
 
@@ -25,27 +25,6 @@ def caption_loss(captioner: Captioner, batch: Batch, label_smoothing: float) -> 
     spoken = batch.targets != PAD
     logits = captioner.output.vocabulary(z[spoken])  # (words, V)
     return F.cross_entropy(logits.float(), batch.targets[spoken], label_smoothing=label_smoothing)
-
-
-class WordLoss(nn.Module):
-    """Words of the caption, told by the mean frame alone; learned beside the captioner and not kept.
-
-    It ties what the frames are projected to with what is said of them, sooner than the LSTM does. The loss
-    is the binary cross-entropy, summed over the vocabulary, mean over captions.
-    """
-
-    def __init__(self, captioner: Captioner) -> None:
-        super().__init__()
-        self.tell = nn.Linear(captioner.frame_width(captioner.config), captioner.config.vocabulary_size)
-        nn.init.constant_(self.tell.bias, -6.0)  # most words are not said
-
-    def forward(self, captioner: Captioner, batch: Batch) -> Tensor:
-        """The loss of a batch."""
-        frames = captioner.frames(batch.features, batch.mask)  # (B, T, D')
-        scores = self.tell(frames.sum(1) / batch.mask.sum(1, keepdim=True)).float()  # (B, V)
-        said = torch.zeros_like(scores).scatter_(1, batch.targets, 1.0)
-        said[:, : len(SPECIAL)] = 0.0
-        return F.binary_cross_entropy_with_logits(scores, said, reduction="sum") / len(said)
 
 
 def make_optimizer(module: nn.Module, options: TrainingOptions) -> torch.optim.Optimizer:

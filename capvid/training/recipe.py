@@ -55,7 +55,6 @@ class TrainingOptions:
         batch_size: captions.
         weight_decay: decoupled for adamw, an L2 term for the others.
         label_smoothing: probability spread over the vocabulary.
-        word_weight: weight of a further loss, by which the frames alone tell the words of the caption.
         clip_value: gradients are clipped to [-value, value] element by element; 0 leaves them.
         clip_norm: gradients are scaled to at most this norm; 0 leaves them.
         average: decay of the running average of the weights that is validated and saved; 0 saves the weights.
@@ -73,7 +72,6 @@ class TrainingOptions:
     batch_size: int = 64
     weight_decay: float = 0.0
     label_smoothing: float = 0.0
-    word_weight: float = 0.0
     clip_value: float = 0.0
     clip_norm: float = 0.0
     average: float = 0.0

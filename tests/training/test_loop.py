@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,6 @@ SMALL = [
     "data.frame_dropout=0.0",
     "training.batch_size=10",
     "training.label_smoothing=0.0",
-    "training.word_weight=0.0",
     "training.precision=fp32",
     "training.learning_rate=0.01",
     "training.average=0.9",
@@ -103,29 +101,6 @@ def test_twenty_captions_are_learned_by_heart(tmp_path: Path, name: str, optimiz
             DecodingOptions(),
         )
         assert found[0][0].tokens == example.captions[0]
-
-
-def test_word_loss_is_the_plain_sum(tmp_path: Path) -> None:
-    """Binary cross-entropy of the caption's words, special ones left out, from the mean projected frame."""
-    run = trainer(tmp_path, "soft-attention", "training.word_weight=0.1")
-    assert run.words is not None
-    captioner, loss = run.captioner.eval(), run.words
-    batch = next(run.batches.epoch(1))
-    total = 0.0
-    for row in range(len(batch.targets)):
-        frames = [frame for frame, real in zip(batch.features[row], batch.mask[row], strict=True) if real]
-        projected = [captioner.projection(captioner.standardise(frame)) for frame in frames]
-        mean = sum(projected) / len(projected)
-        chances = torch.sigmoid(loss.tell.weight @ mean + loss.tell.bias)
-        said = set(batch.targets[row].tolist())
-        for word, chance in enumerate(chances.tolist()):
-            total -= math.log(chance) if word > 3 and word in said else math.log1p(-chance)
-    assert loss(captioner, batch).item() == pytest.approx(total / len(batch.targets), rel=1e-5)
-
-    before = loss.tell.weight.detach().clone()
-    run.run()
-    assert not torch.equal(loss.tell.weight, before)
-    assert not any("tell" in name for name in load_file(tmp_path / "run" / "best" / "captioner.safetensors"))
 
 
 def test_run_folder_and_log(tmp_path: Path) -> None:
