@@ -125,8 +125,8 @@ class Batch:
 
 
 def is_many(inputs: Sequence[Path]) -> bool:
-    """Whether the inputs stand for a batch: more than one, or a folder."""
-    return len(inputs) > 1 or inputs[0].is_dir()
+    """Whether the inputs stand for a batch: more than one, a folder, or a zip file of pictures."""
+    return len(inputs) > 1 or inputs[0].is_dir() or inputs[0].suffix.lower() == ".zip"
 
 
 def collect(inputs: Sequence[Path], batch: Batch, *, recursive: bool, fail_fast: bool) -> list[VideoInput]:

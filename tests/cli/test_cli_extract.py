@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import io
 import shutil
+import zipfile
 from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 from toy import Run, Toy
 
 
@@ -28,6 +31,33 @@ def test_extract_writes_what_the_backbone_gives(
         assert features.header.sampling == "uniform:4"
         np.testing.assert_allclose(features.streams[0], backbone(sampled.frames), rtol=2e-3, atol=1e-4)
         np.testing.assert_array_equal(features.times, sampled.times)
+
+
+def test_a_zip_file_of_pictures_is_a_batch_of_videos(capvid: Run, tmp_path: Path) -> None:
+    """With --clean the black and the repeated picture are left out."""
+    from capvid.features.file import load_features
+
+    generator = np.random.default_rng(0)
+    first, second = generator.integers(60, 255, (2, 6, 8, 3), np.uint8).repeat(8, 1).repeat(8, 2)
+    pictures = {"a/0": first, "a/1": first, "a/2": 0 * first, "a/3": second, "b/0": second}
+    with zipfile.ZipFile(tmp_path / "frames.zip", "w") as archive:
+        for name, picture in pictures.items():
+            buffer = io.BytesIO()
+            Image.fromarray(picture).save(buffer, "PNG")
+            archive.writestr(f"{name}.png", buffer.getvalue())
+    arguments = ["extract", tmp_path / "frames.zip", "--backbone", "colour-grid", "--frames", 4]
+    assert capvid(*arguments, "-o", tmp_path / "all") == (0, "", "2 extracted\n")
+    assert capvid(*arguments, "--clean", "-o", tmp_path / "clean") == (0, "", "2 extracted\n")
+    assert capvid(*arguments, "--clean", "-o", tmp_path / "clean") == (
+        0,
+        "",
+        "0 extracted, 2 skipped (already done)\n",
+    )
+    whole, clean = (load_features(tmp_path / name / "a.safetensors") for name in ("all", "clean"))
+    assert (len(whole), len(clean)) == (4, 2)
+    assert clean.header.sampling == "uniform:4+clean"
+    np.testing.assert_array_equal(clean.streams[0], whole.streams[0][[0, 3]])
+    assert len(load_features(tmp_path / "clean" / "b.safetensors")) == 1
 
 
 def test_extract_two_layers(capvid: Run, toy: Toy, video_files: list[Path], tmp_path: Path) -> None:
