@@ -1,0 +1,62 @@
+"""How long one ``capvid caption`` takes from the shell, beside ``import torch`` and its own parts: medians.
+
+python benchmarks/caption_time.py [RUNS] [VIDEO]
+"""
+
+from __future__ import annotations
+
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+CLIP = Path(__file__).resolve().parents[1] / "examples" / "car.mp4"
+
+
+def median(runs: int, work: Callable[[], object]) -> float:
+    times = []
+    for _ in range(runs):
+        start = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - start)
+    return statistics.median(times)
+
+
+def parts(runs: int, video: Path) -> dict[str, float]:
+    """Seconds of decoding, backbone and captioner, each after a first run."""
+    import torch
+
+    import capvid
+    from capvid.features.backbones import load_backbone
+    from capvid.video.source import read_frames
+
+    pipeline = capvid.load()
+    pipeline(video)
+    sampled = read_frames(video, pipeline.sampling)
+    backbone = load_backbone(str(pipeline.checkpoint.header.streams[0].backbone))
+    features = torch.from_numpy(backbone(sampled.frames))
+    return {
+        "decoding": median(runs, lambda: read_frames(video, pipeline.sampling)),
+        "backbone": median(runs, lambda: backbone(sampled.frames)),
+        "captioner": median(runs, lambda: pipeline._decode([features.numpy()])),
+    }
+
+
+def main() -> None:
+    runs = int(sys.argv[1]) if len(sys.argv) > 1 else 5
+    video = Path(sys.argv[2]) if len(sys.argv) > 2 else CLIP
+
+    def run(*command: str) -> None:
+        subprocess.run(command, check=True, capture_output=True)
+
+    whole = median(runs, lambda: run("capvid", "caption", str(video)))
+    torch_alone = median(runs, lambda: run(sys.executable, "-c", "import torch"))
+    print(f"capvid caption {video.name}: {whole:.2f} s; import torch: {torch_alone:.2f} s")
+    for name, seconds in parts(runs, video).items():
+        print(f"{name}: {seconds:.3f} s")
+
+
+if __name__ == "__main__":
+    main()
