@@ -21,6 +21,7 @@ def distil(
     features: Sequence[str],
     folder: Path,
     weights: Path | None,
+    device: str,
     resume: bool,
     overwrite: bool,
 ) -> None:
@@ -37,6 +38,7 @@ def distil(
             f"{folder}: holds a training run already", remedy="--resume it, choose another -o or --overwrite"
         )
     from capvid.data.captions import load_captions
+    from capvid.device import resolve_device
     from capvid.features.store import FeatureStore
     from capvid.training.distil.run import DistilInputs, make_distiller
 
@@ -48,7 +50,13 @@ def distil(
     )
     with _Progress(recipe.training.epochs) as reporter:
         distiller = make_distiller(
-            recipe, inputs, folder=folder, reporter=reporter, progress=reporter.preparing, resume=resume
+            recipe,
+            inputs,
+            folder=folder,
+            device=resolve_device(device),
+            reporter=reporter,
+            progress=reporter.preparing,
+            resume=resume,
         )
         distiller.run()
     reporter.console.print(f"saved as {folder / distiller.entry.file}", soft_wrap=True)

@@ -101,6 +101,7 @@ def train(
             features=features or [],
             folder=output,
             weights=weights,
+            device=device,
             resume=resume,
             overwrite=overwrite,
         )

@@ -27,6 +27,7 @@ from capvid.training.distil.recipe import DistilRecipe, TeacherOptions, distil_r
 from capvid.training.distil.run import DistilInputs, make_distiller
 from capvid.training.distil.targets import ClassHead, caption_words, given_features
 
+CPU = torch.device("cpu")
 COLOURS = {"red": (220, 40, 30), "green": (30, 200, 60), "blue": (40, 60, 220), "grey": (128, 128, 128)}
 
 
@@ -81,7 +82,7 @@ def recipe(**training: object) -> DistilRecipe:
 
 def run(recipe: DistilRecipe, inputs: DistilInputs, folder: Path, *, resume: bool = False) -> list[dict]:
     reporter = Silent()
-    make_distiller(recipe, inputs, folder=folder, reporter=reporter, resume=resume).run()
+    make_distiller(recipe, inputs, folder=folder, device=CPU, reporter=reporter, resume=resume).run()
     return reporter.records
 
 
@@ -107,7 +108,7 @@ def test_resumed_run_ends_like_an_uninterrupted_one(inputs: DistilInputs, tmp_pa
                 raise StoppedError
 
     with pytest.raises(StoppedError):
-        make_distiller(recipe(), inputs, folder=tmp_path / "parts", reporter=Stopping()).run()
+        make_distiller(recipe(), inputs, folder=tmp_path / "parts", device=CPU, reporter=Stopping()).run()
     rest = run(recipe(), inputs, tmp_path / "parts", resume=True)
     assert [record["epoch"] for record in rest] == [3]
     for key in ("loss", "val_colour-grid"):

@@ -21,10 +21,10 @@ def views(
     """Random views of pictures: part of the picture, mirrored or not, in other light and colours.
 
     Args:
-        pictures: (B, 3, H, W) uint8.
+        pictures: (B, 3, H, W) uint8, on any device.
         size: (h, w) of the views.
         least_area: least share of a picture that a view shows.
-        generator: of all that is drawn.
+        generator: of all that is drawn, on the CPU, so that every device gets the same views.
 
     Returns:
         (B, 3, h, w) float32 from 0 to 255.
@@ -32,12 +32,12 @@ def views(
     count = len(pictures)
 
     def uniform(low: float, high: float) -> Tensor:
-        return torch.rand(count, generator=generator) * (high - low) + low
+        return (torch.rand(count, generator=generator) * (high - low) + low).to(pictures.device)
 
     area, stretch = uniform(least_area, 1.0).sqrt(), torch.exp(uniform(math.log(0.85), math.log(1.18)))
     wide, high = (area * stretch).clamp_max(1.0), (area / stretch).clamp_max(1.0)
     mirror = torch.where(uniform(0, 1) < 0.5, -1.0, 1.0)
-    transform = torch.zeros(count, 2, 3)
+    transform = torch.zeros(count, 2, 3, device=pictures.device)
     transform[:, 0, 0], transform[:, 1, 1] = wide * mirror, high
     transform[:, 0, 2], transform[:, 1, 2] = uniform(-1, 1) * (1 - wide), uniform(-1, 1) * (1 - high)
     grid = F.affine_grid(transform, [count, 3, *size], align_corners=False)  # (B, h, w, 2)
@@ -49,9 +49,10 @@ def views(
 
 def _recoloured(pictures: Tensor, brightness: Tensor, contrast: Tensor, saturation: Tensor) -> Tensor:
     """Scale light, distance from the mean, and distance from grey, (B,) each; one matrix per picture."""
-    grey = GREY.expand(3, 3)
-    matrix = saturation.view(-1, 1, 1) * torch.eye(3) + (1 - saturation).view(-1, 1, 1) * grey  # (B, 3, 3)
+    grey, eye = GREY.to(pictures.device), torch.eye(3, device=pictures.device)
+    saturation = saturation.view(-1, 1, 1)
+    matrix = saturation * eye + (1 - saturation) * grey.expand(3, 3)  # (B, 3, 3)
     matrix = matrix * (brightness * contrast).view(-1, 1, 1)
-    mean = pictures.mean((2, 3)) @ GREY * brightness * (1 - contrast)  # (B,)
+    mean = pictures.mean((2, 3)) @ grey * brightness * (1 - contrast)  # (B,)
     flat = torch.baddbmm(mean.view(-1, 1, 1), matrix, pictures.flatten(2))
     return flat.clamp_(0, 255).view_as(pictures)

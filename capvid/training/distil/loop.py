@@ -85,12 +85,14 @@ class Distiller:
         lessons: Lessons,
         data: DistilData,
         folder: Path,
+        device: torch.device,
         reporter: DistilReporter,
         resume: bool = False,
     ) -> None:
         self.recipe, self.data, self.folder, self.reporter = recipe, data, folder, reporter
         self.entry, self.student = entry, student.to(memory_format=torch.channels_last)
-        self.model = nn.ModuleDict({"student": self.student, "lessons": lessons})
+        self.model = nn.ModuleDict({"student": self.student, "lessons": lessons}).to(device)
+        self.device = device
         self.lessons = lessons
         options = recipe.training
         learned = [p for p in self.model.parameters() if p.requires_grad]
@@ -102,9 +104,7 @@ class Distiller:
         self.batches = len(data.train) // options.batch_size
         self.factor = one_cycle(options.warmup, options.epochs * self.batches)
         self.average = AveragedWeights(self.model, options.average)
-        self.bf16 = options.precision == "bf16" or (
-            options.precision == "auto" and bf16_in_hardware(torch.device("cpu"))
-        )
+        self.bf16 = options.precision == "bf16" or (options.precision == "auto" and bf16_in_hardware(device))
         self.epoch, self.step = 0, 0
         self.log: list[str] = []
         if resume:
@@ -149,7 +149,7 @@ class Distiller:
         ):
             rows = rows.sort().values  # neighbours on the disk together
             seen = views(
-                torch.from_numpy(self.data.pictures[rows.numpy()]),
+                self._pictures(rows),
                 size,
                 least_area=options.least_area,
                 generator=generator,
@@ -170,16 +170,23 @@ class Distiller:
             )
         return total / self.batches
 
+    def _pictures(self, rows: Tensor) -> Tensor:
+        """Pictures (B, 3, H, W) uint8 on the device."""
+        return torch.from_numpy(self.data.pictures[rows.numpy()]).to(self.device)
+
     def _loss(self, pictures: Tensor, rows: Tensor) -> tuple[Tensor, dict[str, float]]:
         """The loss of pictures (B, 3, h, w) from 0 to 255, the rows (B,) of the data."""
         inputs = normalise(pictures, self.entry.preprocess)
-        with torch.autocast("cpu", torch.bfloat16, enabled=self.bf16):
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16):
             embedding = self.student(inputs)
         words = self.data.words
         lesson = Lesson(
-            {name: values[rows].float().clamp_min(0) for name, values in self.data.features.items()},
-            torch.from_numpy(words.shares[rows.numpy()]).float(),
-            torch.from_numpy(words.known[rows.numpy()]),
+            {
+                name: values[rows].to(self.device).float().clamp_min(0)
+                for name, values in self.data.features.items()
+            },
+            torch.from_numpy(words.shares[rows.numpy()]).to(self.device).float(),
+            torch.from_numpy(words.known[rows.numpy()]).to(self.device),
         )
         return self.lessons(embedding.float(), lesson)
 
@@ -190,7 +197,7 @@ class Distiller:
         self.model.eval()
         sums: dict[str, float] = defaultdict(float)
         for rows in self.data.val.split(self.recipe.training.batch_size):
-            pictures = torch.from_numpy(self.data.pictures[rows.numpy()])
+            pictures = self._pictures(rows).float()
             whole = nn.functional.interpolate(pictures, size=size, mode="bilinear", antialias=True)
             _, parts = self._loss(whole, rows)
             for name, value in parts.items():
@@ -199,7 +206,7 @@ class Distiller:
 
     def _export(self) -> None:
         tensors = {
-            name: (tensor.half() if tensor.is_floating_point() else tensor).contiguous()
+            name: (tensor.half() if tensor.is_floating_point() else tensor).cpu().contiguous()
             for name, tensor in self.student.state_dict().items()
         }
         with atomic_path(self.folder / self.entry.file) as temporary:

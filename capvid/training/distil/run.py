@@ -60,6 +60,7 @@ def make_distiller(
     inputs: DistilInputs,
     *,
     folder: Path,
+    device: torch.device,
     reporter: DistilReporter,
     progress: Progress = lambda what, done, total: None,
     resume: bool = False,
@@ -100,6 +101,7 @@ def make_distiller(
             known=known,
             path=cache / f"{name}.safetensors",
             weights=inputs.weights,
+            device=device,
             workers=inputs.workers,
             progress=lambda done, name=name, known=known: progress(name, done, len(pictures) - len(known)),  # type: ignore[misc]
         )
@@ -126,6 +128,7 @@ def make_distiller(
         lessons=lessons,
         data=DistilData(array, features, words, train, val),
         folder=folder,
+        device=device,
         reporter=reporter,
         resume=resume,
     )

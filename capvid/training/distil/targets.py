@@ -85,6 +85,7 @@ def teacher_features(
     known: Mapping[int, np.ndarray],
     path: Path,
     weights: Path | None = None,
+    device: torch.device | str = "cpu",
     workers: int = 2,
     progress: Callable[[int], None] = lambda done: None,
 ) -> np.ndarray:
@@ -97,7 +98,7 @@ def teacher_features(
         kept = load_file(path)
         if np.array_equal(kept["names"], names):
             return kept["features"]
-    backbone = load_backbone(teacher, layer=layer, weights=weights)
+    backbone = load_backbone(teacher, layer=layer, weights=weights, device=device)
     features = np.empty((len(pictures), backbone.header.width), np.float16)
     for row, vector in known.items():
         features[row] = vector
@@ -107,7 +108,9 @@ def teacher_features(
     for image in decoded([pictures[row] for row in left], workers):
         waiting.append(backbone.prepare(image))
         if len(waiting) == BATCH or done + len(waiting) == len(left):
-            with torch.autocast("cpu", torch.bfloat16, enabled=bf16_in_hardware(backbone.device)):
+            with torch.autocast(
+                backbone.device.type, torch.bfloat16, enabled=bf16_in_hardware(backbone.device)
+            ):
                 vectors = backbone.compute(torch.cat(waiting), batch_size=BATCH)
             features[left[done : done + len(vectors)]] = vectors
             done, waiting = done + len(vectors), []
