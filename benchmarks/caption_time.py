@@ -51,7 +51,7 @@ def main() -> None:
     def run(*command: str) -> None:
         subprocess.run(command, check=True, capture_output=True)
 
-    whole = median(runs, lambda: run("capvid", "caption", str(video)))
+    whole = median(runs, lambda: run(sys.executable, "-m", "capvid", "caption", str(video)))
     torch_alone = median(runs, lambda: run(sys.executable, "-c", "import torch"))
     print(f"capvid caption {video.name}: {whole:.2f} s; import torch: {torch_alone:.2f} s")
     for name, seconds in parts(runs, video).items():

@@ -142,7 +142,8 @@ def load_backbone(
     Args:
         name: name or alias in the registry.
         layer: the layer to take; ``None`` is the entry's default.
-        weights: the weights file, or a folder that holds it.
+        weights: the weights file, or a folder that holds it; for a bundled backbone it may be one that was
+            trained anew, for the others it must be the one that the registry knows.
         device: where to compute.
         search: further files and folders in which to look, before ``CAPVID_WEIGHTS`` and the cache.
 
@@ -233,7 +234,8 @@ def _find_weights(entry: BackboneEntry, weights: Path | None, search: Sequence[P
         )
     status = path.stat()
     digest = _digest(str(path), status.st_size, status.st_mtime_ns)
-    if entry.sha256 is not None and digest != entry.sha256:
+    own = weights is not None and entry.source.startswith("bundled:")  # trained anew by the user
+    if entry.sha256 is not None and digest != entry.sha256 and not own:
         raise WeightsError(
             f"{path}: not the weights of {entry.name} "
             f"(sha256 {digest[:12]}..., expected {entry.sha256[:12]}...)",

@@ -54,7 +54,6 @@ def test_help_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
     [
         (["caption", "--no-such-option"], "--no-such-option"),
         (["no-such-command"], "no-such-command"),
-        (["caption", "v.mp4"], "--model"),
         (["caption", "v.mp4", "--model", "m", "--beam", "0"], "--beam"),
         (["caption", "v.mp4", "--model", "m", "--format", "docx"], "docx"),
         (["extract", "v.mp4", "-o", "x"], "--backbone"),
