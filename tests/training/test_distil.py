@@ -92,7 +92,9 @@ def test_learns_and_keeps_a_backbone_that_can_be_loaded(inputs: DistilInputs, tm
     assert records[-1]["val_words"] < records[0]["val_words"]
     backbone = load_backbone("capvid-small", weights=tmp_path / "run" / "capvid-small.safetensors")
     frames = np.random.default_rng(0).integers(0, 255, (3, 60, 90, 3), np.uint8)
-    assert backbone(frames).shape == (3, 512)
+    features = backbone(frames)
+    assert features.shape == (3, 512)
+    assert not np.allclose(features, load_backbone("capvid-small")(frames), atol=1e-2)  # its own weights
     log = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["epoch"] for line in log] == list(range(1, 13))
 
