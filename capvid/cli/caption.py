@@ -62,8 +62,9 @@ def caption(
 ) -> None:
     """Caption videos.
 
-    An input is a video, a folder of videos, or a file of features (.safetensors). One file and no -o
-    prints the caption. Several inputs print a line each: path, tab, caption.
+    An input is a video, a folder of videos, a zip file with a folder of pictures for each video, or a
+    file of features (.safetensors). One file and no -o prints the caption. Several inputs print a line
+    each: path, tab, caption.
 
     With --output-dir each video gets a file of its own, written as soon as it is ready, and what is
     already there is skipped: a JSON record if model and settings are the same, a text file in any case.

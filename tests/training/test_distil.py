@@ -260,8 +260,10 @@ def test_bad_pictures_and_recipes_are_named(inputs: DistilInputs, tmp_path: Path
         run(recipe(), replace(inputs, pictures=[*inputs.pictures, broken]), tmp_path / "run")
     with pytest.raises(DataError, match="no pictures in it"):
         find_pictures([tmp_path / "run"])
-    with pytest.raises(DataError, match="neither a folder nor a zip file"):
+    with pytest.raises(DataError, match="no such folder or zip file"):
         find_pictures([tmp_path / "nothing.zip"])
+    with pytest.raises(DataError, match="neither a folder nor a zip file"):
+        find_pictures([broken / "x.jpg"])
     with pytest.raises(DataError, match="no picture belongs to the val split"):
         run(recipe(), replace(inputs, videos=inputs.videos[:2]), tmp_path / "run2")
     with pytest.raises(RecipeError, match=r"training\.epoch: no such option"):

@@ -66,6 +66,8 @@ def _below(folder: Path) -> Iterator[Picture]:
 def _inside(path: Path) -> Iterator[Picture]:
     try:
         archive = zipfile.ZipFile(path)
+    except FileNotFoundError:
+        raise DataError(f"{path}: no such folder or zip file of pictures") from None
     except (OSError, zipfile.BadZipFile) as error:
         raise DataError(f"{path}: neither a folder nor a zip file ({error})") from error
     for name in sorted(name for name in archive.namelist() if name.lower().endswith(SUFFIXES)):

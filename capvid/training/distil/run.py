@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 import torch
 
@@ -33,7 +35,12 @@ from capvid.training.distil.targets import (
 
 MARGIN = 1.125  # pictures are kept a little larger than the student sees them, to cut views from
 
-Progress = Callable[[str, int, int], None]
+
+class Progress(Protocol):
+    """Is told how far the preparation of pictures or of a teacher's features is."""
+
+    def __call__(self, what: str, done: int, total: int) -> None:
+        """``done`` of ``total`` pictures are done."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,31 +95,19 @@ def make_distiller(
         workers=inputs.workers,
         progress=lambda done: progress("pictures", done, len(pictures)),
     )
-    given = given_features(pictures, inputs.features)
-    features, losses = {}, {}
     student = untrained(entry)
     embedding = entry.layers[entry.default_layer].width
-    for name, options in recipe.teachers.items():
-        known = given.get(f"{backbone_entry(name).name}:{options.layer}", {})
-        values = teacher_features(
-            pictures,
-            name,
-            options.layer,
-            known=known,
-            path=cache / f"{name}.safetensors",
-            weights=inputs.weights,
-            device=device,
-            workers=inputs.workers,
-            progress=lambda done, name=name, known=known: progress(name, done, len(pictures) - len(known)),  # type: ignore[misc]
-        )
-        features[name] = torch.from_numpy(values)
-        losses[name] = TeacherLoss(
+    features = _teachers_see(recipe, inputs, pictures, cache, device, progress)
+    losses = {
+        name: TeacherLoss(
             features[name][train],
             class_head(name, options, inputs.weights),
             options,
             embedding=embedding,
             temperature=recipe.training.temperature,
         )
+        for name, options in recipe.teachers.items()
+    }
     captions = {plain_name(video.id): video.captions for video in inputs.videos if video.split != "test"}
     words = caption_words(pictures, captions, recipe.training.words)
     lessons = Lessons(
@@ -132,6 +127,34 @@ def make_distiller(
         reporter=reporter,
         resume=resume,
     )
+
+
+def _teachers_see(
+    recipe: DistilRecipe,
+    inputs: DistilInputs,
+    pictures: Sequence[Picture],
+    cache: Path,
+    device: torch.device,
+    progress: Progress,
+) -> dict[str, torch.Tensor]:
+    """Each teacher's features of all pictures (N, D) float16: given, kept from before, or computed."""
+    given = given_features(pictures, inputs.features)
+    features = {}
+    for name, options in recipe.teachers.items():
+        known = given.get(f"{backbone_entry(name).name}:{options.layer}", {})
+        values = teacher_features(
+            pictures,
+            name,
+            options.layer,
+            known=known,
+            path=cache / f"{name}.safetensors",
+            weights=inputs.weights,
+            device=device,
+            workers=inputs.workers,
+            progress=partial(progress, name, total=len(pictures) - len(known)),
+        )
+        features[name] = torch.from_numpy(values)
+    return features
 
 
 def _splits(
