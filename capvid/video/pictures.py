@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import io
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from types import TracebackType
 
 import numpy as np
@@ -53,10 +53,27 @@ def _open(archive: str, size: int, changed: int) -> tuple[zipfile.ZipFile, dict[
     opened = zipfile.ZipFile(archive)
     folders: dict[str, list[str]] = {}
     for name in sorted(opened.namelist()):
-        folder, slash, _ = name.rpartition("/")
-        if slash and name.lower().endswith(SUFFIXES):
-            folders.setdefault(folder, []).append(name)
+        folder = PurePosixPath(name).parent
+        # outputs are named by the folder: a name that leads out of the zip file is passed over
+        inside = folder.parts and not folder.is_absolute() and ".." not in folder.parts
+        if inside and name.lower().endswith(SUFFIXES):
+            folders.setdefault(folder.as_posix(), []).append(name)
     return opened, folders
+
+
+def decode_picture(read: Callable[[], bytes]) -> np.ndarray:
+    """Decode the picture whose bytes ``read`` gives: (H, W, 3) uint8 RGB.
+
+    Raises:
+        ValueError: it cannot be read or decoded, whatever the reason.
+    """
+    from PIL import Image
+
+    try:
+        with Image.open(io.BytesIO(read())) as image:
+            return np.array(image.convert("RGB"))
+    except Exception as error:  # zip files and pictures are broken in ways of many types
+        raise ValueError(f"{type(error).__name__}: {error}") from error
 
 
 class PicturesSource:
@@ -112,12 +129,9 @@ class PicturesSource:
         return np.stack(frames) if frames else np.empty((0, *size), np.uint8)
 
     def _decode(self, index: int) -> np.ndarray:
-        from PIL import Image
-
         try:
-            with Image.open(io.BytesIO(self._archive.read(self._names[index]))) as image:
-                return np.array(image.convert("RGB"))
-        except (OSError, zipfile.BadZipFile) as error:
+            return decode_picture(lambda: self._archive.read(self._names[index]))
+        except ValueError as error:
             raise TruncatedVideoError(
                 self._path, f"{self._names[index]} cannot be decoded", remedy="get it again"
             ) from error

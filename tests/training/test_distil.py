@@ -25,7 +25,7 @@ from capvid.training.distil.lessons import Lesson, Lessons, TeacherLoss
 from capvid.training.distil.pictures import find_pictures
 from capvid.training.distil.recipe import DistilRecipe, TeacherOptions, distil_recipe
 from capvid.training.distil.run import DistilInputs, make_distiller
-from capvid.training.distil.targets import ClassHead, caption_words, given_features
+from capvid.training.distil.targets import ClassHead, caption_words, given_features, teacher_features
 
 CPU = torch.device("cpu")
 COLOURS = {"red": (220, 40, 30), "green": (30, 200, 60), "blue": (40, 60, 220), "grey": (128, 128, 128)}
@@ -270,6 +270,36 @@ def test_bad_pictures_and_recipes_are_named(inputs: DistilInputs, tmp_path: Path
         recipe(epoch=3)
     with pytest.raises(RecipeError, match="must be positive"):
         recipe(batch_size=0)
+
+
+def test_kept_features_are_of_the_same_layer_and_given_features(inputs: DistilInputs, tmp_path: Path) -> None:
+    pictures, path = find_pictures(inputs.pictures), tmp_path / "kept.safetensors"
+
+    def seen(known: dict[int, np.ndarray]) -> np.ndarray:
+        return teacher_features(pictures, "colour-grid", "grid", known=known, path=path)
+
+    computed = seen({})
+    given = seen({3: np.full(192, 2.5, np.float32)})
+    assert (given[3] == 2.5).all()
+    np.testing.assert_array_equal(np.delete(given, 3, 0), np.delete(computed, 3, 0))
+    before = path.stat().st_mtime_ns
+    np.testing.assert_array_equal(seen({3: np.full(192, 2.5, np.float32)}), given)
+    assert path.stat().st_mtime_ns == before  # found, not computed again
+
+
+def test_what_resuming_and_small_data_say(inputs: DistilInputs, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="do not fill a batch of 100"):
+        run(recipe(batch_size=100), inputs, tmp_path / "small")
+    run(recipe(epochs=1), inputs, tmp_path / "run")
+    kept = tmp_path / "run" / "capvid-small.safetensors"
+    before = kept.read_bytes()
+    kept.unlink()
+    (tmp_path / "run" / "metrics.jsonl").unlink()
+    assert run(recipe(epochs=1), inputs, tmp_path / "run", resume=True) == []
+    assert kept.read_bytes() == before  # stopped after its last epoch, before the backbone was kept
+    fewer = replace(inputs, videos=[replace(video, captions=("x",)) for video in inputs.videos])
+    with pytest.raises(CheckpointError, match="other data"):
+        run(recipe(epochs=2), fewer, tmp_path / "run", resume=True)
 
 
 def test_student_is_small() -> None:

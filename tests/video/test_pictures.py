@@ -84,3 +84,25 @@ def test_what_is_wrong_is_named(archive: Path, tmp_path: Path) -> None:
         pytest.raises(TruncatedVideoError, match=r"b/1\.png"),
     ):
         source.read([1])
+
+
+def test_names_that_lead_out_of_the_zip_file_are_passed_over(tmp_path: Path) -> None:
+    """Outputs are named by the folders: none may land outside the output folder."""
+    with zipfile.ZipFile(tmp_path / "evil.zip", "w") as file:
+        for name in ("../../out/0.png", "/abs/0.png", "a/../../b/0.png", "./c//d/0.png"):
+            file.writestr(name, png(3))
+    found = find_videos([tmp_path / "evil.zip"])
+    assert [video.key for video in found] == ["c/d"]
+    with open_video(found[0].path) as source:
+        assert source.read([0]).shape == (1, 12, 16, 3)
+
+
+def test_any_kind_of_broken_picture_is_one_error(tmp_path: Path) -> None:
+    path = tmp_path / "broken.zip"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file:
+        file.writestr("a/0.png", bytes(5000) + png(9))
+    data = bytearray(path.read_bytes())
+    data[60:70] = b"\xff" * 10  # the compressed data, not the directory
+    path.write_bytes(data)
+    with pytest.raises(TruncatedVideoError, match=r"a/0\.png cannot be decoded"):
+        open_video(path / "a")

@@ -18,7 +18,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from capvid.errors import CheckpointError
+from capvid.errors import CheckpointError, DataError
 from capvid.features.preprocess import normalise
 from capvid.features.registry import BackboneEntry
 from capvid.files import atomic_path, atomic_write_text
@@ -73,7 +73,8 @@ class Distiller:
     ``resume`` goes on, and at the end the averaged weights in half precision under the backbone's file name.
 
     Raises:
-        CheckpointError: ``resume`` is asked for and the folder holds no state of this recipe.
+        CheckpointError: ``resume`` is asked for and the folder holds no state of this recipe and data.
+        DataError: fewer pictures than a batch takes.
     """
 
     def __init__(
@@ -102,6 +103,11 @@ class Distiller:
         ]
         self.optimizer = torch.optim.AdamW(groups, lr=options.learning_rate, fused=True)
         self.batches = len(data.train) // options.batch_size
+        if not self.batches:
+            raise DataError(
+                f"{len(data.train)} pictures to learn from do not fill a batch of {options.batch_size}",
+                remedy="give more, or --set training.batch_size=8, say",
+            )
         self.factor = one_cycle(options.warmup, options.epochs * self.batches)
         self.average = AveragedWeights(self.model, options.average)
         self.bf16 = options.precision == "bf16" or (options.precision == "auto" and bf16_in_hardware(device))
@@ -111,7 +117,7 @@ class Distiller:
             self._resume()
 
     def run(self) -> dict[str, Any]:
-        """Train to the end; returns the last epoch's record."""
+        """Train to the end and keep the backbone; returns the last epoch's record, empty if none was left."""
         self.folder.mkdir(parents=True, exist_ok=True)
         atomic_write_text(self.folder / "recipe.json", json.dumps(self.recipe.to_dict(), indent=1))
         options = self.recipe.training
@@ -128,13 +134,14 @@ class Distiller:
             loss = self._train()
             self.average.swap(self.model)
             record = {"epoch": self.epoch, "loss": loss, **self._validate()}
-            if self.epoch == options.epochs:
-                self._export()
             self.average.swap(self.model)
             record["seconds"] = round(time.monotonic() - start, 1)
             self.log.append(json.dumps(record))
             self._save()
             self.reporter.finished_epoch(record)
+        self.average.swap(self.model)
+        self._export()
+        self.average.swap(self.model)
         return record
 
     def _train(self) -> float:
@@ -236,15 +243,21 @@ class Distiller:
             with safe_open(path, "pt") as file:
                 note = file.metadata() or {}
             tensors = load_file(path)
-        except (OSError, SafetensorError) as error:
+            recipe, self.epoch, self.step = json.loads(note["recipe"]), int(note["epoch"]), int(note["step"])
+        except (OSError, SafetensorError, KeyError, ValueError) as error:
             raise CheckpointError(f"{path}: no state to resume from ({error})") from error
-        if _but_epochs(json.loads(note["recipe"])) != _but_epochs(json.loads(self._recipe())):
+        if _but_epochs(recipe) != _but_epochs(json.loads(self._recipe())):
             raise CheckpointError(
                 f"{path}: the state of another recipe",
                 remedy="give the same recipe and --set; only training.epochs may differ",
             )
-        self.epoch, self.step = int(note["epoch"]), int(note["step"])
-        self.model.load_state_dict({k[6:]: t for k, t in tensors.items() if k.startswith("model.")})
+        try:
+            self.model.load_state_dict({k[6:]: t for k, t in tensors.items() if k.startswith("model.")})
+        except RuntimeError as error:
+            raise CheckpointError(
+                f"{path}: the state of a run on other data (tensors of other shapes)",
+                remedy="give the data that it was begun with",
+            ) from error
         for number, tensor in enumerate(self.average.weights):
             tensor.copy_(tensors[f"average.{number}"])
         self.average.steps = self.step
@@ -253,7 +266,8 @@ class Distiller:
             for key in ("exp_avg", "exp_avg_sq"):  # laid out in memory as the parameter is
                 kept[key] = torch.empty_like(parameter).copy_(kept[key])
             self.optimizer.state[parameter] = kept
-        self.log = (self.folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+        log = self.folder / "metrics.jsonl"  # may lag behind the state by an epoch
+        self.log = log.read_text(encoding="utf-8").splitlines() if log.exists() else []
 
 
 def _but_epochs(recipe: dict[str, Any]) -> dict[str, Any]:

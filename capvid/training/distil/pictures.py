@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -10,12 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 import numpy as np
-from PIL import Image, UnidentifiedImageError
 
 from capvid.errors import DataError, UsageError
 from capvid.features.preprocess import prepare
 from capvid.features.registry import Preprocess
-from capvid.video.pictures import SUFFIXES
+from capvid.files import atomic_write_text
+from capvid.video.pictures import SUFFIXES, decode_picture
 
 AHEAD = 64
 
@@ -80,16 +79,15 @@ def plain_name(name: str) -> str:
     return path.with_suffix("").as_posix() if path.suffix.lower() in SUFFIXES else name
 
 
-def decode_picture(picture: Picture) -> np.ndarray:
+def _decoded(picture: Picture) -> np.ndarray:
     """Decode a picture: (1, H, W, 3) uint8 RGB.
 
     Raises:
         DataError: it cannot be decoded.
     """
     try:
-        with Image.open(io.BytesIO(picture.read())) as image:
-            return np.array(image.convert("RGB"))[None]
-    except (OSError, UnidentifiedImageError, zipfile.BadZipFile) as error:
+        return decode_picture(picture.read)[None]
+    except ValueError as error:
         raise DataError(f"{picture.name}: not a picture that can be decoded ({error})") from error
 
 
@@ -97,7 +95,7 @@ def decoded(pictures: Sequence[Picture], workers: int) -> Iterator[np.ndarray]:
     """Decode pictures in order, ahead in ``workers`` threads."""
     with ThreadPoolExecutor(workers) as pool:
         for first in range(0, len(pictures), AHEAD):
-            yield from pool.map(decode_picture, pictures[first : first + AHEAD])
+            yield from pool.map(_decoded, pictures[first : first + AHEAD])
 
 
 def picture_array(
@@ -123,5 +121,5 @@ def picture_array(
         array[row] = prepare(image, how)[0].numpy()
         progress(row + 1)
     array.flush()
-    index.write_text(names, encoding="utf-8")
+    atomic_write_text(index, names)
     return array

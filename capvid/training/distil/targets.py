@@ -5,6 +5,7 @@ Notation for tensor shapes: N pictures, D width of a teacher's features, W words
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,12 +13,13 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from capvid.errors import DataError, RecipeError, WeightsError
 from capvid.features.backbones import load_backbone, local_weights
+from capvid.features.file import open_safetensors
 from capvid.features.store import FeatureStore
 from capvid.files import atomic_path
 from capvid.text.tokenize import words
@@ -91,13 +93,14 @@ def teacher_features(
 ) -> np.ndarray:
     """A teacher's features of all pictures, (N, D) float16: those ``known`` by row, the others computed.
 
-    The result is kept in the safetensors file ``path``, and taken from there if it is of these pictures.
+    The result is kept in the safetensors file ``path``, and taken from there if pictures, layer and known
+    features are the same.
     """
-    names = np.frombuffer("\n".join(picture.name for picture in pictures).encode(), np.uint8)
+    key = _key(pictures, f"{teacher} {layer}", known)
     if path.exists():
-        kept = load_file(path)
-        if np.array_equal(kept["names"], names):
-            return kept["features"]
+        with open_safetensors(path) as file:
+            if (file.metadata() or {}).get("of") == key:
+                return file.get_tensor("features")
     backbone = load_backbone(teacher, layer=layer, weights=weights, device=device)
     features = np.empty((len(pictures), backbone.header.width), np.float16)
     for row, vector in known.items():
@@ -116,8 +119,16 @@ def teacher_features(
             done, waiting = done + len(vectors), []
             progress(done)
     with atomic_path(path) as temporary:
-        save_file({"features": features, "names": names}, temporary)
+        save_file({"features": features}, temporary, metadata={"of": key})
     return features
+
+
+def _key(pictures: Sequence[Picture], layer: str, known: Mapping[int, np.ndarray]) -> str:
+    """What kept features depend on: the pictures' names, the teacher's layer, and the features given."""
+    digest = hashlib.sha256("\n".join([layer, *(picture.name for picture in pictures)]).encode())
+    for row, vector in sorted(known.items()):
+        digest.update(str(row).encode() + np.ascontiguousarray(vector).tobytes())
+    return digest.hexdigest()
 
 
 def caption_words(pictures: Sequence[Picture], captions: Mapping[str, Sequence[str]], count: int) -> Words:
