@@ -16,6 +16,7 @@ import typer
 from capvid.errors import CapvidError, UsageError
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.progress import Progress
 
     from capvid.video.inputs import VideoInput
@@ -39,6 +40,23 @@ Recursive = Annotated[
 ]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Do again what is already done.")]
 FailFast = Annotated[bool, typer.Option("--fail-fast", help="Stop at the first input that fails.")]
+
+
+def training_bar(console: Console, note: str) -> Progress:
+    """A bar for training, on a terminal only; ``note`` is what it says of the task's fields beside it."""
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=None),
+        TextColumn(note),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+        console=console,
+        disable=not console.is_terminal,
+        transient=True,
+    )
 
 
 def default_workers() -> int:

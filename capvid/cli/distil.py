@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from capvid.cli.common import training_bar
 from capvid.errors import UsageError
 
 if TYPE_CHECKING:
@@ -67,23 +68,12 @@ class _Progress:
 
     def __init__(self, epochs: int) -> None:
         from rich.console import Console
-        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
         self.epochs = epochs
         self.batches = 0
         self.begun = time.monotonic()
         self.console = Console(stderr=True, highlight=False)
-        self.bar = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=None),
-            TextColumn("{task.fields[note]}"),
-            TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(),
-            console=self.console,
-            disable=not self.console.is_terminal,
-            transient=True,
-        )
+        self.bar = training_bar(self.console, "{task.fields[note]}")
         self.task = self.bar.add_task("reading", total=None, note="")
 
     def __enter__(self) -> _Progress:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from capvid.cli.common import training_bar
 from capvid.errors import UsageError
 
 if TYPE_CHECKING:
@@ -178,22 +179,11 @@ class _Progress:
 
     def __init__(self, epochs: int) -> None:
         from rich.console import Console
-        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
         self.epochs = epochs
         self.begun = time.monotonic()
         self.console = Console(stderr=True, highlight=False)
-        self.bar = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=None),
-            TextColumn("loss {task.fields[loss]}  {task.fields[speed]} captions/s"),
-            TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(),
-            console=self.console,
-            disable=not self.console.is_terminal,
-            transient=True,
-        )
+        self.bar = training_bar(self.console, "loss {task.fields[loss]}  {task.fields[speed]} captions/s")
         self.task = self.bar.add_task("reading", total=None, loss="-", speed="-")
 
     def __enter__(self) -> _Progress:

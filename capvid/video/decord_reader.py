@@ -11,19 +11,18 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
 
 from capvid.errors import EmptyVideoError, TruncatedVideoError, UnsupportedCodecError, VideoError
 from capvid.video.container import codec_of, kind_of, missing_bytes, without_decodable_stream
-from capvid.video.source import VideoInfo
+from capvid.video.source import FrameSource, VideoInfo
 
 _LONGEST = 1e8  # seconds; times beyond are the decoder's mark for "none"
 
 
-class DecordSource:
+class DecordSource(FrameSource):
     """A :class:`~capvid.video.source.FrameSource` on decord, one decoding thread per video.
 
     decord turns frames by the rotation that the file asks for.
@@ -151,17 +150,6 @@ class DecordSource:
     def close(self) -> None:
         """Let go of the file and the decoder."""
         self._reader = None
-
-    def __enter__(self) -> DecordSource:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def _limit_reached() -> type[Exception]:

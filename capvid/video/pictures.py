@@ -11,12 +11,11 @@ import zipfile
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
-from types import TracebackType
 
 import numpy as np
 
 from capvid.errors import EmptyVideoError, MissingVideoError, TruncatedVideoError, VideoError
-from capvid.video.source import VideoInfo
+from capvid.video.source import FrameSource, VideoInfo
 
 SUFFIXES = (".jpeg", ".jpg", ".png", ".webp")
 SECONDS = 2.0
@@ -76,7 +75,7 @@ def decode_picture(read: Callable[[], bytes]) -> np.ndarray:
         raise ValueError(f"{type(error).__name__}: {error}") from error
 
 
-class PicturesSource:
+class PicturesSource(FrameSource):
     """A :class:`~capvid.video.source.FrameSource` over the pictures of one folder in a zip file.
 
     Raises:
@@ -138,14 +137,3 @@ class PicturesSource:
 
     def close(self) -> None:
         """Nothing to let go of: the zip file stays open for the next video in it."""
-
-    def __enter__(self) -> PicturesSource:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()

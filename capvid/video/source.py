@@ -6,11 +6,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from capvid.errors import EmptyVideoError, UsageError
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 _READ_AT_ONCE = 8  # frames that are in memory before what windows keep of them
 
@@ -41,7 +44,10 @@ class VideoInfo:
 
 
 class FrameSource(Protocol):
-    """An open video. Close it as soon as its frames are read: an open reader may go on decoding."""
+    """An open video. Close it as soon as its frames are read: an open reader may go on decoding.
+
+    Readers inherit from it, and from it how a ``with`` block closes them.
+    """
 
     @property
     def info(self) -> VideoInfo:
@@ -62,8 +68,9 @@ class FrameSource(Protocol):
     def close(self) -> None:
         """Let go of the file and the decoder; may be called twice."""
 
-    def __enter__(self) -> FrameSource:
+    def __enter__(self) -> Self:
         """Give the source itself."""
+        return self
 
     def __exit__(
         self,
@@ -72,6 +79,7 @@ class FrameSource(Protocol):
         trace: TracebackType | None,
     ) -> None:
         """Close the source."""
+        self.close()
 
 
 class Sampling(Protocol):
