@@ -1,23 +1,27 @@
 """The Captioner protocol: encode a video once, then step from word to word.
 
-Everything that is not a paper's own is written here once: teacher forcing, initial states, the state that
-decoding reorders. Notation for tensor shapes as in :mod:`capvid.captioners.layers`.
+Teacher forcing, decoding, training and saving know captioners by this protocol alone. A paragraph captioner
+(:class:`ParagraphCaptioner`) does the same for one segment of a video after another and carries its memory
+between them. Notation for tensor shapes as in :mod:`capvid.captioners.layers`, and S segments.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from capvid.captioners.layers import DeepOutput, LSTMCell, Standardise, at_least_float32
+from capvid.captioners.layers import Standardise
 from capvid.errors import UsageError
 
 Trace = dict[str, Tensor]
+Carried = dict[str, Tensor]
+
+_ON_OFF = {"on": True, "off": False}
 
 
 @dataclass(frozen=True)
@@ -26,56 +30,63 @@ class State:
 
     Attributes:
         video: what belongs to the video and never changes while words are added (B first).
-        memory: what changes with every word: hidden states, external memory (B first).
+        memory: what changes with every word: hidden states, external memory, cached keys (B first).
+        words: how many words were read, the start token included.
     """
 
     video: dict[str, Tensor]
     memory: dict[str, Tensor]
+    words: int = 0
+
+    def after(self, memory: dict[str, Tensor]) -> State:
+        """The state one word later."""
+        return State(self.video, memory, self.words + 1)
 
     def expand(self, times: int) -> State:
         """Every video's state ``times`` over, side by side: (B, ...) -> (B * times, ...)."""
         if times == 1:
             return self
-        return State(
-            {name: tensor.repeat_interleave(times, 0) for name, tensor in self.video.items()},
-            {name: tensor.repeat_interleave(times, 0) for name, tensor in self.memory.items()},
-        )
+        return self._mapped(lambda tensor: tensor.repeat_interleave(times, 0))
 
     def reorder(self, rows: Tensor) -> State:
         """Continue from other rows ``(B,)`` of the same video (beams): only ``memory`` moves."""
-        return State(self.video, {name: tensor.index_select(0, rows) for name, tensor in self.memory.items()})
+        memory = {name: tensor.index_select(0, rows) for name, tensor in self.memory.items()}
+        return replace(self, memory=memory)
 
     def select(self, rows: Tensor) -> State:
         """Keep only ``rows`` of the batch."""
-        return State(
-            {name: tensor.index_select(0, rows) for name, tensor in self.video.items()},
-            {name: tensor.index_select(0, rows) for name, tensor in self.memory.items()},
-        )
+        return self._mapped(lambda tensor: tensor.index_select(0, rows))
+
+    def _mapped(self, function: Any) -> State:
+        video = {name: function(tensor) for name, tensor in self.video.items()}
+        return State(video, {name: function(tensor) for name, tensor in self.memory.items()}, self.words)
+
+
+def choice(default: str, *others: str) -> Any:
+    """A configuration field that takes one of a few words."""
+    return field(default=default, metadata={"choices": (default, *others)})
+
+
+def may_be_zero(default: int) -> Any:
+    """A configuration field that takes a whole number or 0, by which something is left out."""
+    return field(default=default, metadata={"least": 0})
 
 
 @dataclass(frozen=True, kw_only=True)
 class CaptionerConfig:
-    """Sizes common to all captioners; saved beside the weights.
+    """What all captioners are told; saved beside the weights.
 
     Attributes:
         vocabulary_size: words including the four special ones.
         feature_width: D, the summed width of the feature streams.
-        embedding: E, width of a word embedding.
-        hidden: H, width of the LSTM's hidden state.
-        attention: A, width of the attention's hidden layer.
-        output: width of z in the deep output layer.
-        projection: width to which frames are projected before attention; 0 leaves them as they are.
-        dropout: rate on words, on projected frames, on the LSTM's output and on the deep output layer.
+        locations: L, places of a feature map (T, L, D); 0 for one vector per frame (T, D).
+        dropout: rate of dropout; where, the captioner says.
         standardise: subtract the training set's mean from the features and divide by its deviation.
     """
 
     vocabulary_size: int
     feature_width: int
-    embedding: int = 468
-    hidden: int = 512
-    attention: int = 512
-    output: int = 512
-    projection: int = 0
+    locations: int = may_be_zero(0)
     dropout: float = 0.5
     standardise: bool = False
 
@@ -85,105 +96,148 @@ class CaptionerConfig:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> CaptionerConfig:
-        """Build from plain values; an unknown name or a wrong kind of value is a UsageError."""
-        known = {field.name: field.type for field in fields(cls)}
+        """Build from plain values; ``on`` and ``off`` are true and false.
+
+        Raises:
+            UsageError: a name that is not known, or a value that does not fit.
+        """
+        known = {field.name: field for field in fields(cls)}
+        chosen = {}
         for name, value in values.items():
             if name not in known:
                 raise UsageError(
                     f"{name}: no such model option", remedy=f"known are {', '.join(sorted(known))}"
                 )
-            wanted = str(known[name])
-            right = {"int": (int,), "float": (int, float), "bool": (bool,)}.get(wanted)
-            if right and type(value) not in right:
+            wanted, metadata = str(known[name].type), known[name].metadata
+            if wanted == "bool" and isinstance(value, str):
+                value = _ON_OFF.get(value, value)
+            right = {"int": (int,), "float": (int, float), "bool": (bool,), "str": (str,)}[wanted]
+            if type(value) not in right:
                 raise UsageError(f"{name} = {value!r}: not a value for this model option ({wanted})")
+            if value not in metadata.get("choices", (value,)):
+                raise UsageError(
+                    f"{name} = {value!r}: not known", remedy=f"choose {', '.join(metadata['choices'])}"
+                )
             if name == "dropout" and not 0 <= value < 1:
                 raise UsageError(f"dropout = {value}: must be from 0 to below 1")
-            if wanted == "int" and value < (0 if name == "projection" else 1):
+            if wanted == "int" and value < metadata.get("least", 1):
                 raise UsageError(f"{name} = {value}: must be positive")
-        return cls(**values)
+            chosen[name] = value
+        return cls(**chosen)
 
 
 class Captioner(nn.Module, ABC):
-    """A captioner over one video's frames: additive attention, an LSTM, a deep output layer.
+    """Writes a sentence for a video, word by word.
 
-    A subclass computes one word's step in :meth:`advance` and says in ``extra_width`` how wide the LSTM's
-    further input is.
+    Attributes:
+        paragraphs: whether it writes a sentence for each segment of a video (:class:`ParagraphCaptioner`).
+        standardise: how features are standardised first; the identity if they are not.
     """
 
     name: ClassVar[str]
     config_class: ClassVar[type[CaptionerConfig]]
+    paragraphs: ClassVar[bool] = False
     config: Any
 
-    def __init__(self, config: Any, *, extra_width: int, context_width: int) -> None:
+    def __init__(self, config: Any) -> None:
         super().__init__()
         self.config = config
         self.standardise = Standardise(config.feature_width) if config.standardise else nn.Identity()
-        self.dropout = nn.Dropout(config.dropout)
-        self.projection = (
-            nn.Linear(config.feature_width, config.projection) if config.projection else nn.Identity()
-        )
-        self.embedding = nn.Embedding(config.vocabulary_size, config.embedding, padding_idx=0)
-        nn.init.uniform_(self.embedding.weight, -0.05, 0.05)
-        self.initial = nn.Linear(self.frame_width(config), 2 * config.hidden)
-        self.cell = LSTMCell(word=config.embedding, extra=extra_width, hidden=config.hidden)
-        self.output = DeepOutput(
-            context=context_width,
-            hidden=config.hidden,
-            word=config.embedding,
-            width=config.output,
-            vocabulary=config.vocabulary_size,
-            dropout=config.dropout,
-        )
+        wanted, given = self.needs_maps(config), bool(config.locations)
+        if wanted != given:
+            shapes = {True: "feature maps (frames, locations, channels)", False: "one vector per frame"}
+            raise UsageError(
+                f"{self.name}{self.why_maps(config)} expects {shapes[wanted]}, and the features are "
+                f"{shapes[given]}",
+                remedy="extract a layer that gives them: capvid models lists each backbone's layers",
+            )
 
-    @staticmethod
-    def frame_width(config: CaptionerConfig) -> int:
-        """Width of a frame as attention sees it."""
-        return config.projection or config.feature_width
+    @classmethod
+    def needs_maps(cls, config: Any) -> bool:
+        """Whether a captioner so configured looks at feature maps (T, L, D) instead of vectors (T, D)."""
+        return False
 
-    def frames(self, features: Tensor, mask: Tensor) -> Tensor:
-        """Standardised, projected frames (B, T, D'), zero where ``mask`` (B, T) is False."""
-        frames = self.projection(self.standardise(features))
-        return self.dropout(frames) * mask.unsqueeze(-1)
-
-    def words(self, tokens: Tensor) -> Tensor:
-        """Embedded words (..., E) of ``tokens`` (...)."""
-        return self.dropout(self.embedding(tokens))
-
-    def initial_hidden(self, frames: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        """h_0 and c_0 (B, H) from the mean frame, through one tanh layer (Yao et al. 2015)."""
-        mean = frames.sum(1) / mask.sum(1, keepdim=True).clamp_min(1)
-        h, c = torch.tanh(self.initial(mean)).chunk(2, -1)
-        return h, at_least_float32(c)
+    @classmethod
+    def why_maps(cls, config: Any) -> str:
+        """The options that decide it, for the error message."""
+        return ""
 
     @abstractmethod
     def encode(self, features: Tensor, mask: Tensor) -> State:
-        """Features (B, T, D) and mask (B, T) of real frames -> the state before the first word."""
+        """Features (B, T, D), or maps (B, T, L, D), and mask (B, T) of real frames -> the first state."""
 
     @abstractmethod
-    def advance(self, word_gates: Tensor, state: State) -> tuple[Tensor, Tensor, State, Trace]:
-        """One step from the word's gates (B, 4 H): context (B, C), h_t (B, H), new state, trace."""
-
     def step(self, tokens: Tensor, state: State) -> tuple[Tensor, State, Trace]:
-        """Read one word per caption, ``tokens`` (B,); returns logits (B, V) of the next, state and trace."""
-        words = self.words(tokens)  # (B, E)
-        context, hidden, state, trace = self.advance(self.cell.word_gates(words), state)
-        return self.output(context, hidden, words), state, trace
+        """Read one word per caption, ``tokens`` (B,); returns logits (B, V) of the next, state and trace.
 
+        A state may be stepped from once only: caches are written in place.
+        """
+
+    @abstractmethod
     def teacher_forced(self, features: Tensor, mask: Tensor, tokens: Tensor) -> Tensor:
-        """The deep output layer's z (B, L, Z) after each of ``tokens`` (B, L).
+        """What the vocabulary layer sees, (B, L, Z), after each of ``tokens`` (B, L).
 
         With fewer videos than captions, each video serves ``B / videos`` captions in a row and is
         encoded once.
         """
-        state = self.encode(features, mask).expand(tokens.shape[0] // features.shape[0])
-        words = self.words(tokens)  # (B, L, E)
-        contexts, hiddens = [], []
-        for gates in self.cell.word_gates(words).unbind(1):  # (B, 4 H)
-            context, hidden, state, _ = self.advance(gates, state)
-            contexts.append(context)
-            hiddens.append(hidden)
-        return self.output.features(torch.stack(contexts, 1), torch.stack(hiddens, 1), words)
+
+    @abstractmethod
+    def logits(self, hidden: Tensor) -> Tensor:
+        """The vocabulary layer: (..., Z) -> logits (..., V)."""
 
     def forward(self, features: Tensor, mask: Tensor, tokens: Tensor) -> Tensor:
         """Teacher forcing: logits (B, L, V) of the word after each of ``tokens`` (B, L)."""
-        return self.output.vocabulary(self.teacher_forced(features, mask, tokens))
+        return self.logits(self.teacher_forced(features, mask, tokens))
+
+
+class ParagraphCaptioner(Captioner):
+    """Writes a sentence for each segment of a video, knowing the segments and sentences before it.
+
+    ``encode`` begins a segment with what the segments before it left (:meth:`remember`); ``step`` then adds
+    words as for any captioner. A video without segments is one segment.
+    """
+
+    paragraphs = True
+
+    @property
+    def recurrent(self) -> bool:
+        """Whether a segment depends on those before it; if not, all can be decoded at once."""
+        return True
+
+    @abstractmethod
+    def encode(self, features: Tensor, mask: Tensor, carried: Carried | None = None) -> State:
+        """A segment's features (B, T, D) and mask (B, T), and what is carried (None: first segment)."""
+
+    @abstractmethod
+    def read(self, state: State, tokens: Tensor) -> tuple[Tensor, Carried]:
+        """Read a whole sentence at once, from the state that :meth:`encode` gave.
+
+        Args:
+            state: of the segment, before its first word.
+            tokens: (B, L) from the start token on, without the end token; padded with 0.
+
+        Returns:
+            what the vocabulary layer sees after each word (B, L, Z), and what to carry to the next segment.
+        """
+
+    def remember(self, state: State, tokens: Tensor) -> Carried:
+        """What the segment of ``state`` and its sentence ``tokens`` (B, L) leave for the next one."""
+        return self.read(state, tokens)[1] if self.recurrent else {}
+
+    def teacher_forced(self, features: Tensor, mask: Tensor, tokens: Tensor) -> Tensor:
+        """(B, S, L, Z) from features (B, S, T, D), mask (B, S, T) and tokens (B, S, L).
+
+        Without the dimension S, the one sentence of a video that is one segment: (B, L, Z).
+        """
+        if tokens.dim() == 2:
+            times = tokens.shape[0] // features.shape[0]
+            return self.read(self.encode(features, mask).expand(times), tokens)[0]
+        if not self.recurrent:
+            flat = (features.flatten(0, 1), mask.flatten(0, 1), tokens.flatten(0, 1))
+            return self.teacher_forced(*flat).unflatten(0, tokens.shape[:2])
+        hidden, carried = [], None
+        for segment in range(tokens.shape[1]):
+            state = self.encode(features[:, segment], mask[:, segment], carried)
+            read, carried = self.read(state, tokens[:, segment])
+            hidden.append(read)
+        return torch.stack(hidden, 1)

@@ -75,11 +75,13 @@ class LSTMCell(nn.Module):
     """An LSTM cell with a further input r_t beside the word (M3, Eq. 1-6).
 
     The word's share of the gates, ``W E + b``, is asked for separately (:meth:`word_gates`), because
-    under teacher forcing it is one product for all words of all captions.
+    under teacher forcing it is one product for all words of all captions. Without ``squash``,
+    h_t = o_t * c_t, as the key-value memory paper prints it (its Eq. 9).
     """
 
-    def __init__(self, *, word: int, extra: int, hidden: int) -> None:
+    def __init__(self, *, word: int, extra: int, hidden: int, squash: bool = True) -> None:
         super().__init__()
+        self.squash = squash
         self.word = nn.Linear(word, 4 * hidden)  # W_i, W_f, W_o, W_c and their biases
         self.recurrent = nn.Linear(hidden, 4 * hidden, bias=False)  # U
         self.extra = nn.Linear(extra, 4 * hidden, bias=False)  # M
@@ -98,7 +100,7 @@ class LSTMCell(nn.Module):
         gates = word_gates + self.recurrent(h) + self.extra(extra)
         i, f, o, candidate = gates.chunk(4, -1)
         c = torch.sigmoid(i) * torch.tanh(candidate) + torch.sigmoid(f) * c  # Eq. 4, 5
-        return torch.sigmoid(o) * torch.tanh(c), c  # Eq. 6
+        return torch.sigmoid(o) * (torch.tanh(c) if self.squash else c), c  # Eq. 6
 
 
 class DeepOutput(nn.Module):

@@ -21,14 +21,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from capvid.captioners.base import Captioner, CaptionerConfig, State, Trace
+from capvid.captioners.base import State, Trace
 from capvid.captioners.layers import AdditiveAttention, at_least_float32
+from capvid.captioners.recurrent import AttentiveCaptioner, AttentiveConfig
 
 EPSILON = 1e-8
 
 
 @dataclass(frozen=True, kw_only=True)
-class M3Config(CaptionerConfig):
+class M3Config(AttentiveConfig):
     """Sizes of :class:`M3`.
 
     Attributes:
@@ -58,7 +59,7 @@ def write(memory: Tensor, weights: Tensor, erase: Tensor, add: Tensor) -> Tensor
     return torch.addcmul(memory, w, add.unsqueeze(1) - memory * erase.unsqueeze(1))
 
 
-class M3(Captioner):
+class M3(AttentiveCaptioner):
     """The multimodal memory model."""
 
     name = "m3"
@@ -66,7 +67,7 @@ class M3(Captioner):
 
     def __init__(self, config: M3Config) -> None:
         width, m = self.frame_width(config), config.memory_width
-        super().__init__(config, extra_width=m, context_width=width)
+        super().__init__(config, extra_width=m)
         self.attention = AdditiveAttention(query=m, value=width, width=config.attention)
         # Each head has parameters of its own: rows of one matrix per source, so that they cost one product.
         # Text: keys of write, read, read; add, erase of the write; betas. Vision: key, add, erase, beta.
@@ -77,15 +78,15 @@ class M3(Captioner):
     def encode(self, features: Tensor, mask: Tensor) -> State:
         """Features (B, T, D) and mask (B, T) of real frames -> the state before the first word."""
         frames = self.frames(features, mask)
-        h, c = self.initial_hidden(frames, mask)
+        h, c = self.initial.of(frames, mask)
         frames = F.pad(frames, (0, 0, 0, 1))  # the blank feature (B, T + 1, D'), Eq. 14
         mask = F.pad(mask, (0, 1), value=True)
         video = {"frames": frames, "keys": self.attention.keys(frames), "mask": mask}
         memory = self.memory.expand(features.shape[0], -1, -1)  # (B, N, M)
         return State(video, {"h": h, "c": c, "memory": memory})
 
-    def advance(self, word_gates: Tensor, state: State) -> tuple[Tensor, Tensor, State, Trace]:
-        """One word: V_t (B, D'), h_t (B, H), state, and the weights of attention and of the four heads."""
+    def advance(self, word_gates: Tensor, state: State) -> tuple[tuple[Tensor, ...], State, Trace]:
+        """One word: V_t (B, D') and h_t (B, H), state, and the weights of attention and of the four heads."""
         video, h, c = state.video, state.memory["h"], state.memory["c"]
         m = self.config.memory_width
         heads = at_least_float32(self.text_heads(h))  # (B, 5 M + 3)
@@ -116,4 +117,4 @@ class M3(Captioner):
             "write_visual": w_visual,
             "read_decoder": w_decode,
         }
-        return context, h, State(video, {"h": h, "c": c, "memory": memory}), trace
+        return (context, h), state.after({"h": h, "c": c, "memory": memory}), trace

@@ -10,16 +10,17 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from capvid.captioners.base import Captioner, CaptionerConfig, State, Trace
+from capvid.captioners.base import State, Trace
 from capvid.captioners.layers import AdditiveAttention
+from capvid.captioners.recurrent import AttentiveCaptioner, AttentiveConfig
 
 
 @dataclass(frozen=True, kw_only=True)
-class SoftAttentionConfig(CaptionerConfig):
+class SoftAttentionConfig(AttentiveConfig):
     """Sizes of :class:`SoftAttention`; no more than the common ones."""
 
 
-class SoftAttention(Captioner):
+class SoftAttention(AttentiveCaptioner):
     """An LSTM whose further input is the attended frame."""
 
     name = "soft-attention"
@@ -27,19 +28,19 @@ class SoftAttention(Captioner):
 
     def __init__(self, config: SoftAttentionConfig) -> None:
         width = self.frame_width(config)
-        super().__init__(config, extra_width=width, context_width=width)
+        super().__init__(config, extra_width=width)
         self.attention = AdditiveAttention(query=config.hidden, value=width, width=config.attention)
 
     def encode(self, features: Tensor, mask: Tensor) -> State:
         """Features (B, T, D) and mask (B, T) of real frames -> the state before the first word."""
         frames = self.frames(features, mask)
-        h, c = self.initial_hidden(frames, mask)
+        h, c = self.initial.of(frames, mask)
         video = {"frames": frames, "keys": self.attention.keys(frames), "mask": mask}
         return State(video, {"h": h, "c": c})
 
-    def advance(self, word_gates: Tensor, state: State) -> tuple[Tensor, Tensor, State, Trace]:
-        """Attend by h_{t-1}, then the LSTM: context (B, D'), h_t (B, H), state, trace."""
+    def advance(self, word_gates: Tensor, state: State) -> tuple[tuple[Tensor, ...], State, Trace]:
+        """Attend by h_{t-1}, then the LSTM: context (B, D') and h_t (B, H), state, trace."""
         video, h, c = state.video, state.memory["h"], state.memory["c"]
         context, weights = self.attention(h, video["keys"], video["frames"], video["mask"])
         h, c = self.cell(word_gates, context, h, c)
-        return context, h, State(video, {"h": h, "c": c}), {"attention": weights}
+        return (context, h), state.after({"h": h, "c": c}), {"attention": weights}

@@ -23,7 +23,7 @@ def caption_loss(captioner: Captioner, batch: Batch, label_smoothing: float) -> 
     """
     z = captioner.teacher_forced(batch.features, batch.mask, batch.inputs)  # (B, L, Z)
     spoken = batch.targets != PAD
-    logits = captioner.output.vocabulary(z[spoken])  # (words, V)
+    logits = captioner.logits(z[spoken])  # (words, V)
     return F.cross_entropy(logits.float(), batch.targets[spoken], label_smoothing=label_smoothing)
 
 
