@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 from typing import TYPE_CHECKING
 
 from capvid.errors import UsageError
@@ -47,3 +49,13 @@ def _check_cuda(name: str, index: int) -> None:
     if index >= count:
         there = "only cuda:0" if count == 1 else f"cuda:0 to cuda:{count - 1}"
         raise UsageError(f"{name}: no such CUDA device", remedy=f"there is {there}")
+
+
+def release_memory() -> None:
+    """Give freed memory back to the system, where the C library keeps it for itself (glibc).
+
+    Buffers of ever different sizes, as batches of different lengths need them, would otherwise fill the heap
+    with gaps that nothing fits into.
+    """
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL("libc.so.6").malloc_trim(0)

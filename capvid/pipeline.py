@@ -19,8 +19,7 @@ import torch
 
 from capvid.bundled import FOLDER
 from capvid.captioners.checkpoint import CONFIG, WEIGHTS, Checkpoint, load_checkpoint
-from capvid.decoding import DecodingOptions, Hypothesis, decode
-from capvid.decoding.search import pad_frames
+from capvid.decoding import DecodingOptions, Hypothesis, decode, pad_frames
 from capvid.device import resolve_device
 from capvid.errors import CapvidError, CheckpointError, FeatureMismatchError, UsageError
 from capvid.features.extract import ExtractionResult, extract_features
@@ -108,13 +107,7 @@ class CaptionPipeline:
     @property
     def settings(self) -> Mapping[str, Any]:
         """Everything besides the model that a caption depends on."""
-        return {
-            "sampling": self.sampling.spec(),
-            "beam_size": self.options.beam_size,
-            "num_captions": self.options.num_captions,
-            "max_length": self.options.max_length,
-            "length_penalty": self.options.length_penalty,
-        }
+        return {"sampling": self.sampling.spec(), **self.options.to_dict()}
 
     def __call__(self, path: str | Path) -> str:
         """Give the best caption of one video or file of features.
@@ -197,7 +190,8 @@ class CaptionPipeline:
 
     def _decode(self, arrays: Sequence[np.ndarray]) -> Sequence[Sequence[Hypothesis]]:
         """Hypotheses for the features (T, D) of each video."""
-        features, mask = pad_frames([torch.from_numpy(array) for array in arrays])  # (B, T, D), (B, T)
+        clips = [self.checkpoint.frames(torch.from_numpy(array)) for array in arrays]
+        features, mask = pad_frames(clips)  # (B, T, D), (B, T)
         captioner = self.checkpoint.captioner
         return decode(captioner, features.to(self.device), mask.to(self.device), self.options)
 
@@ -215,10 +209,9 @@ def load(
     *,
     device: str = "auto",
     weights: str | Path | None = None,
-    beam_size: int = 5,
-    num_captions: int = 1,
     batch_size: int = 8,
     workers: int = 2,
+    **decoding: Any,
 ) -> CaptionPipeline:
     """Make the pipeline of a trained captioner.
 
@@ -228,16 +221,16 @@ def load(
         device: ``auto``, ``cpu``, ``cuda``, ``cuda:N`` or ``mps``.
         weights: file of the backbone's weights, or a folder that holds it; otherwise they are sought in
             ``model/weights``, the places in ``CAPVID_WEIGHTS`` and the cache.
-        beam_size: width of the beam search; 1 is greedy.
-        num_captions: how many captions per video, at most ``beam_size``.
         batch_size: videos captioned together; captions do not depend on it.
         workers: threads that decode videos.
+        decoding: fields of :class:`~capvid.decoding.DecodingOptions`: ``beam_size=1`` for greedy search,
+            ``num_captions``, ``temperature`` and so on.
 
     Raises:
         CheckpointError: there is no such captioner.
         UsageError: an argument that cannot be used.
     """
-    options = DecodingOptions(beam_size=beam_size, num_captions=num_captions)
+    options = DecodingOptions.from_dict(decoding)
     folder = model_folder(model)
     resolved = resolve_device(device)
     checkpoint = load_checkpoint(folder)

@@ -227,17 +227,34 @@ class ParagraphCaptioner(Captioner):
     def teacher_forced(self, features: Tensor, mask: Tensor, tokens: Tensor) -> Tensor:
         """(B, S, L, Z) from features (B, S, T, D), mask (B, S, T) and tokens (B, S, L).
 
-        Without the dimension S, the one sentence of a video that is one segment: (B, L, Z).
+        After a video's last segment, the last with words, all is zero. Without the dimension S, the one
+        sentence of a video that is one segment: (B, L, Z).
         """
         if tokens.dim() == 2:
             times = tokens.shape[0] // features.shape[0]
             return self.read(self.encode(features, mask).expand(times), tokens)[0]
+        # Videos whose segments are over leave the batch, so that they cost nothing.
+        real = tokens.flip(1).any(-1).cumsum(1).flip(1) > 0  # (B, S)
+        real[:, 0] = True
         if not self.recurrent:
-            flat = (features.flatten(0, 1), mask.flatten(0, 1), tokens.flatten(0, 1))
-            return self.teacher_forced(*flat).unflatten(0, tokens.shape[:2])
-        hidden, carried = [], None
+            rows = real.flatten().nonzero().squeeze(1)
+            flat = (tensor.flatten(0, 1)[rows] for tensor in (features, mask, tokens))
+            return _spread(self.teacher_forced(*flat), rows, real.numel()).unflatten(0, real.shape)
+        hidden: list[Tensor] = []
+        carried: Carried = {}
+        rows = torch.arange(len(tokens), device=tokens.device)
         for segment in range(tokens.shape[1]):
-            state = self.encode(features[:, segment], mask[:, segment], carried)
-            read, carried = self.read(state, tokens[:, segment])
-            hidden.append(read)
+            going = real[rows, segment].nonzero().squeeze(1)
+            if not len(going):
+                hidden.append(torch.zeros_like(hidden[0]))
+                continue
+            rows, carried = rows[going], {name: tensor[going] for name, tensor in carried.items()}
+            state = self.encode(features[rows, segment], mask[rows, segment], carried or None)
+            read, carried = self.read(state, tokens[rows, segment])
+            hidden.append(_spread(read, rows, len(tokens)))
         return torch.stack(hidden, 1)
+
+
+def _spread(tensor: Tensor, rows: Tensor, count: int) -> Tensor:
+    """Put the rows of ``tensor`` (R, ...) at places ``rows`` (R,) of ``count``; the others are zero."""
+    return tensor.new_zeros(count, *tensor.shape[1:]).index_copy(0, rows, tensor)

@@ -10,8 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from capvid.captioners import build
 from capvid.captioners.base import Captioner
@@ -34,7 +36,8 @@ class Checkpoint:
         vocabulary: its words.
         header: the features it was trained on.
         name: the captioner family's name.
-        info: notes of the training run: recipe, epoch, scores, ``max_frames`` per video.
+        info: notes of the training run: recipe, epoch, scores, ``max_frames`` per video (or segment) and
+            which ``frames`` these are (:func:`limited`).
         folder: where it was loaded from.
     """
 
@@ -44,6 +47,25 @@ class Checkpoint:
     name: str
     info: dict[str, Any] = field(default_factory=dict)
     folder: Path | None = None
+
+    def frames(self, frames: Tensor) -> Tensor:
+        """Those of a video's, or segment's, frames (T, ...) that the captioner looks at."""
+        count = int(self.info.get("max_frames", len(frames)))
+        return limited(frames, count, str(self.info.get("frames", "spread")))
+
+
+def limited(frames: Tensor, count: int, which: str) -> Tensor:
+    """At most ``count`` of the frames (T, ...).
+
+    Args:
+        frames: of a video or segment.
+        count: how many at most.
+        which: ``first``, or ``spread``: the middles of ``count`` equal slices.
+    """
+    if len(frames) <= count or which == "first":
+        return frames[:count]
+    middles = (torch.arange(count, dtype=torch.float64) + 0.5) * len(frames) / count
+    return frames[middles.long()]
 
 
 def save_checkpoint(

@@ -6,6 +6,8 @@ A attention width, V vocabulary.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor, nn
 
@@ -37,11 +39,18 @@ class Standardise(nn.Module):
         self.register_buffer("mean", torch.zeros(width))
         self.register_buffer("scale", torch.ones(width))
 
-    def fit(self, frames: Tensor) -> None:
-        """Take the statistics of ``frames`` (N, D)."""
-        frames = frames.float()
-        self.mean.copy_(frames.mean(0))
-        self.scale.copy_(1.0 / frames.std(0).clamp_min(1e-4))
+    def fit(self, parts: Tensor | Iterable[Tensor]) -> None:
+        """Take the statistics of all vectors in ``parts``: (N, D), or several of (..., D)."""
+        count, total, squares = 0, torch.zeros_like(self.mean).double(), torch.zeros_like(self.mean).double()
+        for part in [parts] if isinstance(parts, Tensor) else parts:
+            vectors = part.double().flatten(0, -2)  # (N, D)
+            count += len(vectors)
+            total += vectors.sum(0)
+            squares += vectors.square().sum(0)
+        mean = total / count
+        variance = (squares - count * mean.square()) / max(1, count - 1)
+        self.mean.copy_(mean)
+        self.scale.copy_(1.0 / variance.clamp_min(0).sqrt().clamp_min(1e-4))
 
     def forward(self, features: Tensor) -> Tensor:
         """Standardise ``features`` (..., D)."""

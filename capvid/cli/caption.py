@@ -52,6 +52,18 @@ def caption(
     ] = None,
     beam: Annotated[int, typer.Option(min=1, help="Width of the beam search; 1 is greedy.")] = 5,
     num_captions: Annotated[int, typer.Option(min=1, help="Captions per video, best first.")] = 1,
+    max_length: Annotated[int, typer.Option(min=1, help="Words at most.")] = 20,
+    min_length: Annotated[int, typer.Option(min=0, help="Words at least.")] = 0,
+    no_repeat_ngram: Annotated[
+        int, typer.Option(min=0, help="No sequence of so many words twice in a caption; 0 allows it.")
+    ] = 0,
+    temperature: Annotated[
+        float, typer.Option(min=0, help="Draw words at random, the more freely the higher; 0 searches.")
+    ] = 0.0,
+    top_p: Annotated[
+        float, typer.Option(help="Draw from the likeliest words of this probability only.")
+    ] = 1.0,
+    seed: Annotated[int, typer.Option(min=0, help="Of the drawing.")] = 0,
     weights: common.Weights = None,
     device: common.Device = "auto",
     workers: common.Workers = None,
@@ -87,10 +99,16 @@ def caption(
         model,
         device=device,
         weights=weights,
-        beam_size=beam,
-        num_captions=num_captions,
         batch_size=batch_size,
         workers=workers or common.default_workers(),
+        beam_size=beam,
+        num_captions=num_captions,
+        max_length=max_length,
+        min_length=min_length,
+        no_repeat_ngram=no_repeat_ngram,
+        temperature=temperature,
+        top_p=top_p,
+        seed=seed,
     )
     if output_dir:
         common.check_writable_folder(output_dir)

@@ -25,8 +25,9 @@ def train(
         list[str] | None,
         typer.Option(
             "--data",
-            help='Captions: jsonl:FILE with {"id", "split", "captions"} on each line, or tsv:FILE with an '
-            "id, a tabulator and a caption on each line. May be repeated.",
+            help='Captions: jsonl:FILE with {"id", "split", "captions"} on each line, or "segments" and '
+            '"paragraphs" for captioners of paragraphs; or tsv:FILE with an id, a tabulator and a caption on '
+            "each line. May be repeated.",
             show_default=False,
         ),
     ] = None,
@@ -36,6 +37,15 @@ def train(
             "--features",
             help="Folder of feature files, or a packed features file. May be repeated: streams of the same "
             "videos are concatenated, other videos added.",
+            show_default=False,
+        ),
+    ] = None,
+    values: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--values",
+            help="Key-value memory only: features whose numbers are the values (what a frame means), while "
+            "--features are the keys (what it looks like). May be repeated.",
             show_default=False,
         ),
     ] = None,
@@ -120,7 +130,7 @@ def train(
     from capvid.features.store import FeatureStore
     from capvid.training.loop import Trainer
 
-    store = FeatureStore(features)
+    store = FeatureStore([*features, *(values or [])])
     if weights is not None:
         _keep_weights(weights, store.header, output)
     with _Progress(chosen.training.epochs) as reporter:
@@ -131,6 +141,7 @@ def train(
             folder=output,
             device=resolve_device(device),
             reporter=reporter,
+            value_width=FeatureStore(values).header.width if values else 0,
         )
         best, test = trainer.run()
     reporter.conclude(best, test, output)
@@ -230,6 +241,7 @@ class _Progress:
             soft_wrap=True,
         )
         if test:
-            shown = ", ".join(f"{name} {test.scores[name]:.3f}" for name in ("CIDEr-D", "BLEU-4", "ROUGE_L"))
-            distinct = len(set(test.captions.values()))
+            names = [name for name in ("CIDEr-D", "BLEU-4", "ROUGE_L", "R@4") if name in test.scores]
+            shown = ", ".join(f"{name} {test.scores[name]:.3f}" for name in names)
+            distinct = len({str(caption) for caption in test.captions.values()})
             self.console.print(f"test: {shown}; {distinct} distinct captions of {len(test.captions)} videos")

@@ -1,20 +1,24 @@
 """From captioned videos and their features to batches of tensors.
 
-Notation for tensor shapes: B captions of a batch, T frames, D feature width, L words.
+Notation for tensor shapes: B captions (or paragraphs) of a batch, S segments, T frames, L words of a
+sentence, D feature width; feature maps have their locations before D.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from capvid.data.captions import CaptionedVideo
-from capvid.decoding.search import pad_frames
+from capvid.data.captions import CaptionedVideo, Segment
+from capvid.decoding import pad_frames, pad_segments
 from capvid.errors import DataError
+from capvid.features.file import Features
 from capvid.features.store import FeatureStore
 from capvid.text.tokenize import words
 from capvid.text.vocabulary import BOS, EOS, PAD, Vocabulary
@@ -22,13 +26,13 @@ from capvid.text.vocabulary import BOS, EOS, PAD, Vocabulary
 
 @dataclass(frozen=True)
 class Batch:
-    """Captions with the frames of their videos.
+    """Captions with the frames of their videos; for paragraphs there are S segments after B.
 
     Attributes:
-        features: (B, T, D) float32, zero beyond a video's frames.
-        mask: (B, T), True at frames.
-        inputs: (B, L) the words, from the start token on.
-        targets: (B, L) the words after them, up to the end token; padding after that.
+        features: (B, T, D) or (B, S, T, D), zero beyond a video's frames; maps in half precision.
+        mask: (B, T) or (B, S, T), True at frames.
+        inputs: (B, L) or (B, S, L) the words, from the start token on.
+        targets: of the same shape, the words after them, up to the end token; padding after that.
     """
 
     features: Tensor
@@ -48,26 +52,59 @@ class Example:
     """A video with its captions in numbers."""
 
     id: str
-    frames: Tensor  # (T, D) float16
+    frames: Tensor  # (T, D) or (T, L, D) float16
     captions: tuple[list[int], ...]
 
 
-def tokenised(videos: Sequence[CaptionedVideo], max_words: int) -> dict[str, list[list[str]]]:
-    """Words of every caption of every video, without empty captions and those over ``max_words``."""
+@dataclass(frozen=True)
+class ParagraphExample:
+    """The segments of a video with its paragraphs in numbers, a sentence for each segment."""
+
+    id: str
+    segments: tuple[Tensor, ...]  # each (T, D) or (T, L, D) float16, T may be 0
+    paragraphs: tuple[tuple[list[int], ...], ...]
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """What is used of sentences: up to ``max_words``; longer ones are left out, or cut if ``cut``."""
+
+    max_words: int
+    cut: bool = False
+
+    def words(self, text: str) -> list[str] | None:
+        """The words of a sentence as they are used; None if it is left out."""
+        found = words(text)
+        if len(found) <= self.max_words:
+            return found or None
+        return found[: self.max_words] if self.cut else None
+
+
+def tokenised(videos: Sequence[CaptionedVideo], lengths: Lengths) -> dict[str, list[list[str]]]:
+    """Words of every usable caption of every video."""
     return {
-        video.id: [found for caption in video.captions if 0 < len(found := words(caption)) <= max_words]
+        video.id: [found for caption in video.captions if (found := lengths.words(caption))]
         for video in videos
     }
 
 
-def make_examples(
-    videos: Sequence[CaptionedVideo], store: FeatureStore, vocabulary: Vocabulary, *, max_words: int
-) -> list[Example]:
-    """Put frames and captions together; videos without a usable caption are left out.
+def tokenised_paragraphs(
+    videos: Sequence[CaptionedVideo], lengths: Lengths, *, max_segments: int
+) -> dict[str, list[list[list[str]]]]:
+    """Words of the sentences of every paragraph; a paragraph with a sentence that is left out is as well."""
+    usable: dict[str, list[list[list[str]]]] = {}
+    for video in videos:
+        usable[video.id] = []
+        for paragraph in video.paragraphs:
+            sentences = [lengths.words(sentence) for sentence in paragraph[:max_segments]]
+            whole = [sentence for sentence in sentences if sentence]
+            if len(whole) == len(sentences):
+                usable[video.id].append(whole)
+    return usable
 
-    Raises:
-        DataError: a video has no features.
-    """
+
+def check_features(videos: Sequence[CaptionedVideo], store: FeatureStore) -> None:
+    """Raise DataError if a video has no features."""
     missing = [video.id for video in videos if video.id not in store]
     if missing:
         names = ", ".join(missing[:3]) + (", ..." if len(missing) > 3 else "")
@@ -75,7 +112,18 @@ def make_examples(
             f"{len(missing)} of {len(videos)} videos have no features ({names})",
             remedy="extract them with capvid extract, or give the features file that holds them",
         )
-    spoken = tokenised(videos, max_words)
+
+
+def make_examples(
+    videos: Sequence[CaptionedVideo], store: FeatureStore, vocabulary: Vocabulary, lengths: Lengths
+) -> list[Example]:
+    """Put frames and captions together; videos without a usable caption are left out.
+
+    Raises:
+        DataError: a video has no features.
+    """
+    check_features(videos, store)
+    spoken = tokenised(videos, lengths)
     return [
         Example(
             video.id,
@@ -87,41 +135,94 @@ def make_examples(
     ]
 
 
-def spread(frames: Tensor, count: int) -> Tensor:
-    """At most ``count`` frames, evenly spread over (T, D): the middles of ``count`` equal slices."""
-    if len(frames) <= count:
-        return frames
-    middles = (torch.arange(count, dtype=torch.float64) + 0.5) * len(frames) / count
-    return frames[middles.long()]
+def make_paragraph_examples(
+    videos: Sequence[CaptionedVideo],
+    store: FeatureStore,
+    vocabulary: Vocabulary,
+    lengths: Lengths,
+    *,
+    max_segments: int,
+) -> list[ParagraphExample]:
+    """Put segments and paragraphs together; videos without a usable paragraph are left out.
+
+    Raises:
+        DataError: a video has no features, or a segment lies beyond them.
+    """
+    check_features(videos, store)
+    spoken = tokenised_paragraphs(videos, lengths, max_segments=max_segments)
+    return [
+        ParagraphExample(
+            video.id,
+            tuple(cut_segments(store.get(video.id), video.segments[:max_segments])),
+            tuple(tuple(map(vocabulary.encode, paragraph)) for paragraph in spoken[video.id]),
+        )
+        for video in videos
+        if spoken[video.id]
+    ]
+
+
+def cut_segments(features: Features, segments: Sequence[Segment]) -> list[Tensor]:
+    """The frames (T, ...) float16 of every segment; one that lies between two frames has T = 0.
+
+    Raises:
+        DataError: a segment of frames ends beyond the last one, or seconds are given and the features do not
+            know their times.
+    """
+    frames = torch.from_numpy(features.concatenated().astype(np.float16))
+    parts = []
+    for segment in segments:
+        if segment.unit == "seconds":
+            if features.times is None:
+                raise DataError(
+                    f"{features.video}: segments in seconds, and features that do not know their times",
+                    remedy="extract the features with capvid, or give segments in frames",
+                )
+            inside = (features.times >= segment.start) & (features.times < segment.end)
+            parts.append(frames[torch.from_numpy(inside)])
+        elif segment.end > len(frames):
+            raise DataError(
+                f"{features.video}: a segment ends at frame {segment.end:g}, the features at {len(frames)}",
+                remedy="extract the frames that the segments count",
+            )
+        else:
+            parts.append(frames[int(segment.start) : int(segment.end)])
+    return parts
 
 
 def thinned(frames: Tensor, count: int, dropout: float, generator: torch.Generator) -> Tensor:
     """At most ``count`` frames at random, in order; each is left out at rate ``dropout``, but never all."""
+    if not len(frames):
+        return frames
     kept = torch.randperm(len(frames), generator=generator)[:count]
     stay = torch.rand(len(kept), generator=generator) >= dropout
     stay[0] = True
     return frames[kept[stay].sort().values]
 
 
-class TrainingBatches:
+_Example = TypeVar("_Example")
+
+
+class _Batches(ABC, Generic[_Example]):
     """Batches of one epoch after another; the same seed and epoch always give the same batches.
 
     Args:
         examples: the videos to learn from.
-        batch_size: captions per batch.
-        captions_per_video: captions drawn from each video in an epoch, without repetition.
-        max_frames: frames drawn at random from videos that have more.
+        batch_size: captions, or paragraphs, per batch.
+        captions_per_video: how many are drawn from each video in an epoch, without repetition.
+        max_frames: frames drawn from videos, or segments, that have more.
+        first: take the first ones instead of drawing.
         frame_dropout: rate at which frames are left out besides; one at least stays.
         seed: of all the drawing.
     """
 
     def __init__(
         self,
-        examples: Sequence[Example],
+        examples: Sequence[_Example],
         *,
         batch_size: int,
         captions_per_video: int,
         max_frames: int,
+        first: bool = False,
         frame_dropout: float = 0.0,
         seed: int,
     ) -> None:
@@ -129,40 +230,85 @@ class TrainingBatches:
         self.batch_size = batch_size
         self.captions_per_video = captions_per_video
         self.max_frames = max_frames
+        self.first = first
         self.frame_dropout = frame_dropout
         self.seed = seed
-        self.captions = sum(min(captions_per_video, len(example.captions)) for example in examples)
+        self.captions = sum(min(captions_per_video, len(self.sizes(example))) for example in examples)
 
     def __len__(self) -> int:
         """Batches per epoch."""
         return -(-self.captions // self.batch_size)
 
+    @abstractmethod
+    def sizes(self, example: _Example) -> Sequence[int]:
+        """The length of every caption, or paragraph, of an example."""
+
     def epoch(self, number: int) -> Iterator[Batch]:
         """Batches of epoch ``number``: captions of like length together, in random order."""
         generator = torch.Generator().manual_seed(self.seed * 1_000_003 + number)
         drawn = [
-            (index, choice)
-            for index, example in enumerate(self.examples)
-            for choice in torch.randperm(len(example.captions), generator=generator)[
-                : self.captions_per_video
-            ].tolist()
+            (index, choice, sizes[choice])
+            for index, sizes in enumerate(map(self.sizes, self.examples))
+            for choice in torch.randperm(len(sizes), generator=generator)[: self.captions_per_video].tolist()
         ]
-        lengths = torch.tensor([len(self.examples[index].captions[choice]) for index, choice in drawn])
+        lengths = torch.tensor([length for *_, length in drawn])
         # Sorted by length with noise of two words: little padding, and no batch of one length only.
         noise = torch.rand(len(drawn), generator=generator) * 2
         order = (lengths + noise).argsort().split(self.batch_size)
         for batch in torch.randperm(len(order), generator=generator).tolist():
-            yield self._batch([drawn[row] for row in order[batch].tolist()], generator)
+            rows = [drawn[row] for row in order[batch].tolist()]
+            yield self.batch([(self.examples[index], choice) for index, choice, _ in rows], generator)
 
-    def _batch(self, rows: Sequence[tuple[int, int]], generator: torch.Generator) -> Batch:
-        features, mask = pad_frames(
-            [
-                thinned(self.examples[index].frames, self.max_frames, self.frame_dropout, generator)
-                for index, _ in rows
-            ]
-        )
-        captions = [self.examples[index].captions[choice] for index, choice in rows]
-        length = max(map(len, captions)) + 1
-        inputs = torch.tensor([[BOS, *c] + [PAD] * (length - 1 - len(c)) for c in captions])
-        targets = torch.tensor([[*c, EOS] + [PAD] * (length - 1 - len(c)) for c in captions])
-        return Batch(features.float(), mask, inputs, targets)
+    @abstractmethod
+    def batch(self, rows: Sequence[tuple[_Example, int]], generator: torch.Generator) -> Batch:
+        """Put examples, each with the number of one of its captions, into one batch."""
+
+    def drawn(self, frames: Tensor, generator: torch.Generator) -> Tensor:
+        """The frames of a video or segment that are seen this time."""
+        frames = frames[: self.max_frames] if self.first else frames
+        return thinned(frames, self.max_frames, self.frame_dropout, generator)
+
+
+class TrainingBatches(_Batches[Example]):
+    """Batches of captions."""
+
+    def sizes(self, example: Example) -> Sequence[int]:
+        """The number of words of every caption."""
+        return [len(caption) for caption in example.captions]
+
+    def batch(self, rows: Sequence[tuple[Example, int]], generator: torch.Generator) -> Batch:
+        """A batch of captions with their videos."""
+        features, mask = pad_frames([self.drawn(example.frames, generator) for example, _ in rows])
+        inputs, targets = _padded([example.captions[choice] for example, choice in rows])
+        maps = features.dim() == 4  # (B, T, L, D): they stay as they are kept, for their size
+        return Batch(features if maps else features.float(), mask, inputs, targets)
+
+
+class ParagraphBatches(_Batches[ParagraphExample]):
+    """Batches of paragraphs."""
+
+    def sizes(self, example: ParagraphExample) -> Sequence[int]:
+        """The number of words of the longest sentence of every paragraph."""
+        return [max(map(len, paragraph)) for paragraph in example.paragraphs]
+
+    def batch(self, rows: Sequence[tuple[ParagraphExample, int]], generator: torch.Generator) -> Batch:
+        """A batch of paragraphs with their videos' segments; missing segments have no frames and no words."""
+        clips = [[self.drawn(segment, generator) for segment in example.segments] for example, _ in rows]
+        features, mask, _ = pad_segments(clips)  # (B, S, T, D), (B, S, T)
+        segments = mask.shape[1]
+        sentences: list[list[int] | None] = []
+        for example, choice in rows:
+            paragraph = example.paragraphs[choice]
+            sentences += [*paragraph, *[None] * (segments - len(paragraph))]
+        inputs, targets = _padded(sentences)
+        shape = (len(rows), segments)
+        return Batch(features.float(), mask, inputs.unflatten(0, shape), targets.unflatten(0, shape))
+
+
+def _padded(sentences: Sequence[list[int] | None]) -> tuple[Tensor, Tensor]:
+    """Inputs and targets (N, L) of teacher forcing; of None nothing but padding."""
+    length = max(len(sentence) for sentence in sentences if sentence is not None) + 1
+    none = [PAD] * length
+    inputs = [none if s is None else [BOS, *s] + [PAD] * (length - 1 - len(s)) for s in sentences]
+    targets = [none if s is None else [*s, EOS] + [PAD] * (length - 1 - len(s)) for s in sentences]
+    return torch.tensor(inputs), torch.tensor(targets)

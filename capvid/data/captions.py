@@ -14,25 +14,41 @@ SPLITS = ("train", "val", "test")
 
 
 @dataclass(frozen=True)
+class Segment:
+    """Part of a video, from ``start`` up to ``end``, in ``unit``: numbers of its frames, or seconds."""
+
+    start: float
+    end: float
+    unit: str = "frames"
+
+
+@dataclass(frozen=True)
 class CaptionedVideo:
     """One video of a data set.
 
     Attributes:
         id: its name, the same as in the features.
         split: train, val or test.
-        captions: sentences as they were written.
+        captions: sentences as they were written, each about the whole video.
+        segments: parts of the video in the order of time, for paragraphs.
+        paragraphs: each a sentence for every segment.
     """
 
     id: str
     split: str
-    captions: tuple[str, ...]
+    captions: tuple[str, ...] = ()
+    segments: tuple[Segment, ...] = ()
+    paragraphs: tuple[tuple[str, ...], ...] = ()
 
 
 def load_captions(specs: Sequence[str]) -> list[CaptionedVideo]:
     """Read data sets given as ``jsonl:FILE``, ``tsv:FILE`` or ``FILE`` (JSONL); several extend one another.
 
-    A JSONL file has ``{"id": ..., "split": ..., "captions": [...]}`` on each line; a TSV file has an id, a
-    tabulator and a caption on each line, an id as often as it has captions, all of the train split.
+    A JSONL file has ``{"id": ..., "split": ..., "captions": [...]}`` on each line, or, in place of the
+    captions, ``"segments": [{"start": 0, "end": 4}, ...], "paragraphs": [[sentence, ...], ...]`` with a
+    sentence for every segment; segments are numbers of frames unless ``"unit": "seconds"`` says otherwise. A
+    TSV file has an id, a tabulator and a caption on each line, an id as often as it has captions, all of the
+    train split.
 
     Raises:
         DataError: a file is missing or empty, a row cannot be used, or an id comes twice.
@@ -110,17 +126,51 @@ def _video(line: str, place: str) -> CaptionedVideo:
         raise DataError(f"{place}: not JSON", remedy=shape) from None
     if not isinstance(row, dict) or not isinstance(row.get("id"), str) or not row["id"]:
         raise DataError(f"{place}: no id", remedy=shape)
-    captions = row.get("captions")
-    if (
-        not isinstance(captions, list)
-        or not captions
-        or not all(isinstance(caption, str) for caption in captions)
-    ):
-        raise DataError(f"{place}: no list of captions", remedy=shape)
     split = row.get("split", "train")
     if split not in SPLITS:
         raise DataError(f"{place}: split {split!r} is not one of {', '.join(SPLITS)}", remedy=shape)
-    return CaptionedVideo(row["id"], split, tuple(captions))
+    captions: Any = row.get("captions", [] if "paragraphs" in row else None)
+    if not _texts(captions) or not (captions or "paragraphs" in row):
+        raise DataError(f"{place}: no list of captions", remedy=shape)
+    if "paragraphs" not in row:
+        return CaptionedVideo(row["id"], split, tuple(captions))
+    segments = _segments(row, place)
+    paragraphs = row["paragraphs"]
+    if (
+        not isinstance(paragraphs, list)
+        or not paragraphs
+        or not all(_texts(sentences) and len(sentences) == len(segments) for sentences in paragraphs)
+    ):
+        raise DataError(
+            f"{place}: no list of paragraphs with a sentence for each of the {len(segments)} segments",
+            remedy='write "paragraphs": [["sentence of segment 1", "of segment 2"], ...]',
+        )
+    return CaptionedVideo(row["id"], split, tuple(captions), segments, tuple(map(tuple, paragraphs)))
+
+
+def _texts(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(text, str) for text in value)
+
+
+def _segments(row: dict[str, Any], place: str) -> tuple[Segment, ...]:
+    """The segments of a row; each begins before it ends, and none before the one before it."""
+    unit = row.get("unit", "frames")
+    try:
+        segments = tuple(Segment(float(item["start"]), float(item["end"]), unit) for item in row["segments"])
+    except (KeyError, TypeError, ValueError):
+        segments = ()
+    starts = [segment.start for segment in segments]
+    if (
+        not segments
+        or unit not in ("frames", "seconds")
+        or starts != sorted(starts)
+        or any(not 0 <= segment.start < segment.end for segment in segments)
+    ):
+        raise DataError(
+            f"{place}: no list of segments in the order of time",
+            remedy='write "segments": [{"start": 0, "end": 4}, ...], with "unit": "seconds" if they are',
+        )
+    return segments
 
 
 _READERS = {"jsonl": _read_jsonl, "tsv": _read_tsv}

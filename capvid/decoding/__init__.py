@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
-from capvid.decoding.search import DecodingOptions, Hypothesis, decode
+from capvid.decoding.options import DecodingOptions, Hypothesis
+from capvid.decoding.padding import pad_frames, pad_segments
+from capvid.decoding.paragraphs import decode_paragraphs
+from capvid.decoding.search import decode
 
-__all__ = ["DecodingOptions", "Hypothesis", "decode"]
+__all__ = ["DecodingOptions", "Hypothesis", "decode", "decode_paragraphs", "pad_frames", "pad_segments"]

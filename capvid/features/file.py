@@ -80,6 +80,24 @@ class FeatureHeader:
         """The width of all streams beside each other."""
         return sum(stream.width for stream in self.streams)
 
+    @property
+    def locations(self) -> int:
+        """L of feature maps (T, L, D); 0 for one vector per frame (T, D)."""
+        return self.streams[0].locations or 0
+
+    def check_alike(self) -> None:
+        """Raise FeatureFileError unless all streams can stand beside each other."""
+        if len({stream.locations for stream in self.streams}) > 1:
+            shapes = ", ".join(
+                f"{stream.backbone or 'a stream'} "
+                + (f"maps of {stream.locations} locations" if stream.locations else "one vector per frame")
+                for stream in self.streams
+            )
+            raise FeatureFileError(
+                f"streams that cannot stand beside each other ({shapes})",
+                remedy="extract layers that all give vectors, or maps of one size",
+            )
+
     def to_json(self) -> str:
         """Give the header as one line of JSON."""
         return json.dumps(dataclasses.asdict(self), sort_keys=True)
@@ -180,19 +198,13 @@ class Features:
         return len(self.streams[0])
 
     def concatenated(self) -> np.ndarray:
-        """Give all streams side by side: (T, sum of D) float32.
+        """Give all streams side by side: (T, sum of D) float32, or (T, L, sum of D) if they are maps.
 
         Raises:
-            FeatureFileError: a stream is a feature map (T, L, D).
+            FeatureFileError: maps beside vectors, or maps with other locations.
         """
-        for stream, header in zip(self.streams, self.header.streams, strict=True):
-            if stream.ndim != 2:
-                raise FeatureFileError(
-                    f"{self.video}: {header.backbone or 'a stream'} holds feature maps {stream.shape}, "
-                    "not one vector per frame",
-                    remedy="extract a layer that gives vectors",
-                )
-        return np.concatenate(self.streams, axis=1, dtype=np.float32)
+        self.header.check_alike()
+        return np.concatenate(self.streams, axis=-1, dtype=np.float32)
 
 
 def save_features(path: str | Path, features: Features) -> None:

@@ -1,7 +1,8 @@
-"""Scores of captions, as the papers report them: BLEU, ROUGE_L and CIDEr-D."""
+"""Scores of captions, as the papers report them: BLEU, ROUGE_L and CIDEr-D, and R@n of paragraphs."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -9,9 +10,10 @@ from capvid.errors import UsageError
 from capvid.metrics.bleu import bleu_scores
 from capvid.metrics.cider import CiderD
 from capvid.metrics.ngrams import Caption, check_predictions, check_references, tokenised
+from capvid.metrics.repetition import repetition
 from capvid.metrics.rouge import rouge_l
 
-__all__ = ["METRICS", "CiderD", "Scores", "score"]
+__all__ = ["METRICS", "CiderD", "Scores", "paragraph_text", "score", "score_paragraphs"]
 
 METRICS = ("bleu", "rouge", "cider")
 
@@ -74,3 +76,31 @@ def score(
 
 def _named_bleu(values: Sequence[float]) -> dict[str, float]:
     return {f"BLEU-{n}": value for n, value in enumerate(values, start=1)}
+
+
+def paragraph_text(sentences: Sequence[str]) -> str:
+    """A paragraph as MART's scripts score it: letters only, lower case, single spaces."""
+    joined = "".join(f"{sentence}. " for sentence in sentences)
+    return " ".join(re.sub("[^a-zA-Z]", " ", joined).lower().split())
+
+
+def score_paragraphs(
+    predictions: Mapping[str, Sequence[str]], references: Mapping[str, Sequence[str]]
+) -> Scores:
+    """Score a paragraph for each video as MART does: its sentences joined, and R@1 to R@4 over its sentences.
+
+    Args:
+        predictions: the sentences of a paragraph for every video of the references.
+        references: for each video its reference paragraphs, as texts.
+
+    Raises:
+        DataError: a video has no prediction or no reference; the message names it.
+    """
+    wanted = {video: [paragraph_text([text]) for text in texts] for video, texts in references.items()}
+    said = {video: paragraph_text(sentences) for video, sentences in predictions.items()}
+    found = score(said, wanted, tokenizer="none")
+    means, videos = repetition({video: predictions[video] for video in references})
+    for video, values in videos.items():
+        found.per_video[video].update(values)
+    found.corpus.update(means)
+    return found

@@ -4,48 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
-import torch
-
-from capvid.captioners import Captioner
 from capvid.captioners.checkpoint import Checkpoint
-from capvid.data.batches import spread
 from capvid.data.captions import CaptionedVideo
-from capvid.decoding import DecodingOptions, decode
-from capvid.decoding.search import pad_frames
+from capvid.decoding import DecodingOptions
 from capvid.errors import DataError
 from capvid.features.store import FeatureStore
-from capvid.metrics import score
-from capvid.text.vocabulary import Vocabulary
-
-VIDEOS_AT_ONCE = 64
+from capvid.training.recipe import DataOptions
+from capvid.training.tasks import EVERYTHING, task_of
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What a captioner says about a split, and how it scores (fractions, not percentages)."""
+    """What a captioner says about a split, and how it scores (fractions, not percentages).
+
+    Attributes:
+        scores: by the metric's name.
+        captions: by the video's id: a sentence, or the sentences of a paragraph.
+    """
 
     scores: dict[str, float]
-    captions: dict[str, str]
-
-
-def caption_frames(
-    captioner: Captioner,
-    vocabulary: Vocabulary,
-    frames: Sequence[torch.Tensor],
-    *,
-    max_frames: int,
-    options: DecodingOptions,
-) -> list[str]:
-    """The best caption of each video's ``frames`` (T, D); at most ``max_frames`` of them are looked at."""
-    device = next(captioner.parameters()).device
-    captions: list[str] = []
-    for first in range(0, len(frames), VIDEOS_AT_ONCE):
-        clips = [spread(clip, max_frames).float() for clip in frames[first : first + VIDEOS_AT_ONCE]]
-        features, mask = pad_frames(clips)
-        for hypotheses in decode(captioner, features.to(device), mask.to(device), options):
-            captions.append(" ".join(vocabulary.decode(hypotheses[0].tokens)))
-    return captions
+    captions: dict[str, Any]
 
 
 def evaluate(
@@ -54,27 +34,23 @@ def evaluate(
     store: FeatureStore,
     options: DecodingOptions,
 ) -> Evaluation:
-    """Caption ``videos`` from their features and score against their captions.
+    """Caption ``videos`` from their features and score against their captions, or paragraphs.
 
     Raises:
-        DataError: there is no video, or one without features.
+        DataError: there is no video, one without features, or one without what the captioner writes.
         FeatureMismatchError: the features are not of the kind that the captioner was trained on.
     """
     checkpoint.header.checked(store.header)
-    missing = [video.id for video in videos if video.id not in store]
-    if missing or not videos:
-        raise DataError(
-            f"{len(missing)} of {len(videos)} videos to evaluate on have no features",
-            remedy="give the features file that holds them",
-        )
-    frames = [torch.from_numpy(store.get(video.id).concatenated()) for video in videos]
-    captions = caption_frames(
-        checkpoint.captioner,
-        checkpoint.vocabulary,
-        frames,
-        max_frames=int(checkpoint.info["max_frames"]),
-        options=options,
+    if not videos:
+        raise DataError("there is no video to evaluate on")
+    info = checkpoint.info
+    data = DataOptions(
+        max_frames=int(info["max_frames"]),
+        frames=str(info.get("frames", "spread")),
+        max_segments=int(info.get("max_segments", DataOptions.max_segments)),
     )
-    said = {video.id: caption for video, caption in zip(videos, captions, strict=True)}
-    scores = score(said, {video.id: list(video.captions) for video in videos})
-    return Evaluation(dict(scores.corpus), said)
+    task = task_of(checkpoint.captioner, data)
+    task.check(videos, checkpoint.name)
+    examples = task.examples(videos, store, checkpoint.vocabulary, EVERYTHING)
+    said = task.predict(checkpoint.captioner, checkpoint.vocabulary, examples, options)
+    return Evaluation(task.score(said, videos), said)

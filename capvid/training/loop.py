@@ -6,24 +6,23 @@ import json
 import random
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 
-from capvid.captioners import Captioner, build
+from capvid.captioners import Captioner, build, captioner_class
 from capvid.captioners.checkpoint import load_checkpoint, save_checkpoint
 from capvid.captioners.layers import Standardise
-from capvid.data.batches import Example, TrainingBatches, make_examples, tokenised
 from capvid.data.captions import CaptionedVideo
-from capvid.errors import DataError
+from capvid.device import release_memory
+from capvid.errors import DataError, UsageError
 from capvid.features.store import FeatureStore
 from capvid.files import atomic_write_text
-from capvid.metrics.cider import CiderD
 from capvid.text.vocabulary import SPECIAL, Vocabulary
-from capvid.training.evaluate import Evaluation, caption_frames, evaluate
+from capvid.training.evaluate import Evaluation, evaluate
 from capvid.training.optimise import (
     AveragedWeights,
     bf16_in_hardware,
@@ -33,6 +32,9 @@ from capvid.training.optimise import (
     make_optimizer,
 )
 from capvid.training.recipe import Recipe
+from capvid.training.tasks import EVERYTHING, Prediction, task_of
+
+RELEASE_EVERY = 50  # batches
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,7 @@ class EpochResult:
     best: bool
     seconds: float
     captions_per_second: float
-    samples: dict[str, str]
+    samples: dict[str, Prediction]
 
 
 class Reporter(Protocol):
@@ -89,9 +91,11 @@ class Trainer:
             test split, ``test.json``.
         device: where to train.
         reporter: told of every batch and epoch.
+        value_width: of the features, the last columns that are a captioner's values, not keys.
 
     Raises:
-        DataError: a split is empty, or videos have no features.
+        DataError: a split is empty, or videos have no features, or not what the captioner writes.
+        UsageError: the captioner cannot be made for such features.
     """
 
     def __init__(
@@ -103,8 +107,9 @@ class Trainer:
         folder: Path,
         device: torch.device,
         reporter: Reporter,
+        value_width: int = 0,
     ) -> None:
-        self.recipe, self.store, self.folder = recipe, store, folder
+        self.recipe, self.videos, self.store, self.folder = recipe, videos, store, folder
         self.device, self.reporter = device, reporter
         options, data = recipe.training, recipe.data
         train = [video for video in videos if video.split == "train"]
@@ -113,32 +118,28 @@ class Trainer:
             if not split:
                 raise DataError(f"no video of the data is in the {name} split", remedy="add some to the data")
         seed_everything(options.seed)
-        spoken = tokenised(train, data.max_words)
+        store.header.check_alike()
+        self.task = task_of(captioner_class(recipe.captioner), data)
+        self.task.check(videos, recipe.captioner)
         self.vocabulary = Vocabulary.build(
-            (caption for captions in spoken.values() for caption in captions),
-            min_count=data.min_count,
-            max_size=data.max_vocabulary,
+            self.task.sentences(train), min_count=data.min_count, max_size=data.max_vocabulary
         )
         if len(self.vocabulary) == len(SPECIAL):
             raise DataError(
                 f"no word comes {data.min_count} times in the training captions",
                 remedy="lower data.min_count",
             )
-        examples = make_examples(train, store, self.vocabulary, max_words=data.max_words)
+        self.captioner = self._build(value_width)
+        examples = self.task.examples(train, store, self.vocabulary)
         if not examples:
             raise DataError(f"no training caption has 1 to {data.max_words} words")
-        self.batches = TrainingBatches(
-            examples,
-            batch_size=options.batch_size,
-            captions_per_video=data.captions_per_video,
-            max_frames=data.max_frames,
-            frame_dropout=data.frame_dropout,
-            seed=options.seed,
-        )
-        self.validation = make_examples(val, store, self.vocabulary, max_words=10**9)
+        self.batches = self.task.batches(examples, batch_size=options.batch_size, seed=options.seed)
+        self.validation = self.task.examples(val, store, self.vocabulary, EVERYTHING)
         self.test = [video for video in videos if video.split == "test"]
-        self.scorer = CiderD({video.id: list(video.captions) for video in val})
-        self.captioner = self._build(examples).to(device)
+        self.cider = self.task.cider(val)
+        if isinstance(self.captioner.standardise, Standardise):
+            self.captioner.standardise.fit(self.task.features(examples))
+        self.captioner.to(device)
         self.optimizer = make_optimizer(self.captioner, options)
         self.schedule = torch.optim.lr_scheduler.LambdaLR(
             self.optimizer, learning_rate_factor(options, options.epochs * len(self.batches))
@@ -146,17 +147,26 @@ class Trainer:
         self.average = AveragedWeights(self.captioner, options.average) if options.average else None
         self.bf16 = options.precision == "bf16" or (options.precision == "auto" and bf16_in_hardware(device))
 
-    def _build(self, examples: Sequence[Example]) -> Captioner:
-        captioner = build(
-            self.recipe.captioner,
-            {
-                "vocabulary_size": len(self.vocabulary),
-                "feature_width": self.store.header.width,
-                **self.recipe.model,
-            },
-        )
-        if isinstance(captioner.standardise, Standardise):
-            captioner.standardise.fit(torch.cat([example.frames for example in examples]))
+    def _build(self, value_width: int) -> Captioner:
+        """A fresh captioner for the features, its weights as the recipe wants them at the beginning."""
+        header, kind = self.store.header, captioner_class(self.recipe.captioner)
+        sizes = {
+            "vocabulary_size": len(self.vocabulary),
+            "feature_width": header.width,
+            "locations": header.locations,
+        }
+        if value_width:
+            sizes["value_width"] = value_width
+            if "value_width" not in {field.name for field in fields(kind.config_class)}:
+                raise UsageError(
+                    f"{self.recipe.captioner} has no values beside its features",
+                    remedy="leave out --values, or give the stream as --features",
+                )
+        captioner = build(self.recipe.captioner, {**sizes, **self.recipe.model})
+        limit = self.recipe.training.init_range
+        if limit:
+            for parameter in captioner.parameters():
+                torch.nn.init.uniform_(parameter, -limit, limit)
         return captioner
 
     def run(self) -> tuple[EpochResult, Evaluation | None]:
@@ -191,8 +201,8 @@ class Trainer:
         loss, speed = self._train(epoch)
         if self.average:
             self.average.swap(self.captioner)
-        captions = self._captions()
-        cider, _ = self.scorer.score(captions)
+        captions = self.task.predict(self.captioner, self.vocabulary, self.validation, self.recipe.decoding)
+        cider = self.cider(captions)
         better = np.isfinite(loss) and (best is None or cider > best.cider)
         if better:
             info = {
@@ -200,6 +210,8 @@ class Trainer:
                 "epoch": epoch,
                 "val_cider": cider,
                 "max_frames": self.recipe.data.max_frames,
+                "frames": self.recipe.data.frames,
+                "max_segments": self.recipe.data.max_segments,
                 "decoding": self.recipe.to_dict()["decoding"],
             }
             save_checkpoint(
@@ -234,6 +246,8 @@ class Trainer:
             count = int((batch.targets != 0).sum())
             total, words = total + loss.item() * count, words + count
             captions += len(batch.targets)
+            if number % RELEASE_EVERY == 0:
+                release_memory()
             self.reporter.stepped(
                 epoch=epoch,
                 batch=number,
@@ -241,17 +255,6 @@ class Trainer:
                 captions_per_second=captions / (time.monotonic() - start),
             )
         return total / words, captions / (time.monotonic() - start)
-
-    def _captions(self) -> dict[str, str]:
-        """The validation split's captions as they are now."""
-        captions = caption_frames(
-            self.captioner,
-            self.vocabulary,
-            [example.frames for example in self.validation],
-            max_frames=self.recipe.data.max_frames,
-            options=self.recipe.decoding,
-        )
-        return {example.id: text for example, text in zip(self.validation, captions, strict=True)}
 
     def _test(self, videos: Sequence[CaptionedVideo]) -> Evaluation:
         """Score the best checkpoint on the test split, once, at the end."""

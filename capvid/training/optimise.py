@@ -30,6 +30,7 @@ def caption_loss(captioner: Captioner, batch: Batch, label_smoothing: float) -> 
 def make_optimizer(module: nn.Module, options: TrainingOptions) -> torch.optim.Optimizer:
     """The optimizer that ``options`` name; AdamW spares biases and embeddings its weight decay."""
     named = list(module.named_parameters())
+    betas = (options.beta1, options.beta2)
     if options.optimizer == "adamw":
         decayed = [p for n, p in named if p.ndim > 1 and "embedding" not in n]
         spared = [p for n, p in named if p.ndim <= 1 or "embedding" in n]
@@ -37,9 +38,12 @@ def make_optimizer(module: nn.Module, options: TrainingOptions) -> torch.optim.O
             {"params": decayed, "weight_decay": options.weight_decay},
             {"params": spared, "weight_decay": 0.0},
         ]
-        return torch.optim.AdamW(groups, lr=options.learning_rate, betas=(0.9, 0.98), fused=True)
-    chosen = {"adam": torch.optim.Adam, "adadelta": torch.optim.Adadelta}[options.optimizer]
-    return chosen([p for _, p in named], lr=options.learning_rate, weight_decay=options.weight_decay)
+        return torch.optim.AdamW(groups, lr=options.learning_rate, betas=betas, fused=True)
+    parameters = [p for _, p in named]
+    rate, decay = options.learning_rate, options.weight_decay
+    if options.optimizer == "adam":
+        return torch.optim.Adam(parameters, lr=rate, betas=betas, weight_decay=decay)
+    return torch.optim.Adadelta(parameters, lr=rate, weight_decay=decay)
 
 
 def one_cycle(warmup: float, steps: int) -> Callable[[int], float]:
@@ -54,9 +58,25 @@ def one_cycle(warmup: float, steps: int) -> Callable[[int], float]:
     return factor
 
 
+def linear(warmup: float, steps: int) -> Callable[[int], float]:
+    """Share of the highest learning rate at each of ``steps``: up over ``warmup``, then down to 0."""
+    rise = max(1, round(warmup * steps))
+
+    def factor(step: int) -> float:
+        if step < rise:
+            return (step + 1) / rise
+        return max(0.0, (steps - step) / max(1, steps - rise))
+
+    return factor
+
+
 def learning_rate_factor(options: TrainingOptions, steps: int) -> Callable[[int], float]:
     """Share of the highest learning rate at each of ``steps``, by the schedule of ``options``."""
-    return one_cycle(options.warmup, steps) if options.schedule == "one-cycle" else lambda step: 1.0
+    if options.schedule == "one-cycle":
+        return one_cycle(options.warmup, steps)
+    if options.schedule == "linear":
+        return linear(options.warmup, steps)
+    return lambda step: 1.0
 
 
 def clip_gradients(captioner: nn.Module, options: TrainingOptions) -> None:

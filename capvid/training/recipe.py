@@ -26,17 +26,24 @@ class DataOptions:
     Attributes:
         max_frames: frames per video; from longer ones as many are drawn at random in training, evenly spread
             otherwise.
+        frames: which of them: spread (as above), or the first ones.
         frame_dropout: rate at which frames are left out in training; one at least stays.
-        captions_per_video: captions drawn from each video per epoch.
-        max_words: longer captions are not trained on.
+        captions_per_video: captions, or paragraphs, drawn from each video per epoch.
+        max_segments: segments per video at most, the first ones (paragraphs only; ``max_frames`` is then the
+            number of frames per segment).
+        max_words: the length of captions that are trained on.
+        long_captions: what becomes of longer ones: drop or cut.
         min_count: words seen less often in the training captions are unknown.
         max_vocabulary: words kept at most, the most frequent ones.
     """
 
     max_frames: int = 28
+    frames: str = "spread"
     frame_dropout: float = 0.0
     captions_per_video: int = 20
+    max_segments: int = 12
     max_words: int = 30
+    long_captions: str = "drop"
     min_count: int = 1
     max_vocabulary: int = 20_000
 
@@ -48,13 +55,17 @@ class TrainingOptions:
     Attributes:
         optimizer: adam, adamw or adadelta.
         learning_rate: the highest one.
-        schedule: constant, or one-cycle (linear warm-up over ``warmup`` of all steps, then cosine to 0).
+        beta1: of adam and adamw.
+        beta2: of adam and adamw.
+        schedule: constant; one-cycle: linear warm-up over ``warmup`` of all steps, then a cosine to 0;
+            linear: the same, then a straight line to 0.
         warmup: share of all steps.
         epochs: at most.
         patience: epochs without a better validation CIDEr-D before stopping.
         batch_size: captions.
         weight_decay: decoupled for adamw, an L2 term for the others.
         label_smoothing: probability spread over the vocabulary.
+        init_range: all weights begin uniformly in [-value, value]; 0 leaves each layer its own beginning.
         clip_value: gradients are clipped to [-value, value] element by element; 0 leaves them.
         clip_norm: gradients are scaled to at most this norm; 0 leaves them.
         average: decay of the running average of the weights that is validated and saved; 0 saves the weights.
@@ -65,6 +76,8 @@ class TrainingOptions:
 
     optimizer: str = "adam"
     learning_rate: float = 1e-3
+    beta1: float = 0.9
+    beta2: float = 0.999
     schedule: str = "constant"
     warmup: float = 0.1
     epochs: int = 50
@@ -72,6 +85,7 @@ class TrainingOptions:
     batch_size: int = 64
     weight_decay: float = 0.0
     label_smoothing: float = 0.0
+    init_range: float = 0.0
     clip_value: float = 0.0
     clip_norm: float = 0.0
     average: float = 0.0
@@ -100,7 +114,9 @@ class Recipe:
 _SECTIONS: dict[str, type] = {"data": DataOptions, "training": TrainingOptions, "decoding": DecodingOptions}
 _CHOICES = {
     ("training", "optimizer"): ("adam", "adamw", "adadelta"),
-    ("training", "schedule"): ("constant", "one-cycle"),
+    ("training", "schedule"): ("constant", "one-cycle", "linear"),
+    ("data", "frames"): ("spread", "first"),
+    ("data", "long_captions"): ("drop", "cut"),
     ("training", "stored"): ("float32", "float16"),
     ("training", "precision"): ("auto", "fp32", "bf16"),
 }

@@ -74,7 +74,10 @@ def test_states_follow_their_beams(variant: str) -> None:
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_every_parameter_learns(variant: str) -> None:
     captioner = make(variant)
-    logits = captioner(clip(captioner, 2, 3), all_real(2, 3), tokens([1, 5, 6, 7], [1, 8, 9, 4]))
+    shape, said = (2, 3), tokens([1, 5, 6, 7], [1, 8, 9, 4])
+    if captioner.paragraphs:  # two segments: what the first leaves is learned from the second
+        shape, said = (2, 2, 3), torch.stack([said, said.flip(0)], 1)
+    logits = captioner(clip(captioner, *shape), all_real(*shape), said)
     logits[..., 4:].log_softmax(-1)[..., 2].sum().backward()
     idle = [n for n, p in captioner.named_parameters() if p.grad is None or not p.grad.abs().sum() > 0]
     assert idle == []

@@ -14,11 +14,40 @@ COMMON = {"vocabulary_size": 11, "feature_width": 5, "dropout": 0.5}
 LSTM = {**COMMON, "embedding": 4, "hidden": 6, "attention": 3}
 DEEP = {**LSTM, "output": 7}
 M3 = {**DEEP, "memory_rows": 4, "memory_width": 3}
+DENSE = {**LSTM, "projection": 4, "encoder": 3}
+KEY_VALUE = {**LSTM, "encoder_hidden": 3}
+HAM = {**LSTM, "memory_width": 4, "bottleneck": 3}
+HAM_MAPS = {**HAM, "locations": 4}
+HAM_VECTORS = {**HAM, "temporal_model": False}
+STACK = {**COMMON, "hidden": 6, "heads": 2, "layers": 2, "feed_forward": 5, "word_width": 3}
+MART = {**STACK, "memory_length": 2}
 
 # What is tested -> the captioner's name and options.
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "soft-attention": ("soft-attention", DEEP),
     "m3": ("m3", M3),
+    "vanilla-transformer": ("vanilla-transformer", STACK),
+    "transformer-xl": ("transformer-xl", STACK),
+    "transformer-xl-gradient": ("transformer-xl", {**STACK, "recurrent_gradient": True}),
+    "mart": ("mart", MART),
+    "mart-no-recurrence": ("mart", {**MART, "recurrence": False}),
+    "ham": ("ham", HAM_MAPS),
+    "ham-no-memory": ("ham", {**HAM_MAPS, "memory": False}),
+    "ham-no-temporal": ("ham", HAM_VECTORS),
+    "ham-no-temporal-no-memory": ("ham", {**HAM_VECTORS, "memory": False}),
+    "dense-lstm": ("dense-lstm", DENSE),
+    **{f"dense-lstm-{f}": ("dense-lstm", {**DENSE, "fusion": f}) for f in ("none", "add", "mean")},
+    **{
+        f"dense-lstm-self-attention-{v}": ("dense-lstm", {**DENSE, "fusion": "self-attention", "version": v})
+        for v in (1, 2, 3, 4)
+    },
+    **{
+        f"kv-memory-{a}-{e}": ("kv-memory", {**KEY_VALUE, "addressing": a, "encoder": e})
+        for a in ("none", "last-read", "memory-lstm")
+        for e in ("none", "lstm")
+    },
+    "kv-memory-values": ("kv-memory", {**KEY_VALUE, "projection": 4, "value_width": 2}),
+    "kv-memory-values-alone": ("kv-memory", {**KEY_VALUE, "encoder": "none", "value_width": 2}),
 }
 
 

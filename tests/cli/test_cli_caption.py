@@ -86,6 +86,37 @@ def test_json_of_one_video(capvid: Run, toy: Toy, video_files: list[Path], capti
         assert caption["logprob"] <= sum(word["logprob"] for word in caption["words"]) <= 0
 
 
+def test_captions_can_be_drawn_and_shaped(capvid: Run, toy: Toy, video_files: list[Path]) -> None:
+    draw = ("--temperature", 1.5, "--top-p", 0.9, "--num-captions", 6)
+    ask = ("caption", video_files[1], "--model", toy.model, "--format", "json")
+    code, out, _ = capvid(*ask, *draw, "--seed", 3)
+    drawn = [caption["text"] for caption in json.loads(out)["captions"]]
+    assert (code, len(drawn)) == (0, 6)
+    assert len(set(drawn)) > 1
+    assert json.loads(out)["settings"]["seed"] == 3
+    assert capvid(*ask, *draw, "--seed", 3)[1] == out
+    assert capvid(*ask, *draw, "--seed", 4)[1] != out
+    _, out, _ = capvid(*ask, "--min-length", 4, "--max-length", 5, "--no-repeat-ngram", 1)
+    words = json.loads(out)["captions"][0]["text"].split()
+    assert 4 <= len(words) == len(set(words)) <= 5
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--top-p", 0.5), "top_p = 0.5 is of use only when words are drawn"),
+        (("--min-length", 9, "--max-length", 3), "at least 9 words and at most 3"),
+        (("--num-captions", 9), "9 captions cannot come from 5 beams"),
+    ],
+)
+def test_decoding_that_cannot_be(
+    capvid: Run, toy: Toy, video_files: list[Path], options: tuple, said: str
+) -> None:
+    code, out, err = capvid("caption", video_files[0], "--model", toy.model, *options)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert said in err
+
+
 def test_one_bad_file_never_stops_a_batch(
     capvid: Run,
     toy: Toy,

@@ -2,9 +2,22 @@ from __future__ import annotations
 
 from collections import Counter
 
+import numpy as np
+import pytest
 import torch
 
-from capvid.data.batches import Example, TrainingBatches, spread
+from capvid.captioners.checkpoint import limited
+from capvid.data.batches import (
+    Example,
+    Lengths,
+    ParagraphBatches,
+    ParagraphExample,
+    TrainingBatches,
+    cut_segments,
+)
+from capvid.data.captions import Segment
+from capvid.errors import DataError
+from capvid.features.file import FeatureHeader, Features, StreamHeader
 from capvid.text.vocabulary import BOS, EOS, PAD, UNK, Vocabulary
 
 
@@ -59,9 +72,10 @@ def test_same_seed_and_epoch_same_batches() -> None:
 
 def test_spread_takes_the_middles_of_equal_slices() -> None:
     frames = torch.arange(10.0).unsqueeze(1)
-    assert spread(frames, 5).squeeze(1).tolist() == [1, 3, 5, 7, 9]
-    assert spread(frames, 2).squeeze(1).tolist() == [2, 7]
-    assert spread(frames, 10) is frames
+    assert limited(frames, 5, "spread").squeeze(1).tolist() == [1, 3, 5, 7, 9]
+    assert limited(frames, 2, "spread").squeeze(1).tolist() == [2, 7]
+    assert limited(frames, 10, "spread").squeeze(1).tolist() == list(range(10))
+    assert limited(frames, 3, "first").squeeze(1).tolist() == [0, 1, 2]
 
 
 def test_vocabulary_keeps_frequent_words_in_a_fixed_order() -> None:
@@ -82,3 +96,73 @@ def test_frame_dropout_thins_videos_but_leaves_one_frame() -> None:
     assert min(kept) == 1
     # A video of n frames keeps 1 + (n - 1) / 2 on average; n = 1..9 come equally often.
     assert abs(sum(kept) / len(kept) - 3.0) < 0.1
+
+
+def test_long_captions_are_dropped_or_cut() -> None:
+    assert Lengths(3).words("A man runs.") == ["a", "man", "runs"]
+    assert Lengths(2).words("A man runs.") is None
+    assert Lengths(2, cut=True).words("A man runs.") == ["a", "man"]
+    assert Lengths(2).words("...") is None
+
+
+def test_maps_stay_in_half_precision_and_first_frames_can_be_asked_for() -> None:
+    frames = torch.arange(6.0).half().view(6, 1, 1).expand(6, 2, 3)
+    made = TrainingBatches(
+        [Example("v", frames, ([5],))], batch_size=1, captions_per_video=1, max_frames=4, first=True, seed=1
+    )
+    batch = next(made.epoch(1))
+    assert batch.features.dtype == torch.float16
+    assert batch.features[0, :, 0, 0].tolist() == [0, 1, 2, 3]
+
+
+def paragraphs() -> list[ParagraphExample]:
+    """Video n has n + 1 segments; segment s has s + 1 frames that say 10 n + s, its sentence s + 1 words."""
+    return [
+        ParagraphExample(
+            f"v{n}",
+            tuple(torch.full((s + 1, 3), 10.0 * n + s, dtype=torch.float16) for s in range(n + 1)),
+            tuple(tuple([20 + 10 * n + s] * (s + 1) for s in range(n + 1)) for _ in range(2)),
+        )
+        for n in range(4)
+    ]
+
+
+def test_paragraphs_keep_segments_and_sentences_together() -> None:
+    made = ParagraphBatches(paragraphs(), batch_size=3, captions_per_video=2, max_frames=2, seed=1)
+    rows = 0
+    for batch in made.epoch(1):
+        assert batch.features.shape[:3] == batch.mask.shape
+        for row in range(len(batch.targets)):
+            rows += 1
+            video = int(batch.features[row, 0, 0, 0]) // 10
+            for segment in range(batch.mask.shape[1]):
+                frames = batch.features[row, segment][batch.mask[row, segment]]
+                words = [t for t in batch.targets[row, segment].tolist() if t != PAD]
+                if segment > video:
+                    assert not len(frames) and not words and not batch.inputs[row, segment].any()
+                    continue
+                assert frames[:, 0].tolist() == [10 * video + segment] * min(2, segment + 1)
+                assert words == [20 + 10 * video + segment] * (segment + 1) + [EOS]
+                assert batch.inputs[row, segment, : len(words)].tolist() == [BOS, *words[:-1]]
+    assert rows == made.captions == 8
+
+
+def timed(times: list[float] | None) -> Features:
+    stream = StreamHeader(backbone=None, layer=None, width=1)
+    header = FeatureHeader(streams=(stream,), sampling=None, reader=None, dtype="float32", capvid_version="0")
+    frames = np.arange(5, dtype=np.float32)[:, None]
+    return Features(
+        header=header, streams=(frames,), times=None if times is None else np.array(times), video="v"
+    )
+
+
+def test_segments_are_cut_by_frames_or_by_time() -> None:
+    cut = cut_segments(timed(None), [Segment(0, 2), Segment(2, 5)])
+    assert [part.squeeze(1).tolist() for part in cut] == [[0, 1], [2, 3, 4]]
+    seconds = [Segment(0, 1.5, "seconds"), Segment(1.6, 1.9, "seconds"), Segment(2, 9, "seconds")]
+    cut = cut_segments(timed([0.0, 1.0, 1.5, 2.0, 3.0]), seconds)
+    assert [part.squeeze(1).tolist() for part in cut] == [[0, 1], [], [3, 4]]
+    with pytest.raises(DataError, match="v: a segment ends at frame 6, the features at 5"):
+        cut_segments(timed(None), [Segment(0, 6)])
+    with pytest.raises(DataError, match="features that do not know their times"):
+        cut_segments(timed(None), seconds)

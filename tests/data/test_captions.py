@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from capvid.data.captions import load_captions
+from capvid.data.captions import Segment, load_captions
 from capvid.errors import DataError, UsageError
 
 
@@ -40,6 +40,40 @@ def test_a_bad_row_is_named_by_its_line(tmp_path: Path, row: object, said: str) 
     path = write(tmp_path / "c.jsonl", {"id": "good", "captions": ["a"]}, row)
     with pytest.raises(DataError, match=f"line 2: .*{said}") as error:
         load_captions([path])
+    assert "\n" not in str(error.value)
+
+
+SEGMENTS = [{"start": 0, "end": 2}, {"start": 2, "end": 5}]
+
+
+def test_paragraphs_have_a_sentence_for_every_segment(tmp_path: Path) -> None:
+    row = {"id": "v", "split": "val", "segments": SEGMENTS, "paragraphs": [["a", "b"], ["c", "d"]]}
+    timed = {**row, "id": "w", "unit": "seconds", "captions": ["all of it"]}
+    first, second = load_captions([write(tmp_path / "p.jsonl", row, timed)])
+    assert first.captions == ()
+    assert first.segments == (Segment(0, 2), Segment(2, 5))
+    assert first.paragraphs == (("a", "b"), ("c", "d"))
+    assert second.segments[1] == Segment(2, 5, "seconds")
+    assert second.captions == ("all of it",)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"paragraphs": [["a"]]}, "a sentence for each of the 2 segments"),
+        ({"paragraphs": []}, "no list of paragraphs"),
+        ({"paragraphs": ["a", "b"]}, "no list of paragraphs"),
+        ({"segments": []}, "no list of segments"),
+        ({"segments": [{"start": 0}]}, "no list of segments"),
+        ({"segments": [{"start": 3, "end": 3}, SEGMENTS[1]]}, "no list of segments"),
+        ({"segments": SEGMENTS[::-1]}, "in the order of time"),
+        ({"unit": "hours"}, "no list of segments"),
+    ],
+)
+def test_a_bad_paragraph_is_named_by_its_line(tmp_path: Path, change: dict, said: str) -> None:
+    row = {"id": "v", "segments": SEGMENTS, "paragraphs": [["a", "b"]], **change}
+    with pytest.raises(DataError, match=f"line 1: .*{said}") as error:
+        load_captions([write(tmp_path / "p.jsonl", row)])
     assert "\n" not in str(error.value)
 
 

@@ -74,9 +74,15 @@ def test_streams_are_laid_side_by_side() -> None:
     assert both.header.width == 6
 
 
-def test_maps_are_not_laid_side_by_side() -> None:
-    with pytest.raises(FeatureFileError, match="holds feature maps"):
-        make_features().concatenated()
+def test_maps_stand_beside_maps_of_their_size_only() -> None:
+    maps, vectors = make_stream(locations=2, width=3), make_stream(backbone="resnet50", width=2)
+    a, b = np.zeros((4, 2, 3), np.float32), np.ones((4, 2), np.float32)
+    both = Features(header=make_header(maps, maps), streams=(a, a + 1), times=None, video="v")
+    assert both.concatenated().shape == (4, 2, 6)
+    mixed = Features(header=make_header(maps, vectors), streams=(a, b), times=None, video="v")
+    expected = r"googlenet maps of 2 locations, resnet50 one vector per frame\); extract layers that all"
+    with pytest.raises(FeatureFileError, match=expected):
+        mixed.concatenated()
 
 
 @pytest.mark.parametrize(

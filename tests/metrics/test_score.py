@@ -80,7 +80,14 @@ def test_errors() -> None:
 
 
 def test_public_names() -> None:
-    assert set(capvid.metrics.__all__) == {"METRICS", "CiderD", "Scores", "score"}
+    assert set(capvid.metrics.__all__) == {
+        "METRICS",
+        "CiderD",
+        "Scores",
+        "paragraph_text",
+        "score",
+        "score_paragraphs",
+    }
 
 
 @pytest.mark.shared

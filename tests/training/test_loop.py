@@ -8,23 +8,17 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from capvid.captioners import captioner_class
 from capvid.captioners.checkpoint import load_checkpoint
-from capvid.data.captions import CaptionedVideo
-from capvid.decoding import DecodingOptions, decode
-from capvid.errors import CheckpointError, DataError
+from capvid.data.captions import CaptionedVideo, Segment
+from capvid.errors import CheckpointError, DataError, UsageError
 from capvid.features.store import FeatureStore
 from capvid.training.loop import EpochResult, Trainer
 from capvid.training.recipe import load_recipe
 
 NOUNS = ["man", "woman", "dog", "cat", "girl"]
 VERBS = ["runs very fast", "sings slowly", "is cooking rice", "jumps over a wall"]
-SMALL = [
-    "model.embedding=24",
-    "model.hidden=48",
-    "model.attention=16",
-    "model.output=48",
-    "model.projection=32",
-    "model.dropout=0.0",
+TRAINING = [
     "data.min_count=1",
     "data.frame_dropout=0.0",
     "training.batch_size=10",
@@ -33,7 +27,20 @@ SMALL = [
     "training.learning_rate=0.01",
     "training.average=0.9",
 ]
-MEMORY = ["model.memory_rows=6", "model.memory_width=16"]
+LSTM = {"embedding": 24, "hidden": 48, "attention": 16, "projection": 32, "dropout": 0.0}
+STACK = {"hidden": 48, "heads": 2, "feed_forward": 64, "word_width": 24, "dropout": 0.0}
+SIZES: dict[str, dict[str, Any]] = {
+    "soft-attention": {**LSTM, "output": 48},
+    "m3": {**LSTM, "output": 48, "memory_rows": 6, "memory_width": 16},
+    "kv-memory": {**LSTM, "encoder_hidden": 32},
+    "ham": {**LSTM, "memory_width": 24, "bottleneck": 16},
+    "dense-lstm": {**LSTM, "encoder": 24},
+    "mart": STACK,
+    "vanilla-transformer": STACK,
+    "transformer-xl": STACK,
+}
+SMALL = [*TRAINING, *(f"model.{name}={value}" for name, value in SIZES["m3"].items())]
+MAPS = {"ham"}
 
 
 class Silent:
@@ -50,25 +57,37 @@ class Silent:
         self.results.append(result)
 
 
-def data(folder: Path) -> tuple[list[CaptionedVideo], FeatureStore]:
-    """Twenty videos with a caption each, that frames of random numbers tell apart; half are val as well."""
+def data(
+    folder: Path, *, maps: bool = False, paragraphs: bool = False
+) -> tuple[list[CaptionedVideo], FeatureStore]:
+    """Twenty videos with a caption each, that frames of random numbers tell apart; all are val as well.
+
+    As paragraphs, the caption is of the first frame, and a further sentence of the others.
+    """
     generator = torch.Generator().manual_seed(0)
     videos, tensors = [], {}
     for n in range(20):
         caption = f"a {NOUNS[n % 5]} {VERBS[n // 5]}"
         frames = torch.randn(3, 12, generator=generator)
         for split in ("train", "val"):
-            videos.append(CaptionedVideo(f"{split}{n}", split, (caption,)))
-            tensors[f"{split}{n}"] = frames.clone()
-    save_file(tensors, folder / "features.safetensors")
+            video = CaptionedVideo(f"{split}{n}", split, (caption,))
+            if paragraphs:
+                told = (caption, f"then the {NOUNS[n % 5]} stops")
+                parts = (Segment(0, 1), Segment(1, 3))
+                video = CaptionedVideo(f"{split}{n}", split, (), parts, (told,))
+            videos.append(video)
+            tensors[f"{split}{n}"] = frames.clone().view(3, 4, 3) if maps else frames.clone()
+    save_file(
+        {name: tensor.contiguous() for name, tensor in tensors.items()}, folder / "features.safetensors"
+    )
     return videos, FeatureStore([folder / "features.safetensors"])
 
 
 def trainer(folder: Path, name: str, *settings: str) -> Trainer:
-    videos, store = data(folder)
-    memory = MEMORY if name == "m3" else []
+    videos, store = data(folder, maps=name in MAPS, paragraphs=captioner_class(name).paragraphs)
+    sizes = [f"model.{option}={value}" for option, value in SIZES[name].items()]
     return Trainer(
-        load_recipe(f"{name}-small", [*SMALL, *memory, *settings]),
+        load_recipe(f"{name}-small", [*TRAINING, *sizes, *settings]),
         videos=videos,
         store=store,
         folder=folder / "run",
@@ -78,29 +97,65 @@ def trainer(folder: Path, name: str, *settings: str) -> Trainer:
 
 
 @pytest.mark.parametrize(
-    ("name", "optimizer"),
-    [("soft-attention", "adamw"), ("soft-attention", "adadelta"), ("m3", "adam"), ("m3", "adadelta")],
+    ("name", "optimizer", "rate", "epochs"),
+    [
+        ("soft-attention", "adamw", 0.01, 50),
+        ("soft-attention", "adadelta", 1.0, 150),
+        ("m3", "adam", 0.01, 50),
+        ("m3", "adadelta", 1.0, 150),
+        ("kv-memory", "adam", 0.01, 50),
+        ("ham", "adam", 0.01, 150),
+        ("dense-lstm", "adam", 0.01, 100),
+        ("mart", "adamw", 0.003, 80),
+        ("vanilla-transformer", "adamw", 0.003, 80),
+        ("transformer-xl", "adamw", 0.003, 80),
+    ],
 )
-def test_twenty_captions_are_learned_by_heart(tmp_path: Path, name: str, optimizer: str) -> None:
-    rate = "1.0" if optimizer == "adadelta" else "0.01"
-    epochs = "150" if optimizer == "adadelta" else "50"
+def test_twenty_captions_are_learned_by_heart(
+    tmp_path: Path, name: str, optimizer: str, rate: float, epochs: int
+) -> None:
     settings = [
         f"training.optimizer={optimizer}",
         f"training.learning_rate={rate}",
         f"training.epochs={epochs}",
+        "training.patience=150",
+        "training.weight_decay=0.0",
     ]
-    made = trainer(tmp_path, name, *settings, "training.patience=150", "training.weight_decay=0.0")
+    made = trainer(tmp_path, name, *settings)
     best, _ = made.run()
     assert best.cider > 9.9  # every caption, word for word
-    loaded = load_checkpoint(tmp_path / "run")
-    for example in made.validation:
-        found = decode(
-            loaded.captioner,
-            example.frames.float()[None],
-            torch.ones(1, 3, dtype=torch.bool),
-            DecodingOptions(),
-        )
-        assert found[0][0].tokens == example.captions[0]
+    checkpoint = load_checkpoint(tmp_path / "run")
+    options = made.recipe.decoding
+    said = made.task.predict(checkpoint.captioner, made.vocabulary, made.validation, options)
+    told = [video for video in made.videos if video.split == "val"]
+    assert said == {v.id: list(v.paragraphs[0]) if v.paragraphs else v.captions[0] for v in told}
+
+
+def test_captioners_and_data_that_do_not_fit(tmp_path: Path) -> None:
+    """One line says what was expected."""
+    vectors, store = data(tmp_path)
+    told, _ = data(tmp_path, paragraphs=True)
+    options: dict[str, Any] = {
+        "store": store,
+        "folder": tmp_path / "run",
+        "device": torch.device("cpu"),
+        "reporter": Silent(),
+    }
+    with pytest.raises(UsageError, match=r"ham with temporal_model on expects feature maps .* one vector"):
+        Trainer(load_recipe("ham-small", TRAINING), videos=vectors, **options)
+    with pytest.raises(DataError, match=r"mart writes paragraphs and expects segments .* single captions"):
+        Trainer(load_recipe("mart-small", TRAINING), videos=vectors, **options)
+    with pytest.raises(DataError, match="m3 writes one sentence per video and expects captions"):
+        Trainer(load_recipe("m3-small", TRAINING), videos=told, **options)
+    with pytest.raises(UsageError, match="fusion = 'sum': not known; choose latest-guiding, none, add, mean"):
+        Trainer(load_recipe("dense-lstm-small", ["model.fusion=sum"]), videos=vectors, **options)
+    with pytest.raises(UsageError, match="m3 has no values beside its features"):
+        Trainer(load_recipe("m3-small", TRAINING), videos=vectors, value_width=3, **options)
+    maps = tmp_path / "maps"
+    maps.mkdir()
+    options["store"] = data(maps, maps=True)[1]
+    with pytest.raises(UsageError, match="m3 expects one vector per frame, and the features are feature"):
+        Trainer(load_recipe("m3-small", TRAINING), videos=vectors, **options)
 
 
 def test_run_folder_and_log(tmp_path: Path) -> None:
@@ -187,7 +242,7 @@ def test_a_test_split_is_scored_with_the_best_checkpoint(tmp_path: Path) -> None
     more = {f"test{n}": tensors[f"val{n}"] for n in range(20)}
     save_file(more, tmp_path / "test.safetensors")
     made = Trainer(
-        load_recipe("soft-attention-small", [*SMALL, "training.epochs=4"]),
+        load_recipe("m3-small", [*SMALL, "training.epochs=4"]),
         videos=videos,
         store=FeatureStore([tmp_path / "features.safetensors", tmp_path / "test.safetensors"]),
         folder=tmp_path / "run",

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from capvid.captioners import build
+from capvid.captioners import build, captioner_class
 from capvid.errors import RecipeError, UsageError
 from capvid.features.registry import backbones
 from capvid.training.distil.recipe import DistilRecipe
@@ -20,7 +20,11 @@ def test_every_recipe_loads_and_builds(name: str) -> None:
         layers = {teacher: backbones()[teacher].layers for teacher in recipe.teachers}
         assert all(options.layer in layers[teacher] for teacher, options in recipe.teachers.items())
         return
-    captioner = build(recipe.captioner, {"vocabulary_size": 20, "feature_width": 8, **recipe.model})
+    sizes = {"vocabulary_size": 20, "feature_width": 8, **recipe.model}
+    kind = captioner_class(recipe.captioner)
+    maps = kind.needs_maps(kind.config_class.from_dict(sizes))
+    with torch.device("meta"):
+        captioner = build(recipe.captioner, {**sizes, "locations": 4 if maps else 0})
     assert captioner.name == recipe.captioner
 
 

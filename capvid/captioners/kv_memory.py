@@ -1,0 +1,162 @@
+"""Key-value memory: Jain et al., "Recurrent Memory Addressing for describing videos" (2016).
+
+Every frame is a memory slot of a key k_i, where to look, and a value v_i, what it means. Which slots are read
+depends on what was said so far and on what was read before. One word: address the keys (Eq. 11-14), read keys
+and values (Eq. 3), LSTM (Eq. 4-9), output (Eq. 10).
+
+Where the print leaves room: what was read before the first word, phi_0(K), is the mean of the keys, as h_0^k
+is; the cell state of the addressing LSTM starts at zero; the decoder's h_0 and c_0 come from the mean key
+through one tanh layer. The encoder (Eq. 2) is an LSTM with dropout on its inputs and outputs but not on its
+recurrence, as in Zaremba et al. (2014), whom the paper names for it. Not in the paper: frame features and
+values may be projected first, and the frame features may serve as values where there are no others.
+
+Notation for tensor shapes: B batch, T frames, K key width, U value width; the rest as in
+:mod:`capvid.captioners.layers`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from capvid.captioners.base import State, Trace, choice, may_be_zero
+from capvid.captioners.layers import AdditiveAttention, LSTMCell, at_least_float32
+from capvid.captioners.recurrent import FirstState, RecurrentCaptioner, RecurrentConfig
+from capvid.errors import UsageError
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeyValueConfig(RecurrentConfig):
+    """Sizes and variants of :class:`KeyValueMemory`; ``projection`` is that of the values, too.
+
+    Attributes:
+        addressing: what guides attention beside the decoder's state: an LSTM over the keys read so far
+            (memory-lstm), the last keys read (last-read), or nothing (none).
+        encoder: what makes keys of frame features: an LSTM in the order of time (lstm), or nothing: they are
+            the keys (none).
+        encoder_hidden: K, width of the LSTM encoder's state, hence of its keys and of the addressing LSTM.
+        value_width: so many columns, the last ones of the features, are the values, and the columns before
+            them the frame features; 0: all columns are frame features, and these are the values, too.
+    """
+
+    addressing: str = choice("memory-lstm", "last-read", "none")
+    encoder: str = choice("lstm", "none")
+    encoder_hidden: int = 512
+    value_width: int = may_be_zero(0)
+
+
+class TwoStreams(nn.Module):
+    """Projects frame features and values, which lie side by side, by a layer each."""
+
+    def __init__(self, *, frame: int, value: int, width: int) -> None:
+        super().__init__()
+        self.widths = [frame, value]
+        self.frame = nn.Linear(frame, width)
+        self.value = nn.Linear(value, width)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """(..., D) -> (..., 2 * width)."""
+        frames, values = features.split(self.widths, -1)
+        return torch.cat([self.frame(frames), self.value(values)], -1)
+
+
+class KeyValueMemory(RecurrentCaptioner):
+    """A decoder that reads values from slots found by their keys.
+
+    Dropout falls on words, projected frames and values, the encoder's keys, and h_t in the output layer.
+    """
+
+    name = "kv-memory"
+    config_class = KeyValueConfig
+
+    def __init__(self, config: KeyValueConfig) -> None:
+        if config.value_width >= config.feature_width:
+            raise UsageError(
+                f"value_width = {config.value_width}: the features are {config.feature_width} wide in all",
+                remedy="expected frame features first and the values, so many columns, after them",
+            )
+        super().__init__(config)
+        width = self.frame_width(config)
+        self.key_width = width if config.encoder == "none" else config.encoder_hidden
+        self.value_width = (config.projection or config.value_width) if config.value_width else width
+        self.encoder = None if config.encoder == "none" else nn.LSTM(width, self.key_width, batch_first=True)
+        self.addressing = (
+            nn.LSTMCell(self.key_width, self.key_width) if config.addressing == "memory-lstm" else None
+        )
+        guide = 0 if config.addressing == "none" else self.key_width
+        self.attention = AdditiveAttention(
+            query=guide + config.hidden,  # W_k and W_d, side by side
+            value=self.key_width,
+            width=config.attention,
+        )
+        self.attention.key = nn.Linear(self.key_width, config.attention, bias=False)  # U_a
+        self.initial = FirstState(width=self.key_width, hidden=config.hidden)
+        self.cell = LSTMCell(
+            word=config.embedding, extra=self.value_width, hidden=config.hidden, squash=False
+        )
+        self.output = nn.Linear(config.hidden + config.embedding + self.value_width, config.vocabulary_size)
+
+    @staticmethod
+    def make_projection(config: Any) -> nn.Module:
+        """The layer that frame features and values go through first."""
+        if not (config.projection and config.value_width):
+            return RecurrentCaptioner.make_projection(config)
+        frame = config.feature_width - config.value_width
+        return TwoStreams(frame=frame, value=config.value_width, width=config.projection)
+
+    @staticmethod
+    def frame_width(config: Any) -> int:
+        """Width of projected frame features."""
+        return config.projection or config.feature_width - config.value_width
+
+    def encode(self, features: Tensor, mask: Tensor) -> State:
+        """Features (B, T, D) and mask (B, T) of real frames -> the state before the first word."""
+        width = self.frame_width(self.config)
+        streams = self.frames(features, mask)  # (B, T, frame width), and values after it if there are any
+        frames, values = streams[..., :width], streams[..., -self.value_width :]
+        keys = frames  # (B, T, K)
+        if self.encoder is not None:
+            keys = self.dropout(self.encoder(frames)[0]) * mask.unsqueeze(-1)  # Eq. 2
+        h, c = self.initial.of(keys, mask)
+        memory = {"h": h, "c": c}
+        slots = values  # (B, T, U)
+        if self.config.addressing != "none":
+            if self.encoder is not None or self.config.value_width:  # else the values are the keys
+                slots = torch.cat([keys, values], -1)  # (B, T, K + U)
+            mean = keys.sum(1) / mask.sum(1, keepdim=True).clamp_min(1)
+            memory["read"] = at_least_float32(mean)  # phi_0(K)
+        if self.addressing is not None:
+            memory["h_k"], memory["c_k"] = memory["read"], torch.zeros_like(memory["read"])
+        return State({"slots": slots, "keys": self.attention.keys(keys), "mask": mask}, memory)
+
+    def guide(self, memory: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        """What Eq. 12 makes the query of (B, K + H), and the addressing LSTM's new state if there is one."""
+        if self.config.addressing == "none":
+            return memory["h"], {}
+        if self.addressing is None:
+            return torch.cat([memory["read"], memory["h"]], -1), {}  # Eq. 11: h_t^k is phi_{t-1}(K)
+        h_k, c_k = self.addressing(memory["read"], (memory["h_k"], memory["c_k"]))  # Eq. 11
+        return torch.cat([h_k, memory["h"]], -1), {"h_k": h_k, "c_k": c_k}
+
+    def advance(self, word_gates: Tensor, state: State) -> tuple[tuple[Tensor, ...], State, Trace]:
+        """Address, read, then the LSTM: phi_t(V) (B, U) and h_t (B, H), state, trace."""
+        video, h, c = state.video, state.memory["h"], state.memory["c"]
+        query, memory = self.guide(state.memory)
+        read, weights = self.attention(query, video["keys"], video["slots"], video["mask"])  # Eq. 3, 12-14
+        value = read[:, -self.value_width :]  # phi_t(V)
+        if self.config.addressing != "none":
+            memory["read"] = at_least_float32(read[:, : self.key_width])  # phi_t(K)
+        h, c = self.cell(word_gates, value, h, c)  # Eq. 4-9
+        return (value, h), state.after({**memory, "h": h, "c": c}), {"attention": weights}
+
+    def readout(self, *results: Tensor, words: Tensor) -> Tensor:
+        """[h_t, x_t, phi_t(V)] of Eq. 10, (..., H + E + U)."""
+        value, hidden = results
+        return torch.cat([self.dropout(hidden), words, value], -1)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """The vocabulary layer of Eq. 10: (..., H + E + U) -> logits (..., V)."""
+        return self.output(hidden)

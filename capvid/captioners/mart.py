@@ -1,0 +1,151 @@
+"""MART: Lei et al., "MART: Memory-Augmented Recurrent Transformer" (2020), Section 3.2.
+
+One stack of layers reads [CLS] video [SEP] text: the video sees itself, a word sees the video and the words
+up to itself. Each layer keeps a memory of ``memory_length`` slots, which its tokens attend to and which is
+updated, when a segment's sentence is whole, for the segments after it. With ``recurrence`` off there is no
+memory and no attention to it; what is left is a transformer whose encoder and decoder are one.
+
+Where the print leaves room, the authors' settings are followed: the memory M_0 of a layer is made from the
+first segment, the mean of the video's intermediate states plus a bias for each slot through a linear layer,
+layer norm and dropout; the updater sees the whole segment, all words included (its result serves only the
+next one). The end token is no input and so is not remembered. What is common to the transformers is told in
+:mod:`capvid.captioners.transformer`, the notation too; M is ``memory_length``. The paper's equations have no
+numbers: they are named after their left sides.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from capvid.captioners.base import Carried, State, Trace
+from capvid.captioners.layers import at_least_float32
+from capvid.captioners.transformer import (
+    Attention,
+    Layer,
+    Pass,
+    SentencePass,
+    TransformerCaptioner,
+    TransformerConfig,
+    VideoPass,
+    WordPass,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MARTConfig(TransformerConfig):
+    """Sizes of :class:`MART`.
+
+    Attributes:
+        memory_length: M, slots of each layer's memory.
+        recurrence: whether there is a memory.
+    """
+
+    memory_length: int = 1
+    recurrence: bool = True
+
+
+class MemoryUpdater(nn.Module):
+    """M_t of a layer from M_{t-1} and the intermediate states of its segment."""
+
+    def __init__(self, *, hidden: int, heads: int) -> None:
+        super().__init__()
+        self.attention = Attention(hidden=hidden, heads=heads)
+        self.memory = nn.Linear(hidden, 2 * hidden, bias=False)  # W_mc, W_mz
+        self.summary = nn.Linear(hidden, 2 * hidden)  # W_sc, b_c, W_sz, b_z
+
+    def forward(self, memory: Tensor, hidden: Tensor, mask: Tensor) -> Tensor:
+        """M_{t-1} (B, M, H), states (B, N, H), real where ``mask`` (B, N) is True -> M_t (B, M, H)."""
+        s = self.attention(memory, *self.attention.keys_values(hidden), mask[:, None, None])  # S_t
+        cell, gate = at_least_float32(self.memory(memory) + self.summary(s)).chunk(2, -1)
+        c = torch.tanh(cell)  # C_t
+        z = torch.sigmoid(gate)  # Z_t
+        return (1 - z) * c + z * memory  # M_t
+
+
+class MemoryLayer(Layer):
+    """A layer with its memory."""
+
+    def __init__(self, config: MARTConfig, place: str) -> None:
+        super().__init__(config, place)
+        hidden, heads = config.hidden, config.heads
+        self.memory_attention = Attention(hidden=hidden, heads=heads)
+        self.updater = MemoryUpdater(hidden=hidden, heads=heads)
+        self.slots = nn.Parameter(torch.randn(config.memory_length, hidden))
+        self.first = nn.Sequential(
+            nn.Linear(hidden, hidden), nn.LayerNorm(hidden), nn.Dropout(config.dropout)
+        )
+
+    def first_memory(self, hidden: Tensor, mask: Tensor) -> Tensor:
+        """M_0 (B, M, H) from the intermediate states (B, T + 2, H) of the first segment's video."""
+        real = mask.unsqueeze(-1)
+        mean = (hidden * real).sum(1, keepdim=True) / real.sum(1, keepdim=True)  # (B, 1, H)
+        return at_least_float32(self.first(mean + self.slots))
+
+    def augmented(self, hidden: Tensor, sees: Pass, memory: Tensor | None = None) -> Tensor:
+        """H^l (B, Q, H) from H-bar^l: attention with K, V = [M_{t-1}; H-bar], then the feed-forward layer."""
+        return self.fed_forward(sees(self.memory_attention, hidden, f"{self.place}.memory", memory), hidden)
+
+    def forward(self, x: Tensor, sees: Pass, before: Tensor | None = None) -> Tensor:
+        """H^l (B, Q, H) from H^{l-1}, where the memory has been seen to."""
+        return self.augmented(self.intermediate(x, sees, before), sees)
+
+
+class MART(TransformerCaptioner):
+    """The memory-augmented recurrent transformer."""
+
+    name = "mart"
+    config_class = MARTConfig
+
+    def __init__(self, config: MARTConfig) -> None:
+        super().__init__(config)
+        layer = MemoryLayer if config.recurrence else Layer
+        self.layers = nn.ModuleList(layer(config, str(n)) for n in range(config.layers))
+
+    @property
+    def recurrent(self) -> bool:
+        """Whether a segment depends on those before it."""
+        return self.config.recurrence
+
+    def encode(self, features: Tensor, mask: Tensor, carried: Carried | None = None) -> State:
+        """A segment's features (B, T, D) and mask (B, T), and the memories of the segments before."""
+        x, mask = self.video_tokens(features, mask)
+        sees = VideoPass(mask)
+        for layer in self.layers:
+            if not isinstance(layer, MemoryLayer):
+                x = layer(x, sees)
+                continue
+            hidden = layer.intermediate(x, sees)
+            name = f"memory.{layer.place}"
+            memory = carried[name] if carried else layer.first_memory(hidden, mask)
+            sees.kept |= {name: memory, f"hidden.{layer.place}": hidden}
+            x = layer.augmented(hidden, sees, memory)
+        return State(sees.kept, {})
+
+    def read(self, state: State, tokens: Tensor) -> tuple[Tensor, Carried]:
+        """What the vocabulary layer sees after each of ``tokens`` (B, L), and the layers' memories M_t."""
+        x, sees, carried = self.text_tokens(tokens), SentencePass(state, tokens), {}
+        real = torch.cat([state.video["mask"], tokens != 0], 1)
+        for layer in self.layers:
+            if not isinstance(layer, MemoryLayer):
+                x = layer(x, sees)
+                continue
+            hidden = layer.intermediate(x, sees)
+            segment = torch.cat([state.video[f"hidden.{layer.place}"], hidden], 1)
+            name = f"memory.{layer.place}"
+            carried[name] = layer.updater(state.video[name], segment, real)
+            x = layer.augmented(hidden, sees)
+        return self.transform(x), carried
+
+    def step(self, tokens: Tensor, state: State) -> tuple[Tensor, State, Trace]:
+        """Read one word per caption; the trace has the last layer's weights of frames and memory slots."""
+        x, sees = self.text_tokens(tokens.unsqueeze(1), state.words), WordPass(state)
+        for layer in self.layers:
+            x = layer(x, sees)
+        last = str(self.config.layers - 1)
+        trace = {"attention": sees.looked(last, 1, state.video["mask"].shape[1] - 2)}
+        if self.recurrent:
+            trace["memory"] = sees.looked(f"{last}.memory", 0, self.config.memory_length)
+        return self.logits(self.transform(x).squeeze(1)), sees.after(), trace

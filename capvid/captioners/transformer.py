@@ -1,0 +1,333 @@
+"""What the transformer captioners share: input tokens, multi-head attention, a layer, cached words.
+
+A segment is read in three ways, by the same layers: its video at once (:class:`VideoPass`), a whole sentence
+at once (:class:`SentencePass`), or one word after another with the keys and values of earlier words kept
+(:class:`WordPass`). The passes know what a token may see; the layers hold the equations.
+
+Where the MART paper is silent: positions of the video count real frames, those of the text begin at 0 again
+(types tell the two apart), so that padding moves nothing. [CLS] and [SEP] are learned vectors. Feed-forward
+layers have a GELU; projections of attention have no biases, as Vaswani et al. print them. Dropout falls on
+the input tokens and on what each block adds to its residual. The output is a linear layer, GELU and layer
+norm, then a linear vocabulary layer whose weights are not those of the word embeddings.
+
+Notation for tensor shapes: B batch, T frames, L words, H hidden, h = H / heads, N keys, Q queries; the video
+part [CLS] video [SEP] has T + 2 tokens.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from capvid.captioners.base import CaptionerConfig, ParagraphCaptioner, State
+from capvid.captioners.layers import masked_softmax
+from capvid.errors import UsageError
+
+WORDS_AT_FIRST = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransformerConfig(CaptionerConfig):
+    """Sizes common to the transformer captioners.
+
+    Attributes:
+        hidden: H, width of all hidden states.
+        heads: attention heads; they share ``hidden`` among them.
+        layers: of the stack (vanilla transformer: of the encoder, and of the decoder).
+        feed_forward: width inside the feed-forward layers.
+        word_width: width of a word vector, projected to ``hidden``.
+    """
+
+    hidden: int = 768
+    heads: int = 12
+    layers: int = 2
+    feed_forward: int = 768
+    word_width: int = 300
+    dropout: float = 0.1
+
+
+def sinusoids(positions: Tensor, width: int, like: Tensor) -> Tensor:
+    """The fixed encodings of Vaswani et al. (2017), (N, width), of ``positions`` (N,), in ``like``'s type."""
+    halves = torch.arange(0, width, 2, device=like.device, dtype=like.dtype)
+    angles = positions.to(like.dtype).unsqueeze(-1) * 10000 ** (-halves / width)  # (N, width / 2)
+    return torch.stack([angles.sin(), angles.cos()], -1).flatten(-2)[:, :width]
+
+
+@dataclass(frozen=True)
+class Distances:
+    """How far each key lies before each query, counted in real tokens.
+
+    Attributes:
+        encodings: (R, H) sinusoids of all distances that can occur, least first.
+        index: (B, Q, N) the row of ``encodings`` for each query and key.
+    """
+
+    encodings: Tensor
+    index: Tensor
+
+    @classmethod
+    def between(cls, queries: Tensor, keys: Tensor, width: int, like: Tensor) -> Distances:
+        """From positions (B, Q) of the queries, which are the last of the keys, and (B, N) of the keys."""
+        ahead = queries.shape[1] - 1  # a key may lie so far behind a query
+        possible = torch.arange(-ahead, keys.shape[1], device=keys.device)
+        index = queries.unsqueeze(2) - keys.unsqueeze(1) + ahead
+        return cls(sinusoids(possible, width, like), index)
+
+
+class Attention(nn.Module):
+    """MultiHeadAtt(Q, K, V) of Section 3.1."""
+
+    def __init__(self, *, hidden: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.query = nn.Linear(hidden, hidden, bias=False)
+        self.key = nn.Linear(hidden, hidden, bias=False)
+        self.value = nn.Linear(hidden, hidden, bias=False)
+        self.output = nn.Linear(hidden, hidden, bias=False)
+
+    def split(self, x: Tensor) -> Tensor:
+        """(B, N, H) -> (B, heads, N, h)."""
+        return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+
+    def keys_values(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values of ``x`` (B, N, H), each (B, heads, N, h)."""
+        return self.split(self.key(x)), self.split(self.value(x))
+
+    def queries(self, x: Tensor, distances: Distances | None) -> tuple[Tensor, Tensor | None]:
+        """Queries (B, heads, Q, h) of ``x`` (B, Q, H), and what is added to the scores (B, heads, Q, N)."""
+        return self.split(self.query(x)), None
+
+    def forward(
+        self, x: Tensor, keys: Tensor, values: Tensor, mask: Tensor, distances: Distances | None = None
+    ) -> Tensor:
+        """From ``x`` (B, Q, H) to keys and values, where ``mask`` (B or 1, 1, Q or 1, N) is True."""
+        query, added = self.queries(x, distances)
+        if added is not None:
+            mask = added.masked_fill(~mask, float("-inf"))
+        mixed = F.scaled_dot_product_attention(query, keys, values, attn_mask=mask)
+        return self.output(mixed.transpose(1, 2).flatten(2))
+
+    def one_word(
+        self,
+        x: Tensor,
+        parts: Sequence[tuple[Tensor, Tensor]],
+        mask: Tensor,
+        distances: Distances | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """The same for one query (B, 1, H), keys and values in parts that are not put together.
+
+        Returns:
+            the result (B, 1, H), and the weights (B, heads, N) where ``mask`` (B, N) is True.
+        """
+        query, added = self.queries(x, distances)
+        scores = torch.cat([query @ keys.mT for keys, _ in parts], -1) * query.shape[-1] ** -0.5
+        if added is not None:
+            scores = scores + added
+        weights = masked_softmax(scores, mask[:, None, None])  # (B, heads, 1, N)
+        shares = weights.to(query.dtype).split([keys.shape[2] for keys, _ in parts], -1)
+        mixed = torch.stack([w @ values for w, (_, values) in zip(shares, parts, strict=True)]).sum(0)
+        return self.output(mixed.transpose(1, 2).flatten(2)), weights.squeeze(2)
+
+
+class Pass(ABC):
+    """One way of reading: given queries, it knows the keys and values that they see."""
+
+    @abstractmethod
+    def __call__(self, attention: Attention, x: Tensor, place: str, before: Tensor | None = None) -> Tensor:
+        """Self-attention of ``x`` (B, Q, H), after ``before`` and the video if there are such.
+
+        Args:
+            attention: the module.
+            x: the tokens of this pass.
+            place: the module's name, under which keys and values are kept.
+            before: (B, M, H) further keys and values; given with the video, and kept with it.
+        """
+
+
+class VideoPass(Pass):
+    """All video tokens at once: they see each other, and what stands before them.
+
+    Attributes:
+        kept: the mask and, by place, keys and values: what the words need of the video.
+    """
+
+    def __init__(self, mask: Tensor, distances: Distances | None = None) -> None:
+        self.distances = distances
+        self.kept = {"mask": mask}
+
+    def __call__(self, attention: Attention, x: Tensor, place: str, before: Tensor | None = None) -> Tensor:
+        """Let all tokens that ``mask`` (B, N) names real be seen."""
+        keys, values = attention.keys_values(x if before is None else torch.cat([before, x], 1))
+        self.kept[f"keys.{place}"], self.kept[f"values.{place}"] = keys, values
+        mask = _widened(self.kept["mask"], keys)
+        return attention(x, keys, values, mask[:, None, None], self.distances)
+
+
+class SentencePass(Pass):
+    """A whole sentence at once: a word sees the video and all words up to itself."""
+
+    def __init__(self, state: State, tokens: Tensor, distances: Distances | None = None) -> None:
+        rows, length = tokens.shape
+        self.video, self.distances = state.video, distances
+        self.causal = torch.ones(length, length, dtype=torch.bool, device=tokens.device).tril()
+        self.causal = self.causal.expand(rows, 1, -1, -1)  # (B, 1, L, L)
+
+    def __call__(self, attention: Attention, x: Tensor, place: str, before: Tensor | None = None) -> Tensor:
+        """Words (B, L, H) see the video's keys at ``place``, if there are any, and words up to themselves."""
+        keys, values = attention.keys_values(x)
+        mask = self.causal
+        if f"keys.{place}" in self.video:
+            fixed = self.video[f"keys.{place}"]
+            seen = _widened(self.video["mask"], fixed)[:, None, None].expand(-1, -1, x.shape[1], -1)
+            mask = torch.cat([seen, mask], -1)  # (B, 1, L, N)
+            keys = torch.cat([fixed, keys], 2)
+            values = torch.cat([self.video[f"values.{place}"], values], 2)
+        return attention(x, keys, values, mask, self.distances)
+
+    def across(self, attention: Attention, x: Tensor, place: str) -> Tensor:
+        """Words see the video alone."""
+        mask = self.video["mask"][:, None, None]
+        return attention(x, self.video[f"keys.{place}"], self.video[f"values.{place}"], mask)
+
+
+class WordPass(Pass):
+    """One word: it sees the video and the kept keys of earlier words, and its own are added to them.
+
+    Attributes:
+        weights: by place, attention weights (B, heads, N).
+    """
+
+    def __init__(self, state: State, distances: Distances | None = None) -> None:
+        self.state, self.distances = state, distances
+        self.memory = dict(state.memory)
+        self.weights: dict[str, Tensor] = {}
+
+    def __call__(self, attention: Attention, x: Tensor, place: str, before: Tensor | None = None) -> Tensor:
+        """A word (B, 1, H) sees the video's keys at ``place``, if there are any, and words up to itself."""
+        keys, values = attention.keys_values(x)
+        words = self._kept(f"keys.{place}", keys), self._kept(f"values.{place}", values)
+        parts, video = [words], self.state.video
+        mask = keys.new_ones(len(keys), words[0].shape[2], dtype=torch.bool)
+        if f"keys.{place}" in video:
+            fixed = video[f"keys.{place}"], video[f"values.{place}"]
+            parts = [fixed, words]
+            mask = torch.cat([_widened(video["mask"], fixed[0]), mask], -1)
+        result, self.weights[place] = attention.one_word(x, parts, mask, self.distances)
+        return result
+
+    def across(self, attention: Attention, x: Tensor, place: str) -> Tensor:
+        """The word sees the video alone."""
+        video = self.state.video
+        part = video[f"keys.{place}"], video[f"values.{place}"]
+        result, self.weights[place] = attention.one_word(x, [part], video["mask"])
+        return result
+
+    def _kept(self, name: str, new: Tensor) -> Tensor:
+        """Put ``new`` (B, heads, 1, h) in its place, in twice the room if it is full; returns all so far."""
+        words = self.state.words
+        held = self.memory.get(name)
+        if held is None:
+            rows, heads, _, width = new.shape
+            held = new.new_zeros(rows, heads, WORDS_AT_FIRST, width)
+        elif words == held.shape[2]:
+            held = F.pad(held, (0, 0, 0, words))
+        held[:, :, words : words + 1] = new
+        self.memory[name] = held
+        return held[:, :, : words + 1]
+
+    def after(self) -> State:
+        """The state after the word."""
+        return self.state.after(self.memory)
+
+    def looked(self, place: str, first: int, count: int) -> Tensor:
+        """Weights (B, ``count``) at ``place`` from key ``first`` on, the mean over the heads."""
+        return self.weights[place][:, :, first : first + count].mean(1)
+
+
+def _widened(mask: Tensor, keys: Tensor) -> Tensor:
+    """A mask (B, M) as wide as ``keys`` (B, heads, N, h): what stands before is real."""
+    return F.pad(mask, (keys.shape[2] - mask.shape[1], 0), value=True)
+
+
+class Layer(nn.Module):
+    """Self-attention and a feed-forward layer, each added to its input and normalised."""
+
+    def __init__(self, config: TransformerConfig, place: str, attention: type[Attention] = Attention) -> None:
+        super().__init__()
+        hidden = config.hidden
+        self.place = place
+        self.attention = attention(hidden=hidden, heads=config.heads)
+        self.attention_norm = nn.LayerNorm(hidden)
+        self.feed_forward = nn.Sequential(
+            nn.Linear(hidden, config.feed_forward), nn.GELU(), nn.Linear(config.feed_forward, hidden)
+        )
+        self.feed_forward_norm = nn.LayerNorm(hidden)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def intermediate(self, x: Tensor, sees: Pass, before: Tensor | None = None) -> Tensor:
+        """The intermediate states H-bar^l (B, Q, H) from H^{l-1}."""
+        seen = sees(self.attention, x, self.place, before)
+        return self.attention_norm(x + self.dropout(seen))
+
+    def fed_forward(self, x: Tensor, residual: Tensor) -> Tensor:
+        """H^l (B, Q, H) from what the feed-forward layer takes and what its result is added to."""
+        return self.feed_forward_norm(residual + self.dropout(self.feed_forward(x)))
+
+    def forward(self, x: Tensor, sees: Pass, before: Tensor | None = None) -> Tensor:
+        """H^l (B, Q, H) from H^{l-1}."""
+        hidden = self.intermediate(x, sees, before)
+        return self.fed_forward(hidden, hidden)
+
+
+class TransformerCaptioner(ParagraphCaptioner):
+    """Tokens of video and text, and the output layer; the subclass puts a stack between them."""
+
+    absolute: ClassVar[bool] = True  # whether tokens carry their positions
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__(config)
+        hidden = config.hidden
+        if hidden % config.heads:
+            raise UsageError(
+                f"hidden = {hidden}, heads = {config.heads}: the heads cannot share the width evenly",
+                remedy=f"choose hidden = {hidden - hidden % config.heads + config.heads}, say",
+            )
+        self.dropout = nn.Dropout(config.dropout)
+        self.frame = nn.Sequential(nn.Linear(config.feature_width, hidden), nn.LayerNorm(hidden))
+        self.embedding = nn.Embedding(config.vocabulary_size, config.word_width, padding_idx=0)
+        self.word = nn.Sequential(nn.Linear(config.word_width, hidden), nn.LayerNorm(hidden))
+        self.mark_embedding = nn.Parameter(torch.randn(2, hidden) * 0.02)  # [CLS], [SEP]
+        self.type_embedding = nn.Parameter(torch.randn(2, hidden) * 0.02)  # of video, of text
+        self.transform = nn.Sequential(nn.Linear(hidden, hidden), nn.GELU(), nn.LayerNorm(hidden))
+        self.vocabulary = nn.Linear(hidden, config.vocabulary_size)
+        nn.init.normal_(self.embedding.weight, std=0.02)
+
+    def video_tokens(self, features: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        """Features (B, T, D), mask (B, T) -> [CLS] video [SEP] (B, T + 2, H) and their mask (B, T + 2)."""
+        frames = self.frame(self.standardise(features))
+        first, last = self.mark_embedding.expand(len(frames), -1, -1).split(1, 1)
+        tokens = torch.cat([first, frames, last], 1) + self.type_embedding[0]
+        mask = F.pad(mask, (1, 1), value=True)
+        if self.absolute:
+            order = torch.arange(mask.shape[1], device=mask.device)
+            encodings = sinusoids(order, self.config.hidden, self.type_embedding)
+            tokens = tokens + F.embedding(mask.cumsum(1) - 1, encodings)
+        return self.dropout(tokens), mask
+
+    def text_tokens(self, tokens: Tensor, first: int = 0) -> Tensor:
+        """Words (B, L) of which ``first`` is the first one's number -> tokens (B, L, H)."""
+        words = self.word(self.embedding(tokens)) + self.type_embedding[1]
+        if self.absolute:
+            order = torch.arange(first, first + tokens.shape[1], device=tokens.device)
+            words = words + sinusoids(order, self.config.hidden, self.type_embedding)
+        return self.dropout(words)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """The vocabulary layer: (..., H) -> logits (..., V)."""
+        return self.vocabulary(hidden)

@@ -1,0 +1,128 @@
+"""Transformer-XL (Dai et al., 2019) as Lei et al. adapt it to paragraphs (the MART paper, Section 3.3).
+
+One stack reads [CLS] video [SEP] text as in MART. In place of a memory, layer l also has as keys and values
+what entered it in the previous segment, K, V = [SG(H_{t-1}^{l-1}); H_t^{l-1}]: the whole of that segment,
+video and text. ``recurrent_gradient`` leaves out the stop-gradient SG.
+
+Positions are relative: Eq. (c) and (d) below are the terms of Dai et al., Section 3.3, beside the content
+terms (a) and (b). A distance counts real tokens only, padding of frames or words moves nothing; as the video
+sees itself whole, a key may also lie behind its query, at a negative distance. The text's distance
+to the video and to the previous segment goes on where the video's ends. What is common to the transformers
+is told in :mod:`capvid.captioners.transformer`, the notation too; P are the previous segment's tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from capvid.captioners.base import Carried, State, Trace
+from capvid.captioners.transformer import (
+    Attention,
+    Distances,
+    Layer,
+    SentencePass,
+    TransformerCaptioner,
+    TransformerConfig,
+    VideoPass,
+    WordPass,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransformerXLConfig(TransformerConfig):
+    """Sizes of :class:`TransformerXL`.
+
+    Attributes:
+        recurrent_gradient: whether the gradient flows into the previous segment.
+    """
+
+    recurrent_gradient: bool = False
+
+
+class RelativeAttention(Attention):
+    """Multi-head attention whose scores know the distance of query and key."""
+
+    def __init__(self, *, hidden: int, heads: int) -> None:
+        super().__init__(hidden=hidden, heads=heads)
+        self.relative = nn.Linear(hidden, hidden, bias=False)  # W_kR
+        self.content_bias = nn.Parameter(torch.zeros(heads, hidden // heads))  # u
+        self.position_bias = nn.Parameter(torch.zeros(heads, hidden // heads))  # v
+
+    def queries(self, x: Tensor, distances: Distances | None) -> tuple[Tensor, Tensor | None]:
+        """Give q + u (B, heads, Q, h), for (a) and (c), and the scaled terms (b) and (d) (B, heads, Q, N)."""
+        query = self.split(self.query(x))
+        if distances is None:
+            raise ValueError("relative attention needs distances")
+        biased = query + self.position_bias.unsqueeze(1)
+        table = self.relative.weight.unflatten(0, (self.heads, -1))  # (heads, h, H)
+        # (q + v) W_kR R for all distances R; the cheaper product first.
+        if x.shape[1] == 1:
+            turned = torch.einsum("bhqc,hce->bhqe", biased, table)
+            scores = torch.einsum("bhqe,re->bhqr", turned, distances.encodings)
+        else:
+            keys = torch.einsum("re,hce->hrc", distances.encodings, table)
+            scores = torch.einsum("bhqc,hrc->bhqr", biased, keys)
+        index = distances.index.unsqueeze(1).expand(-1, self.heads, -1, -1)
+        positional = scores.gather(-1, index) * query.shape[-1] ** -0.5  # terms (b), (d)
+        return (query + self.content_bias.unsqueeze(1)).to(query.dtype), positional.to(query.dtype)
+
+
+class TransformerXL(TransformerCaptioner):
+    """The transformer that sees the previous segment's hidden states."""
+
+    name = "transformer-xl"
+    config_class = TransformerXLConfig
+    absolute = False
+
+    def __init__(self, config: TransformerXLConfig) -> None:
+        super().__init__(config)
+        self.layers = nn.ModuleList(Layer(config, str(n), RelativeAttention) for n in range(config.layers))
+
+    def encode(self, features: Tensor, mask: Tensor, carried: Carried | None = None) -> State:
+        """A segment's features (B, T, D) and mask (B, T), and what entered each layer in the one before."""
+        carried = carried or {}
+        x, own = self.video_tokens(features, mask)  # (B, T + 2, H)
+        mask = torch.cat([carried["mask"], own], 1) if carried else own  # (B, P + T + 2)
+        at = (mask.cumsum(1) - 1).clamp_min(0)
+        sees = VideoPass(mask, self._distances(at[:, -own.shape[1] :], at))
+        entered = {"own": own, "at": at}
+        for layer in self.layers:
+            entered[f"hidden.{layer.place}"] = x
+            x = layer(x, sees, carried.get(f"hidden.{layer.place}"))
+        return State(sees.kept | entered, {})
+
+    def read(self, state: State, tokens: Tensor) -> tuple[Tensor, Carried]:
+        """What the vocabulary layer sees after each of ``tokens`` (B, L), and what entered each layer."""
+        x, video = self.text_tokens(tokens), state.video
+        at = self._text_at(state, tokens.shape[1])
+        sees = SentencePass(state, tokens, self._distances(at, torch.cat([video["at"], at], 1)))
+        carried = {"mask": torch.cat([video["own"], tokens != 0], 1)}
+        for layer in self.layers:
+            name = f"hidden.{layer.place}"
+            entered = torch.cat([video[name], x], 1)
+            carried[name] = entered if self.config.recurrent_gradient else entered.detach()  # SG
+            x = layer(x, sees)
+        return self.transform(x), carried
+
+    def step(self, tokens: Tensor, state: State) -> tuple[Tensor, State, Trace]:
+        """Read one word per caption; the trace has the last layer's weights of the segment's own frames."""
+        x, video = self.text_tokens(tokens.unsqueeze(1), state.words), state.video
+        at = self._text_at(state, state.words + 1)
+        sees = WordPass(state, self._distances(at[:, -1:], torch.cat([video["at"], at], 1)))
+        for layer in self.layers:
+            x = layer(x, sees)
+        frames = video["own"].shape[1] - 2
+        first = video["mask"].shape[1] - frames - 1
+        trace = {"attention": sees.looked(str(self.config.layers - 1), first, frames)}
+        return self.logits(self.transform(x).squeeze(1)), sees.after(), trace
+
+    def _text_at(self, state: State, length: int) -> Tensor:
+        """Positions (B, ``length``) of the words, after all real tokens before them."""
+        mask = state.video["mask"]
+        return mask.sum(1, keepdim=True) + torch.arange(length, device=mask.device)
+
+    def _distances(self, queries: Tensor, keys: Tensor) -> Distances:
+        return Distances.between(queries, keys, self.config.hidden, self.type_embedding)

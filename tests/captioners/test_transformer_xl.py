@@ -1,0 +1,53 @@
+"""Transformer-XL against a plain re-computation of the paper's equations."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformer_reference import transformer_xl
+from variants import clip, make, weights
+
+SENTENCES = [[1, 7, 4], [1, 5, 9, 10], [1, 8]]
+FRAMES = [4, 2, 3]
+WORDS = torch.tensor([[[1, 7, 4, 0], [1, 5, 9, 10], [1, 8, 0, 0]]])
+
+
+@pytest.mark.parametrize("variant", ["transformer-xl", "transformer-xl-gradient"])
+def test_transformer_xl_over_three_segments(variant: str) -> None:
+    captioner = make(variant)
+    features, mask = clip(captioner, 1, 3, 4), torch.arange(4) < torch.tensor(FRAMES).unsqueeze(-1)
+    segments = [(features[0, n, : FRAMES[n]].tolist(), words) for n, words in enumerate(SENTENCES)]
+    expected = transformer_xl(weights(captioner), segments, heads=2, layers=2)
+    logprobs = captioner(features, mask.unsqueeze(0), WORDS).log_softmax(-1)
+    for segment, wanted in enumerate(expected):
+        found = logprobs[0, segment, : len(wanted)].tolist()
+        torch.testing.assert_close(found, wanted, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize(("variant", "flows"), [("transformer-xl", False), ("transformer-xl-gradient", True)])
+def test_gradients_cross_segments_only_when_asked_to(variant: str, flows: bool) -> None:
+    captioner = make(variant)
+    features = clip(captioner, 1, 3, 4).requires_grad_()
+    captioner(features, torch.ones(1, 3, 4, dtype=torch.bool), WORDS)[:, 2, :, 5].sum().backward()
+    assert bool(features.grad[:, 1].any()) == flows
+    assert features.grad[:, 2].any()
+
+
+def test_the_second_segment_depends_on_the_first_in_any_case() -> None:
+    captioner = make("transformer-xl")
+    features, mask = clip(captioner, 1, 3, 4), torch.ones(1, 3, 4, dtype=torch.bool)
+    moved = features.clone()
+    moved[:, 0] += 1
+    assert not torch.allclose(captioner(features, mask, WORDS)[:, 1], captioner(moved, mask, WORDS)[:, 1])
+
+
+def test_tokens_know_their_order_by_distance_alone() -> None:
+    captioner = make("transformer-xl")
+    features, mask = clip(captioner, 1, 4), torch.ones(1, 4, dtype=torch.bool)
+    turned = captioner(features.flip(1), mask, WORDS[:, 1])
+    assert not torch.allclose(captioner(features, mask, WORDS[:, 1]), turned)
+    with torch.no_grad():
+        for layer in captioner.layers:
+            layer.attention.relative.weight.zero_()
+    turned = captioner(features.flip(1), mask, WORDS[:, 1])
+    torch.testing.assert_close(captioner(features, mask, WORDS[:, 1]), turned)

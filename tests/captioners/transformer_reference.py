@@ -1,0 +1,199 @@
+"""The transformers of the MART paper once more: one video, plain lists of floats, no cache, no padding.
+
+Written from the papers alone; shares nothing with the modules but their weights, which it takes by name.
+A segment is (frames, words); every function here works on whole sequences of one segment.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+from reference import Matrix, Vector, Weights, dot, product, project, sigmoid, softmax, total
+
+Segment = tuple[Matrix, Sequence[int]]
+Sees = Callable[[int, int], bool]
+
+
+def linear(w: Weights, name: str, x: Vector) -> Vector:
+    result = product(w[f"{name}.weight"], x)
+    return total(result, w[f"{name}.bias"]) if f"{name}.bias" in w else result
+
+
+def norm(w: Weights, name: str, x: Vector) -> Vector:
+    mean = sum(x) / len(x)
+    variance = sum((value - mean) ** 2 for value in x) / len(x)
+    normal = [(value - mean) / math.sqrt(variance + 1e-5) for value in x]
+    return [a * value + b for a, value, b in zip(w[f"{name}.weight"], normal, w[f"{name}.bias"], strict=True)]
+
+
+def gelu(x: Vector) -> Vector:
+    return [value * 0.5 * (1 + math.erf(value / math.sqrt(2))) for value in x]
+
+
+def encoding(position: int, width: int) -> Vector:
+    """Vaswani et al., Section 3.5."""
+    result = []
+    for d in range(width):
+        angle = position / 10000 ** (2 * (d // 2) / width)
+        result.append(math.cos(angle) if d % 2 else math.sin(angle))
+    return result
+
+
+def causal(video: int, before: int = 0) -> Sees:
+    """The video sees itself; a word sees the video and the words up to itself; all see what is ``before``."""
+    return lambda query, key: key < before + video or key - before <= query
+
+
+def everything(query: int, key: int) -> bool:
+    return True
+
+
+def multi_head(
+    w: Weights, name: str, heads: int, queries: Matrix, keys: Matrix, sees: Sees, distances: bool = False
+) -> Matrix:
+    """MultiHeadAtt(Q, K, V); with ``distances`` as Dai et al. have it, queries being the last of the keys."""
+    width = len(queries[0]) // heads
+    results = []
+    for i, x in enumerate(queries):
+        joined: Vector = []
+        for head in range(heads):
+
+            def own(matrix: str, y: Vector, first: int = head * width) -> Vector:
+                return product(w[f"{name}.{matrix}.weight"][first : first + width], y)
+
+            q, scores, values = own("query", x), [], []
+            for j, key in enumerate(keys):
+                if not sees(i, j):
+                    continue
+                score = dot(q, own("key", key))
+                if distances:
+                    far = own("relative", encoding(len(keys) - len(queries) + i - j, len(x)))
+                    score += dot(q, far)
+                    score += dot(w[f"{name}.content_bias"][head], own("key", key))
+                    score += dot(w[f"{name}.position_bias"][head], far)
+                scores.append(score / math.sqrt(width))
+                values.append(own("value", key))
+            weights = softmax(scores)
+            joined += [sum(a * v[d] for a, v in zip(weights, values, strict=True)) for d in range(width)]
+        results.append(linear(w, f"{name}.output", joined))
+    return results
+
+
+def residual(w: Weights, name: str, x: Matrix, more: Matrix) -> Matrix:
+    return [norm(w, name, total(a, b)) for a, b in zip(x, more, strict=True)]
+
+
+def feed_forward(w: Weights, name: str, x: Matrix) -> Matrix:
+    return [linear(w, f"{name}.2", gelu(linear(w, f"{name}.0", row))) for row in x]
+
+
+def video_tokens(w: Weights, features: Matrix, absolute: bool) -> Matrix:
+    frames = [norm(w, "frame.1", linear(w, "frame.0", frame)) for frame in project(w, features)]
+    first, last = w["mark_embedding"]
+    tokens = [total(token, w["type_embedding"][0]) for token in (first, *frames, last)]
+    return [total(t, encoding(n, len(t))) if absolute else t for n, t in enumerate(tokens)]
+
+
+def text_tokens(w: Weights, words: Sequence[int], absolute: bool) -> Matrix:
+    vectors = [w["embedding.weight"][word] for word in words]
+    tokens = [total(norm(w, "word.1", linear(w, "word.0", v)), w["type_embedding"][1]) for v in vectors]
+    return [total(t, encoding(n, len(t))) if absolute else t for n, t in enumerate(tokens)]
+
+
+def said(w: Weights, hidden: Matrix) -> Matrix:
+    """Log-probabilities of the next word after each of the words."""
+    result = []
+    for row in hidden:
+        z = norm(w, "transform.2", gelu(linear(w, "transform.0", row)))
+        result.append([math.log(p) for p in softmax(linear(w, "vocabulary", z))])
+    return result
+
+
+def mart(w: Weights, segments: Sequence[Segment], *, heads: int, layers: int, slots: int) -> list[Matrix]:
+    """Section 3.2; without recurrence where ``slots`` is 0. For each segment, what :func:`said` gives."""
+    memories: list[Matrix] = []
+    results = []
+    for number, (features, words) in enumerate(segments):
+        x = [*video_tokens(w, features, True), *text_tokens(w, words, True)]
+        video = len(features) + 2
+        for n in range(layers):
+            name = f"layers.{n}"
+            mixed = multi_head(w, f"{name}.attention", heads, x, x, causal(video))
+            middle = residual(w, f"{name}.attention_norm", x, mixed)
+            inner = middle
+            if slots:
+                if not number:
+                    memories.append(first_memory(w, name, middle[:video]))
+                memory = memories[n]
+                inner = multi_head(
+                    w, f"{name}.memory_attention", heads, middle, [*memory, *middle], causal(video, slots)
+                )
+                memories[n] = updated(w, f"{name}.updater", heads, memory, middle)
+            fed = feed_forward(w, f"{name}.feed_forward", inner)
+            x = residual(w, f"{name}.feed_forward_norm", middle, fed)
+        results.append(said(w, x[video:]))
+    return results
+
+
+def first_memory(w: Weights, name: str, video: Matrix) -> Matrix:
+    mean = [sum(row[d] for row in video) / len(video) for d in range(len(video[0]))]
+    return [
+        norm(w, f"{name}.first.1", linear(w, f"{name}.first.0", total(mean, slot)))
+        for slot in w[f"{name}.slots"]
+    ]
+
+
+def updated(w: Weights, name: str, heads: int, memory: Matrix, hidden: Matrix) -> Matrix:
+    """S_t, C_t, Z_t, M_t."""
+    width = len(memory[0])
+    w_m, w_s, bias = w[f"{name}.memory.weight"], w[f"{name}.summary.weight"], w[f"{name}.summary.bias"]
+    result = []
+    for m, s in zip(
+        memory, multi_head(w, f"{name}.attention", heads, memory, hidden, everything), strict=True
+    ):
+        c = total(product(w_m[:width], m), product(w_s[:width], s), bias[:width])
+        z = total(product(w_m[width:], m), product(w_s[width:], s), bias[width:])
+        result.append([(1 - sigmoid(z[d])) * math.tanh(c[d]) + sigmoid(z[d]) * m[d] for d in range(width)])
+    return result
+
+
+def transformer_xl(w: Weights, segments: Sequence[Segment], *, heads: int, layers: int) -> list[Matrix]:
+    """Section 3.3."""
+    before: list[Matrix] = [[] for _ in range(layers)]
+    results = []
+    for features, words in segments:
+        x = [*video_tokens(w, features, False), *text_tokens(w, words, False)]
+        video = len(features) + 2
+        entered = []
+        for n in range(layers):
+            name, past = f"layers.{n}", before[n]
+            sees = causal(video, len(past))
+            mixed = multi_head(w, f"{name}.attention", heads, x, [*past, *x], sees, True)
+            entered.append(x)
+            x = residual(w, f"{name}.attention_norm", x, mixed)
+            fed = feed_forward(w, f"{name}.feed_forward", x)
+            x = residual(w, f"{name}.feed_forward_norm", x, fed)
+        before = entered
+        results.append(said(w, x[video:]))
+    return results
+
+
+def vanilla_transformer(w: Weights, segments: Sequence[Segment], *, heads: int, layers: int) -> list[Matrix]:
+    """Section 3.1: layer l of the decoder looks at layer l of the encoder."""
+    results = []
+    for features, words in segments:
+        v, x = video_tokens(w, features, True), text_tokens(w, words, True)
+        for n in range(layers):
+            name = f"encoder.{n}"
+            mixed = multi_head(w, f"{name}.attention", heads, v, v, everything)
+            v = residual(w, f"{name}.attention_norm", v, mixed)
+            v = residual(w, f"{name}.feed_forward_norm", v, feed_forward(w, f"{name}.feed_forward", v))
+            name = f"decoder.{n}"
+            mixed = multi_head(w, f"{name}.attention", heads, x, x, causal(0))
+            x = residual(w, f"{name}.attention_norm", x, mixed)
+            mixed = multi_head(w, f"{name}.cross_attention", heads, x, v, everything)
+            x = residual(w, f"{name}.cross_norm", x, mixed)
+            x = residual(w, f"{name}.feed_forward_norm", x, feed_forward(w, f"{name}.feed_forward", x))
+        results.append(said(w, x))
+    return results
