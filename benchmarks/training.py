@@ -11,34 +11,25 @@ import statistics
 import time
 
 import torch
+from made import SEGMENTS, VOCABULARY, features_for, make
 
-from capvid.captioners import CAPTIONERS, Captioner, build, captioner_class
+from capvid.captioners import CAPTIONERS, Captioner
 from capvid.data.batches import Batch
 from capvid.text.vocabulary import BOS, EOS
 from capvid.training.optimise import bf16_in_hardware, caption_loss, clip_gradients, make_optimizer
-from capvid.training.recipe import Recipe, load_recipe
+from capvid.training.recipe import load_recipe
 
-WORDS, VOCABULARY, FRAMES, WIDTH, LOCATIONS, SEGMENTS = 9, 5000, 8, 1024, 49, 3
-
-
-def make(recipe: Recipe) -> Captioner:
-    """The recipe's captioner for GoogLeNet's features, maps if it looks at maps."""
-    sizes = {"vocabulary_size": VOCABULARY, "feature_width": WIDTH, **recipe.model}
-    kind = captioner_class(recipe.captioner)
-    maps = kind.needs_maps(kind.config_class.from_dict(sizes))
-    return build(recipe.captioner, {**sizes, "locations": LOCATIONS if maps else 0})
+WORDS = 9
 
 
 def random_batch(captioner: Captioner, size: int) -> Batch:
     """A batch of ``size`` captions, or paragraphs."""
     outer = (size, SEGMENTS) if captioner.paragraphs else (size,)
-    places = (LOCATIONS,) if captioner.config.locations else ()
-    features = torch.randn(*outer, FRAMES, *places, WIDTH)
+    features, mask = features_for(captioner, *outer)
     tokens = torch.randint(EOS + 2, VOCABULARY, (*outer, WORDS))
     inputs = torch.cat([torch.full((*outer, 1), BOS), tokens], -1)
     targets = torch.cat([tokens, torch.full((*outer, 1), EOS)], -1)
-    mask = torch.ones(*outer, FRAMES, dtype=torch.bool)
-    return Batch(features.half() if places else features, mask, inputs, targets)
+    return Batch(features, mask, inputs, targets)
 
 
 def samples_per_second(name: str, device: torch.device, *, bf16: bool, steps: int) -> tuple[float, int]:

@@ -80,8 +80,8 @@ class History:
             logprobs.append(steps[place].gather(1, beams).where(said, 0.0))
             beams = sources[place].gather(1, beams).where(said, beams)
             started.append(beams)
-        tokens.reverse(), logprobs.reverse(), started.reverse()
-        return torch.stack(started[:-1], -1), torch.stack(tokens, -1), torch.stack(logprobs, -1)
+        beams_then, tokens, logprobs = (list(reversed(parts)) for parts in (started, tokens, logprobs))
+        return torch.stack(beams_then[:-1], -1), torch.stack(tokens, -1), torch.stack(logprobs, -1)
 
     def _traces(self, ends: Tensor, beams: Tensor) -> Trace:
         """The trace of every step of every hypothesis by name, (N, H, L, W), padded with zeros."""

@@ -49,27 +49,14 @@ class DecodingOptions:
     seed: int = 0
     trace: bool = False
 
-    def to_dict(self) -> dict[str, Any]:
-        """Everything that captions depend on, as plain values."""
-        return {name: value for name, value in asdict(self).items() if name != "trace"}
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> DecodingOptions:
-        """Build from plain values; UsageError for a name that is not known or a value that does not fit."""
-        known = [option.name for option in fields(cls)]
-        unknown = [name for name in values if name not in known]
-        if unknown:
-            raise UsageError(f"{unknown[0]}: no such decoding option", remedy=f"known are {', '.join(known)}")
-        return cls(**values)
-
     @property
     def sampling(self) -> bool:
         """Whether words are drawn at random."""
         return self.temperature > 0
 
     def to_dict(self) -> dict[str, Any]:
-        """All options, as plain values."""
-        return asdict(self)
+        """Everything that captions depend on, as plain values."""
+        return {name: value for name, value in asdict(self).items() if name != "trace"}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> DecodingOptions:

@@ -23,7 +23,7 @@ def pad_segments(videos: Sequence[Sequence[Tensor]]) -> tuple[Tensor, Tensor, Te
     """Segments of (T_ij, D) frames of each video, side by side.
 
     Returns:
-        features (B, S, T, D) padded with zeros, mask (B, S, T) of real frames and the numbers of segments (B,).
+        features (B, S, T, D) padded with zeros, mask (B, S, T) of real frames, numbers of segments (B,).
     """
     flat, flat_mask = pad_frames([clip for segments in videos for clip in segments])  # (N, T, D), (N, T)
     counts = torch.tensor([len(segments) for segments in videos], device=flat.device)

@@ -17,6 +17,7 @@ from capvid.decoding.history import History
 from capvid.decoding.options import DecodingOptions, Hypothesis
 from capvid.decoding.padding import pad_frames
 from capvid.decoding.sampling import Drawn
+from capvid.errors import CapvidError
 from capvid.text.vocabulary import BOS
 
 __all__ = ["DecodingOptions", "Hypothesis", "decode", "pad_frames", "sentences"]
@@ -76,7 +77,13 @@ class _Search:
             self._extend(place)
             if not len(self.rows):
                 break
-        return self.history.hypotheses(min(self.options.num_captions, self.options.beam_size))
+        found = self.history.hypotheses(1 if self.options.sampling else self.options.num_captions)
+        if not all(found):
+            raise CapvidError(
+                "the captioner's probabilities are no numbers",
+                remedy="see whether its weights or the features have infinite values",
+            )
+        return found
 
     def _extend(self, place: int) -> None:
         """Add word number ``place`` to every beam."""

@@ -224,6 +224,7 @@ class Paragraphs(Task[ParagraphExample]):
     ) -> dict[str, list[str]]:
         """The best sentence of each segment of each video."""
         from capvid.decoding import decode_paragraphs
+
         assert isinstance(captioner, ParagraphCaptioner)
         device = next(captioner.parameters()).device
         said: dict[str, list[str]] = {}

@@ -1,0 +1,122 @@
+"""Captions per second of every captioner, greedy and with five beams, and what cached words save MART.
+
+64 videos at once (of paragraphs: three segments each), sentences of nine words, random weights at the sizes
+of the small recipes; medians of interleaved runs. ``python benchmarks/decoding.py --help`` for options.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable, Mapping
+
+import torch
+from made import SEGMENTS, features_for, make
+from torch import Tensor
+
+from capvid.captioners import CAPTIONERS, Captioner
+from capvid.captioners.base import ParagraphCaptioner
+from capvid.decoding import DecodingOptions, decode, decode_paragraphs
+from capvid.text.vocabulary import BOS, SPECIAL
+from capvid.training.recipe import load_recipe
+
+VIDEOS, WORDS = 64, 9
+
+
+def medians(runs: Mapping[str, Callable[[], object]], device: torch.device, repeats: int) -> dict[str, float]:
+    """Median seconds of every run, taken in turns."""
+    seconds: dict[str, list[float]] = {name: [] for name in runs}
+    for _ in range(repeats + 1):
+        for name, run in runs.items():
+            start = time.perf_counter()
+            run()
+            if device.type == "cuda":
+                torch.cuda.synchronize()
+            seconds[name].append(time.perf_counter() - start)
+    return {name: statistics.median(times[1:]) for name, times in seconds.items()}
+
+
+def options_for(beams: int) -> DecodingOptions:
+    """Search with so many beams for sentences of nine words."""
+    return DecodingOptions(beam_size=beams, min_length=WORDS, max_length=WORDS)
+
+
+def decoding(captioner: Captioner, device: torch.device, beams: int) -> Callable[[], object]:
+    """Captions for all videos."""
+    options = options_for(beams)
+    if isinstance(captioner, ParagraphCaptioner):
+        features, mask = features_for(captioner, VIDEOS, SEGMENTS)
+        segments = torch.full((VIDEOS,), SEGMENTS, device=device)
+        paragraphs, given = captioner, (features.to(device), mask.to(device), segments)
+        return lambda: decode_paragraphs(paragraphs, *given, options)
+    features, mask = features_for(captioner, VIDEOS)
+    seen = features.to(device), mask.to(device)
+    return lambda: decode(captioner, *seen, options)
+
+
+@torch.inference_mode()
+def whole_stack(captioner: ParagraphCaptioner, features: Tensor, mask: Tensor) -> Tensor:
+    """Greedy paragraphs (B, S, words) by running the whole stack over video and text for every word."""
+    carried, said = None, []
+    for segment in range(SEGMENTS):
+        tokens = torch.full((VIDEOS, 1), BOS, device=features.device)
+        for _ in range(WORDS):
+            state = captioner.encode(features[:, segment], mask[:, segment], carried)
+            hidden, _ = captioner.read(state, tokens)
+            word = captioner.logits(hidden[:, -1])[:, len(SPECIAL) :].argmax(-1) + len(SPECIAL)
+            tokens = torch.cat([tokens, word.unsqueeze(1)], 1)
+        state = captioner.encode(features[:, segment], mask[:, segment], carried)
+        carried = captioner.remember(state, tokens)
+        said.append(tokens[:, 1:])
+    return torch.stack(said, 1)
+
+
+def cached_words(device: torch.device, frames: int, repeats: int) -> dict[str, float]:
+    """Seconds for the paragraphs of all videos by MART, greedy, with cached words and without."""
+    captioner = make(load_recipe("mart-small")).to(device).eval()
+    if not isinstance(captioner, ParagraphCaptioner):
+        raise TypeError("mart writes paragraphs")
+    paragraphs = captioner
+    features, mask = (t.to(device) for t in features_for(captioner, VIDEOS, SEGMENTS, frames=frames))
+    segments = torch.full((VIDEOS,), SEGMENTS, device=device)
+    runs = {
+        "cached": lambda: decode_paragraphs(paragraphs, features, mask, segments, options_for(1)),
+        "whole": lambda: whole_stack(paragraphs, features, mask),
+    }
+    found = decode_paragraphs(paragraphs, features, mask, segments, options_for(1))
+    same = [[sentence[0].tokens for sentence in video] for video in found]
+    if same != whole_stack(paragraphs, features, mask).tolist():
+        raise RuntimeError("cached and uncached decoding differ")
+    return medians(runs, device, repeats)
+
+
+def main() -> None:
+    """Measure and print tables."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--captioner", action="append", choices=sorted(CAPTIONERS), help="default: all")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--repeats", type=int, default=7)
+    options = parser.parse_args()
+    device = torch.device(options.device)
+    print(f"{device}, {torch.get_num_threads()} threads, torch {torch.__version__}; captions per second")
+    print(f"{'captioner':20} {'greedy':>8} {'beam 5':>8} {'time, beam 5 : greedy':>22}")
+    for name in options.captioner or CAPTIONERS:
+        torch.manual_seed(1)
+        captioner = make(load_recipe(f"{name}-small")).to(device).eval()
+        runs = {str(beams): decoding(captioner, device, beams) for beams in (1, 5)}
+        seconds = medians(runs, device, options.repeats)
+        count = VIDEOS * (SEGMENTS if captioner.paragraphs else 1)
+        speeds = " ".join(f"{count / seconds[beams]:8.0f}" for beams in ("1", "5"))
+        print(f"{name:20} {speeds} {seconds['5'] / seconds['1']:22.1f}", flush=True)
+    for frames in (8, 100):
+        seconds = cached_words(device, frames, options.repeats)
+        ratio = seconds["whole"] / seconds["cached"]
+        print(
+            f"mart, {frames} frames a segment, {VIDEOS} paragraphs, greedy: {seconds['cached']:.2f} s; "
+            f"the whole stack for every word {seconds['whole']:.2f} s, {ratio:.1f} times as long"
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,26 @@
+"""Captioners of their small recipes with random weights, and random features for them."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from capvid.captioners import Captioner, build, captioner_class
+from capvid.training.recipe import Recipe
+
+VOCABULARY, FRAMES, WIDTH, LOCATIONS, SEGMENTS = 5000, 8, 1024, 49, 3
+
+
+def make(recipe: Recipe) -> Captioner:
+    """The recipe's captioner for GoogLeNet's features, maps if it looks at maps."""
+    sizes = {"vocabulary_size": VOCABULARY, "feature_width": WIDTH, **recipe.model}
+    kind = captioner_class(recipe.captioner)
+    maps = kind.needs_maps(kind.config_class.from_dict(sizes))
+    return build(recipe.captioner, {**sizes, "locations": LOCATIONS if maps else 0})
+
+
+def features_for(captioner: Captioner, *shape: int, frames: int = FRAMES) -> tuple[Tensor, Tensor]:
+    """Features (*shape, frames, ...) and mask (*shape, frames); maps in half precision, as they are kept."""
+    places = (LOCATIONS,) if captioner.config.locations else ()
+    features = torch.randn(*shape, frames, *places, WIDTH)
+    return features.half() if places else features, torch.ones(*shape, frames, dtype=torch.bool)
