@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 from capvid.decoding import DecodingOptions
 from capvid.errors import RecipeError
 from capvid.training.distil.recipe import DistilRecipe, distil_recipe
+from capvid.training.options import checked
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -112,13 +113,14 @@ class Recipe:
 
 
 _SECTIONS: dict[str, type] = {"data": DataOptions, "training": TrainingOptions, "decoding": DecodingOptions}
-_CHOICES = {
-    ("training", "optimizer"): ("adam", "adamw", "adadelta"),
-    ("training", "schedule"): ("constant", "one-cycle", "linear"),
-    ("data", "frames"): ("spread", "first"),
-    ("data", "long_captions"): ("drop", "cut"),
-    ("training", "stored"): ("float32", "float16"),
-    ("training", "precision"): ("auto", "fp32", "bf16"),
+_CHOICES: dict[str, dict[str, tuple[str, ...]]] = {
+    "data": {"frames": ("spread", "first"), "long_captions": ("drop", "cut")},
+    "training": {
+        "optimizer": ("adam", "adamw", "adadelta"),
+        "schedule": ("constant", "one-cycle", "linear"),
+        "stored": ("float32", "float16"),
+        "precision": ("auto", "fp32", "bf16"),
+    },
 }
 
 
@@ -180,7 +182,16 @@ def _recipe(name: str, values: Mapping[str, Any]) -> Recipe:
     if unknown:
         raise RecipeError(f"{name}: unknown in a recipe: {', '.join(sorted(unknown))}")
     sections = {
-        section: _options(cls, section, values.get(section, {})) for section, cls in _SECTIONS.items()
+        section: cls(
+            **checked(
+                cls,
+                section,
+                values.get(section, {}),
+                choices=_CHOICES.get(section, {}),
+                may_be_zero=_may_be_zero(cls),
+            )
+        )
+        for section, cls in _SECTIONS.items()
     }
     return Recipe(
         name=name,
@@ -191,25 +202,10 @@ def _recipe(name: str, values: Mapping[str, Any]) -> Recipe:
     )
 
 
-def _options(cls: type, section: str, values: Mapping[str, Any]) -> Any:
-    defaults = {option.name: getattr(cls(), option.name) for option in fields(cls)}
-    chosen = {}
-    for key, value in values.items():
-        if key not in defaults:
-            raise RecipeError(
-                f"{section}.{key}: no such option", remedy=f"known are {', '.join(sorted(defaults))}"
-            )
-        kind = type(defaults[key])
-        if kind is float and isinstance(value, int) and not isinstance(value, bool):
-            value = float(value)
-        if type(value) is not kind:
-            raise RecipeError(f"{section}.{key} = {value!r}: expected {kind.__name__}")
-        if value not in _CHOICES.get((section, key), (value,)):
-            raise RecipeError(
-                f"{section}.{key} = {value!r}: not known",
-                remedy=f"choose {', '.join(_CHOICES[section, key])}",
-            )
-        if kind in (int, float) and (value < 0 or (value == 0 and isinstance(value, int) and key != "seed")):
-            raise RecipeError(f"{section}.{key} = {value}: must be positive")
-        chosen[key] = value
-    return replace(cls(), **chosen)
+def _may_be_zero(cls: type) -> set[str]:
+    """Options that may be 0: seeds, numbers that need not be whole, and those that are 0 by default."""
+    return {
+        option.name
+        for option in fields(cls)
+        if option.type == "float" or option.default == 0 or option.name == "seed"
+    }

@@ -197,6 +197,12 @@ def test_same_seed_same_weights(tmp_path: Path) -> None:
     assert not torch.equal(weights[0]["memory"], weights[2]["memory"])
 
 
+def test_weights_begin_in_the_range_that_is_asked_for(tmp_path: Path) -> None:
+    made = trainer(tmp_path, "dense-lstm", "training.init_range=0.05")
+    for parameter in made.captioner.parameters():
+        assert 0 < parameter.abs().max() <= 0.05
+
+
 def test_stops_when_validation_no_longer_gains(tmp_path: Path) -> None:
     made = trainer(tmp_path, "m3", "training.learning_rate=0.0", "training.epochs=9", "training.patience=2")
     made.run()

@@ -7,7 +7,7 @@ from capvid.captioners import build, captioner_class
 from capvid.errors import RecipeError, UsageError
 from capvid.features.registry import backbones
 from capvid.training.distil.recipe import DistilRecipe
-from capvid.training.optimise import AveragedWeights, learning_rate_factor
+from capvid.training.optimise import AveragedWeights, learning_rate_factor, make_optimizer
 from capvid.training.recipe import TrainingOptions, load_recipe, recipe_names
 
 
@@ -34,6 +34,8 @@ def test_settings_override() -> None:
     )
     assert (recipe.training.epochs, recipe.model["memory_rows"]) == (3, 5)
     assert recipe.training.optimizer == "adadelta"
+    zeros = load_recipe("m3-small", ["training.seed=0", "decoding.min_length=0", "training.clip_norm=0"])
+    assert (zeros.training.seed, zeros.decoding.min_length, zeros.training.clip_norm) == (0, 0, 0.0)
 
 
 @pytest.mark.parametrize(
@@ -46,11 +48,28 @@ def test_settings_override() -> None:
         ("training.dropout=0.1", "no such option"),
         ("training.optimizer=sgd", "choose adam, adamw, adadelta"),
         ("decoding.beam_size=0", "must be positive"),
+        ("data.frames=middle", "choose spread, first"),
+        ("training.beta1=-0.1", "must be positive"),
     ],
 )
 def test_bad_settings_say_what_is_wrong(setting: str, said: str) -> None:
     with pytest.raises(RecipeError, match=said):
         load_recipe("m3-small", [setting])
+
+
+def test_schedules_rise_and_fall() -> None:
+    linear = learning_rate_factor(TrainingOptions(schedule="linear", warmup=0.2), 10)
+    assert [linear(step) for step in range(11)] == pytest.approx(
+        [0.5, 1.0, 1.0, 0.875, 0.75, 0.625, 0.5, 0.375, 0.25, 0.125, 0.0]
+    )
+    assert learning_rate_factor(TrainingOptions(), 10)(7) == 1.0
+
+
+def test_optimizers_take_their_coefficients() -> None:
+    layer = torch.nn.Linear(2, 2)
+    for name in ("adam", "adamw"):
+        made = make_optimizer(layer, TrainingOptions(optimizer=name, beta1=0.8, beta2=0.99))
+        assert made.param_groups[0]["betas"] == (0.8, 0.99)
 
 
 def test_bad_model_options_and_recipes() -> None:

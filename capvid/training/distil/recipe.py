@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from capvid.errors import RecipeError
+from capvid.training.options import checked
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,30 +101,12 @@ def distil_recipe(name: str, values: Mapping[str, Any]) -> DistilRecipe:
     )
 
 
-_KINDS = {"int": int, "float": float, "str": str, "tuple[str, ...]": tuple}
+_CHOICES = {"precision": ("auto", "fp32", "bf16")}
 _MAY_BE_ZERO = {"words", "word_weight", "features", "classes", "warmup", "weight_decay", "average", "seed"}
 
 
 def _checked(cls: type, section: str, values: Mapping[str, Any]) -> dict[str, Any]:
-    kinds = {field.name: _KINDS[str(field.type)] for field in fields(cls)}
-    chosen = {}
-    for key, value in values.items():
-        if key not in kinds:
-            raise RecipeError(
-                f"{section}.{key}: no such option", remedy=f"known are {', '.join(sorted(kinds))}"
-            )
-        kind = kinds[key]
-        if kind is float and type(value) is int:
-            value = float(value)
-        if kind is tuple and isinstance(value, list) and all(isinstance(item, str) for item in value):
-            value = tuple(value)
-        if type(value) is not kind:
-            raise RecipeError(f"{section}.{key} = {value!r}: expected {kind.__name__}")
-        if isinstance(value, int | float) and (value < 0 or (value == 0 and key not in _MAY_BE_ZERO)):
-            raise RecipeError(f"{section}.{key} = {value}: must be positive")
-        chosen[key] = value
+    chosen = checked(cls, section, values, choices=_CHOICES, may_be_zero=_MAY_BE_ZERO)
     if cls is TeacherOptions and "layer" not in chosen:
         raise RecipeError(f"{section}: names no layer")
-    if chosen.get("precision", "auto") not in ("auto", "fp32", "bf16"):
-        raise RecipeError(f"{section}.precision: choose auto, fp32 or bf16")
     return chosen
