@@ -25,7 +25,7 @@ def _logsumexp(logits: Tensor) -> Tensor:
 
     So the exponentials of a large vocabulary stay in its cache instead of taking fresh memory at every word.
     """
-    if logits.device.type != "cpu":
+    if logits.device.type != "cpu" or len(logits) <= ROWS_IN_CACHE:
         return logits.logsumexp(-1)
     return torch.cat([part.logsumexp(-1) for part in logits.split(ROWS_IN_CACHE)])
 
@@ -145,6 +145,9 @@ def best_words(outlook: Outlook, count: int) -> tuple[Tensor, Tensor, Tensor]:
         totals, beams and words, each (B, K); fewer than ``count`` if there are no more.
     """
     words, totals = outlook.words, outlook.totals.unsqueeze(-1)
+    if count == words.shape[1] == 1:  # greedy search
+        logits, tokens = words.squeeze(1).max(-1, keepdim=True)
+        return outlook.totals + (logits - outlook.norm), torch.zeros_like(tokens), tokens + FIRST_WORD
     size = words.shape[-1]
     columns = min(COLUMNS, size)
     deep, rest = divmod(size, columns)

@@ -60,6 +60,8 @@ class History:
         """A part of all choices (L, N, K or E); ``missing`` where a video was done or has fewer beams."""
         parts = [getattr(step.choice, name) for step in self.steps]
         width = max(part.shape[1] for part in parts)
+        if all(part.shape == (self.videos, width) for part in parts):
+            return torch.stack(parts)
         table = parts[0].new_full((len(parts), self.videos, width), missing)
         for place, (step, part) in enumerate(zip(self.steps, parts, strict=True)):
             table[place, step.rows, : part.shape[1]] = part

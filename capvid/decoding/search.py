@@ -122,6 +122,8 @@ class _Search:
         if not len(kept):
             self.rows = kept
             return
+        if len(kept) == len(going) and source.shape[1] == beams == 1:
+            return  # every beam continues itself
         flat = torch.arange(len(source), device=source.device).unsqueeze(-1) * beams + source
         if len(kept) < len(going):
             self.rows, self.words, self.totals = self.rows[kept], self.words[kept], self.totals[kept]
@@ -129,5 +131,5 @@ class _Search:
             self.state = self.state.select(flat[kept].flatten())
         elif source.shape[1] != beams:
             self.state = self.state.select(flat.flatten())
-        elif beams > 1:
+        else:
             self.state = self.state.reorder(flat.flatten())

@@ -106,9 +106,9 @@ def trainer(folder: Path, name: str, *settings: str) -> Trainer:
         ("kv-memory", "adam", 0.01, 50),
         ("ham", "adam", 0.01, 150),
         ("dense-lstm", "adam", 0.01, 100),
-        ("mart", "adamw", 0.003, 80),
-        ("vanilla-transformer", "adamw", 0.003, 80),
-        ("transformer-xl", "adamw", 0.003, 80),
+        ("mart", "adamw", 0.003, 150),
+        ("vanilla-transformer", "adamw", 0.003, 150),
+        ("transformer-xl", "adamw", 0.003, 150),
     ],
 )
 def test_twenty_captions_are_learned_by_heart(
