@@ -149,11 +149,11 @@ def train(
 
 def _print_recipes() -> None:
     from rich.console import Console
-    from rich.table import Table
+    from rich.table import Column, Table
 
     from capvid.training.recipe import DistilRecipe, load_recipe, recipe_names
 
-    table = Table("recipe", "model", "what for", box=None)
+    table = Table(Column("recipe", no_wrap=True), Column("model", no_wrap=True), "what for", box=None)
     for name in recipe_names():
         recipe = load_recipe(name)
         trained = recipe.backbone if isinstance(recipe, DistilRecipe) else recipe.captioner
