@@ -115,9 +115,11 @@ def check_features(videos: Sequence[CaptionedVideo], store: FeatureStore) -> Non
 
 
 def make_examples(
-    videos: Sequence[CaptionedVideo], store: FeatureStore, vocabulary: Vocabulary, lengths: Lengths
+    videos: Sequence[CaptionedVideo], store: FeatureStore, vocabulary: Vocabulary | None, lengths: Lengths
 ) -> list[Example]:
     """Put frames and captions together; videos without a usable caption are left out.
+
+    Without a ``vocabulary``, as for evaluation, all videos are kept and no captions.
 
     Raises:
         DataError: a video has no features.
@@ -128,22 +130,26 @@ def make_examples(
         Example(
             video.id,
             torch.from_numpy(store.get(video.id).concatenated().astype(np.float16)),
-            tuple(vocabulary.encode(caption) for caption in spoken[video.id]),
+            tuple(vocabulary.encode(caption) for caption in spoken[video.id])
+            if vocabulary is not None
+            else (),
         )
         for video in videos
-        if spoken[video.id]
+        if spoken[video.id] or vocabulary is None
     ]
 
 
 def make_paragraph_examples(
     videos: Sequence[CaptionedVideo],
     store: FeatureStore,
-    vocabulary: Vocabulary,
+    vocabulary: Vocabulary | None,
     lengths: Lengths,
     *,
     max_segments: int,
 ) -> list[ParagraphExample]:
     """Put segments and paragraphs together; videos without a usable paragraph are left out.
+
+    Without a ``vocabulary``, as for evaluation, all videos are kept and no paragraphs.
 
     Raises:
         DataError: a video has no features, or a segment lies beyond them.
@@ -154,10 +160,12 @@ def make_paragraph_examples(
         ParagraphExample(
             video.id,
             tuple(cut_segments(store.get(video.id), video.segments[:max_segments])),
-            tuple(tuple(map(vocabulary.encode, paragraph)) for paragraph in spoken[video.id]),
+            tuple(tuple(map(vocabulary.encode, paragraph)) for paragraph in spoken[video.id])
+            if vocabulary is not None
+            else (),
         )
         for video in videos
-        if spoken[video.id]
+        if spoken[video.id] or vocabulary is None
     ]
 
 

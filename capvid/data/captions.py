@@ -165,6 +165,7 @@ def _segments(row: dict[str, Any], place: str) -> tuple[Segment, ...]:
         or unit not in ("frames", "seconds")
         or starts != sorted(starts)
         or any(not 0 <= segment.start < segment.end for segment in segments)
+        or (unit == "frames" and any(segment.start % 1 or segment.end % 1 for segment in segments))
     ):
         raise DataError(
             f"{place}: no list of segments in the order of time",

@@ -15,12 +15,11 @@ from capvid.decoding.choice import IMPOSSIBLE, BestOfBeams, Chooser, Outlook
 from capvid.decoding.constraints import repeating_words
 from capvid.decoding.history import History
 from capvid.decoding.options import DecodingOptions, Hypothesis
-from capvid.decoding.padding import pad_frames
 from capvid.decoding.sampling import Drawn
 from capvid.errors import CapvidError
 from capvid.text.vocabulary import BOS
 
-__all__ = ["DecodingOptions", "Hypothesis", "decode", "pad_frames", "sentences"]
+__all__ = ["decode", "sentences"]
 
 
 @torch.inference_mode()

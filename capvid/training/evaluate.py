@@ -12,7 +12,7 @@ from capvid.decoding import DecodingOptions
 from capvid.errors import DataError
 from capvid.features.store import FeatureStore
 from capvid.training.recipe import DataOptions
-from capvid.training.tasks import EVERYTHING, task_of
+from capvid.training.tasks import task_of
 
 
 @dataclass(frozen=True)
@@ -51,6 +51,6 @@ def evaluate(
     )
     task = task_of(checkpoint.captioner, data)
     task.check(videos, checkpoint.name)
-    examples = task.examples(videos, store, checkpoint.vocabulary, EVERYTHING)
+    examples = task.examples(videos, store, None)
     said = task.predict(checkpoint.captioner, checkpoint.vocabulary, examples, options)
     return Evaluation(task.score(said, videos), said)

@@ -32,7 +32,7 @@ from capvid.training.optimise import (
     make_optimizer,
 )
 from capvid.training.recipe import Recipe
-from capvid.training.tasks import EVERYTHING, Prediction, task_of
+from capvid.training.tasks import Prediction, task_of
 
 RELEASE_EVERY = 50  # batches
 
@@ -134,7 +134,7 @@ class Trainer:
         if not examples:
             raise DataError(f"no training caption has 1 to {data.max_words} words")
         self.batches = self.task.batches(examples, batch_size=options.batch_size, seed=options.seed)
-        self.validation = self.task.examples(val, store, self.vocabulary, EVERYTHING)
+        self.validation = self.task.examples(val, store, None)
         self.test = [video for video in videos if video.split == "test"]
         self.cider = self.task.cider(val)
         if isinstance(self.captioner.standardise, Standardise):

@@ -26,7 +26,7 @@ from capvid.data.batches import (
     tokenised_paragraphs,
 )
 from capvid.data.captions import CaptionedVideo
-from capvid.decoding import DecodingOptions, decode, pad_frames, pad_segments
+from capvid.decoding import DecodingOptions, decode, decode_paragraphs, pad_frames, pad_segments
 from capvid.errors import DataError
 from capvid.features.store import FeatureStore
 from capvid.metrics import paragraph_text, score, score_paragraphs
@@ -36,7 +36,6 @@ from capvid.training.recipe import DataOptions
 
 Prediction = Any  # str, or a list of sentences
 VIDEOS_AT_ONCE = 64
-EVERYTHING = Lengths(10**9)
 
 _Example = TypeVar("_Example", Example, ParagraphExample)
 
@@ -65,10 +64,9 @@ class Task(ABC, Generic[_Example]):
         self,
         videos: Sequence[CaptionedVideo],
         store: FeatureStore,
-        vocabulary: Vocabulary,
-        lengths: Lengths | None = None,
+        vocabulary: Vocabulary | None,
     ) -> list[_Example]:
-        """The videos with their features; without ``lengths``, sentences as in training."""
+        """The videos with usable sentences; without a ``vocabulary`` all of them, and no sentences."""
 
     @abstractmethod
     def features(self, examples: Sequence[_Example]) -> Iterator[Tensor]:
@@ -131,11 +129,10 @@ class Captions(Task[Example]):
         self,
         videos: Sequence[CaptionedVideo],
         store: FeatureStore,
-        vocabulary: Vocabulary,
-        lengths: Lengths | None = None,
+        vocabulary: Vocabulary | None,
     ) -> list[Example]:
         """The videos with their frames and captions."""
-        return make_examples(videos, store, vocabulary, lengths or self.lengths)
+        return make_examples(videos, store, vocabulary, self.lengths)
 
     def features(self, examples: Sequence[Example]) -> Iterator[Tensor]:
         """The frames of each video."""
@@ -197,12 +194,11 @@ class Paragraphs(Task[ParagraphExample]):
         self,
         videos: Sequence[CaptionedVideo],
         store: FeatureStore,
-        vocabulary: Vocabulary,
-        lengths: Lengths | None = None,
+        vocabulary: Vocabulary | None,
     ) -> list[ParagraphExample]:
         """The videos with their segments and paragraphs."""
         return make_paragraph_examples(
-            videos, store, vocabulary, lengths or self.lengths, max_segments=self.data.max_segments
+            videos, store, vocabulary, self.lengths, max_segments=self.data.max_segments
         )
 
     def features(self, examples: Sequence[ParagraphExample]) -> Iterator[Tensor]:
@@ -223,8 +219,6 @@ class Paragraphs(Task[ParagraphExample]):
         options: DecodingOptions,
     ) -> dict[str, list[str]]:
         """The best sentence of each segment of each video."""
-        from capvid.decoding import decode_paragraphs
-
         assert isinstance(captioner, ParagraphCaptioner)
         device = next(captioner.parameters()).device
         said: dict[str, list[str]] = {}

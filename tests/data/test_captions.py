@@ -68,6 +68,7 @@ def test_paragraphs_have_a_sentence_for_every_segment(tmp_path: Path) -> None:
         ({"segments": [{"start": 3, "end": 3}, SEGMENTS[1]]}, "no list of segments"),
         ({"segments": SEGMENTS[::-1]}, "in the order of time"),
         ({"unit": "hours"}, "no list of segments"),
+        ({"segments": [{"start": 0.5, "end": 2}, SEGMENTS[1]]}, "no list of segments"),  # seconds, unsaid
     ],
 )
 def test_a_bad_paragraph_is_named_by_its_line(tmp_path: Path, change: dict, said: str) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -201,6 +202,27 @@ def test_weights_begin_in_the_range_that_is_asked_for(tmp_path: Path) -> None:
     made = trainer(tmp_path, "dense-lstm", "training.init_range=0.05")
     for parameter in made.captioner.parameters():
         assert 0 < parameter.abs().max() <= 0.05
+
+
+@pytest.mark.parametrize("name", ["m3", "mart"])
+def test_videos_with_nothing_to_learn_from_are_still_scored(tmp_path: Path, name: str) -> None:
+    made = trainer(tmp_path, name, "training.epochs=1")
+    silent = [replace(v, captions=("...",), paragraphs=(("...", "..."),)) for v in made.videos[-2:]]
+    videos = (
+        [*made.videos[:-2], *silent]
+        if name == "mart"
+        else [*made.videos[:-2], *(replace(v, paragraphs=()) for v in silent)]
+    )
+    again = Trainer(
+        made.recipe,
+        videos=videos,
+        store=made.store,
+        folder=tmp_path / "again",
+        device=torch.device("cpu"),
+        reporter=Silent(),
+    )
+    again.run()
+    assert len(again.validation) == 20
 
 
 def test_stops_when_validation_no_longer_gains(tmp_path: Path) -> None:
