@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 
 class CapvidError(Exception):
@@ -24,6 +25,17 @@ class CapvidError(Exception):
     def __str__(self) -> str:
         text = f"{self.message}; {self.remedy}" if self.remedy else self.message
         return " ".join(text.split())
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Be pickled as what it is, whatever the arguments of its class."""
+        return _restored, (type(self), self.args, self.__dict__)
+
+
+def _restored(kind: type[CapvidError], args: tuple[Any, ...], state: dict[str, Any]) -> CapvidError:
+    error = kind.__new__(kind)
+    error.args = args
+    error.__dict__.update(state)
+    return error
 
 
 class UsageError(CapvidError):
@@ -77,6 +89,12 @@ class TruncatedVideoError(VideoError):
     """A file that ends too early, or whose data is damaged."""
 
     kind = "truncated"
+
+
+class DecoderError(VideoError):
+    """A decoder that crashed, was killed, or did not come to an end in time."""
+
+    kind = "decoder"
 
 
 class FeatureFileError(CapvidError):

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import os
+import platform
+import re
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 
 _BLOCK = 1 << 20
+_TEMPORARY = re.compile(r"\.([0-9a-f]{8})-([0-9]+)-[0-9a-f]{8}\.tmp$")
 
 
 @contextmanager
@@ -25,13 +29,43 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
     # the name is cut short because a name with the suffix could be longer than a file system takes
-    temporary = target.with_name(f".{target.name[:60]}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
+    temporary = target.with_name(f".{target.name[:40]}.{_host()}-{os.getpid()}-{secrets.token_hex(4)}.tmp")
     try:
         yield temporary
         temporary.replace(target)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def remove_leftovers(targets: Iterable[Path]) -> None:
+    """Remove temporary files beside ``targets`` that processes of this machine left when they were killed.
+
+    Raises:
+        OSError: where a folder cannot be read or written.
+    """
+    for folder in {target.parent for target in targets}:
+        for path in folder.glob(".*.tmp"):  # none where there is no such folder
+            made_by = _TEMPORARY.search(path.name)
+            if made_by and made_by[1] == _host() and not _is_alive(int(made_by[2])):
+                path.unlink(missing_ok=True)
+
+
+def _host() -> str:
+    """Eight hexadecimal digits for this machine, whose process numbers mean nothing on another one."""
+    return hashlib.sha256(platform.node().encode()).hexdigest()[:8]
+
+
+def _is_alive(process: int) -> bool:
+    if os.name != "posix":
+        return True  # asking would end it
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True
 
 
 def atomic_write_text(path: str | Path, text: str) -> None:
@@ -47,3 +81,14 @@ def sha256_file(path: str | Path) -> str:
         while block := stream.read(_BLOCK):
             digest.update(block)
     return digest.hexdigest()
+
+
+def file_digest(path: str | Path) -> str:
+    """Give the SHA-256 of a file, computed again only when its size or time of change differ."""
+    status = Path(path).stat()
+    return _digest(str(path), status.st_size, status.st_mtime_ns)
+
+
+@lru_cache(maxsize=32)
+def _digest(path: str, size: int, changed: int) -> str:
+    return sha256_file(path)

@@ -1,106 +1,170 @@
 """Weights from the Hugging Face Hub: always one commit, always verified.
 
 ``HF_ENDPOINT``, ``HF_HOME``, ``HF_HUB_CACHE`` and ``HF_HUB_OFFLINE`` work as in every tool that uses the Hub.
+Resuming a download that breaks off and sharing one between processes is left to the Hub's own client.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from capvid.errors import HubError
-from capvid.files import atomic_write_text, sha256_file
+from capvid.files import file_digest
+from capvid.records import record, recorded
 
-_SOURCE = re.compile(r"hub:(?P<repository>[\w.-]+/[\w.-]+)@(?P<revision>[0-9a-f]{40})")
-_RECORDS = "capvid-digests.json"
+_SOURCE = re.compile(r"hub:(?P<repository>[\w.-]+/[\w.-]+)(?:@(?P<revision>[0-9a-f]{40}))?")
 
 
-def fetch(source: str, filename: str, *, sha256: str | None = None) -> Path:
+@dataclass(frozen=True, kw_only=True)
+class _File:
+    """A file in the cache: its path there, its name in the repository, and the commit it is of."""
+
+    path: Path
+    name: str
+    revision: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Place:
+    """A repository at a commit, ``None`` before the first download from one that is not pinned."""
+
+    repository: str
+    revision: str | None
+
+    def __str__(self) -> str:
+        return f"{self.repository} at {self.revision[:8] if self.revision else 'main'}"
+
+    def remedy(self, filename: str) -> str:
+        """Say how to get the file by hand."""
+        revision = f" --revision {self.revision}" if self.revision else ""
+        return (
+            f"run `hf download {self.repository} {filename}{revision}`, or give the file with --weights FILE"
+        )
+
+
+def fetch(source: str, filename: str, *, sha256: str | None = None, alternatives: Sequence[str] = ()) -> Path:
     """Give a file of a Hub repository at one commit, downloaded unless it is in the cache.
 
-    Where no digest is known, that of the first download is recorded in ``HF_HOME`` and checked from then on
-    (a cache that cannot be written to goes without).
+    Where no commit is given, that of ``main`` at the first download is recorded in ``HF_HOME`` and stays.
+    Where no digest is known, that of the first download is recorded there too and checked from then on.
 
     Args:
-        source: ``hub:OWNER/NAME@COMMIT`` with the 40 hexadecimal digits of the commit.
+        source: ``hub:OWNER/NAME@COMMIT`` with the 40 hexadecimal digits of the commit, or ``hub:OWNER/NAME``.
         filename: path of the file in the repository.
         sha256: the digest, where it is known.
+        alternatives: files that will do where the repository has none of that name, in their order.
 
     Raises:
         HubError: a source of another form, no such file, no connection, or content that has changed.
     """
+    place = _place(source)
+    names = (filename, *alternatives)
+    file = _cached(place, names) or _download(place, names)
+    if place.revision is None:
+        record(f"{place.repository}@main", file.revision)
+    found = file_digest(file.path)
+    expected = sha256 or record(f"{place.repository}@{file.revision}/{file.name}", found)
+    if found != expected:
+        raise HubError(
+            f"{place.repository}: {file.name} has changed (sha256 {found[:12]}..., expected "
+            f"{expected[:12]}...)",
+            remedy=f"delete {file.path.resolve()} and try again; if it stays so, do not trust the file",
+        )
+    return file.path
+
+
+def cached(source: str, filename: str, *, alternatives: Sequence[str] = ()) -> Path | None:
+    """Give the file that ``fetch`` would give if it is in the cache, not verified.
+
+    Raises:
+        HubError: a source of another form.
+    """
+    file = _cached(_place(source), (filename, *alternatives))
+    return None if file is None else file.path
+
+
+def _place(source: str) -> _Place:
     match = _SOURCE.fullmatch(source)
     if match is None:
         raise HubError(
             f"{source}: not a pinned Hub source", remedy="write it as hub:OWNER/NAME@40-HEX-COMMIT"
         )
-    repository, revision = match["repository"], match["revision"]
-    path = _download(repository, revision, filename)
-    name = f"{repository}@{revision}/{filename}"
-    expected = sha256 or _recorded().get(name)
-    found = sha256_file(path)
-    if expected is None:
-        _record(name, found)
-    elif found != expected:
-        raise HubError(
-            f"{repository}: {filename} has changed (sha256 {found[:12]}..., expected {expected[:12]}...)",
-            remedy=f"delete {path.resolve()} and try again; if it stays so, do not trust the file",
-        )
-    return path
+    repository = match["repository"]
+    return _Place(repository=repository, revision=match["revision"] or recorded(f"{repository}@main"))
 
 
-def _download(repository: str, revision: str, filename: str) -> Path:
-    from huggingface_hub import (
-        constants,
-        errors,
-        get_hf_file_metadata,
-        hf_hub_download,
-        hf_hub_url,
-        try_to_load_from_cache,
-    )
+def _cached(place: _Place, names: Sequence[str]) -> _File | None:
+    from huggingface_hub import try_to_load_from_cache
 
-    cached = try_to_load_from_cache(repository, filename, revision=revision)
-    if isinstance(cached, str):
-        return Path(cached)
-    what = f"{repository} at {revision[:8]}"
+    for name in names:
+        found = try_to_load_from_cache(place.repository, name, revision=place.revision)
+        if isinstance(found, str):
+            path = Path(found)
+            folder = path.parents[name.count("/")]  # of the commit, and named by it
+            return _File(path=path, name=name, revision=folder.name)
+    return None
+
+
+def _download(place: _Place, names: Sequence[str]) -> _File:
+    """Download the first of the files that there is."""
+    from huggingface_hub import constants, errors, get_hf_file_metadata, hf_hub_download, hf_hub_url
+
+    name = names[0]
     if constants.HF_HUB_OFFLINE:
         raise HubError(
-            f"{what}: {filename} is not in the cache, and HF_HUB_OFFLINE forbids downloads",
-            remedy="unset HF_HUB_OFFLINE once, or give the file with --weights FILE",
+            f"{place}: {name} is not in the cache, and HF_HUB_OFFLINE forbids downloads",
+            remedy=f"where there is a network {place.remedy(name)}",
         )
     try:
         with _quiet():
             # one question without retries: the download itself goes on trying for half a minute or more
-            get_hf_file_metadata(hf_hub_url(repository, filename, revision=revision))
-            return Path(hf_hub_download(repository, filename, revision=revision))
-    except errors.GatedRepoError as error:
-        raise HubError(f"{what}: access is restricted", remedy="ask for it, then set HF_TOKEN") from error
-    except (errors.RepositoryNotFoundError, errors.RevisionNotFoundError, errors.EntryNotFoundError) as error:
-        raise HubError(
-            f"{what}: {constants.ENDPOINT} has no such file ({filename})",
+            url = hf_hub_url(place.repository, name, revision=place.revision)
+            commit = get_hf_file_metadata(url).commit_hash
+            if commit is None:
+                raise HubError(f"{place}: {constants.ENDPOINT} does not say which commit that is")
+            revision = place.revision or record(f"{place.repository}@main", commit)
+            path = Path(hf_hub_download(place.repository, name, revision=revision))
+            return _File(path=path, name=name, revision=revision)
+    except HubError:
+        raise
+    except Exception as error:  # which of the HTTP library's errors come through depends on the version
+        gone = isinstance(error, errors.EntryNotFoundError)
+        if gone and not isinstance(error, errors.LocalEntryNotFoundError) and len(names) > 1:
+            return _download(place, names[1:])
+        raise _explained(error, place, name) from error
+
+
+def _explained(error: Exception, place: _Place, name: str) -> HubError:
+    """Say why a download failed and what to do."""
+    from huggingface_hub import constants, errors
+
+    if isinstance(error, errors.GatedRepoError):
+        return HubError(f"{place}: access is restricted", remedy="ask for it, then set HF_TOKEN")
+    gone = (errors.RepositoryNotFoundError, errors.RevisionNotFoundError, errors.EntryNotFoundError)
+    if isinstance(error, gone) and not isinstance(error, errors.LocalEntryNotFoundError):
+        return HubError(
+            f"{place}: {constants.ENDPOINT} has no such file ({name})",
             remedy="check HF_ENDPOINT, or give the file with --weights FILE",
-        ) from error
-    except (
-        Exception
-    ) as error:  # which of the HTTP library's errors come through depends on the client's version
-        raise _unreachable(what, constants.ENDPOINT, error) from error
+        )
+    return HubError(
+        f"{place}: {name} cannot be downloaded from {constants.ENDPOINT} ({_cause(error)})",
+        remedy=f"check the connection, {place.remedy(name)}",
+    )
 
 
-def _unreachable(what: str, endpoint: str, error: Exception) -> HubError:
+def _cause(error: Exception) -> str:
+    """Give the first line of what lies behind an error."""
     root: BaseException = error
     while root.__cause__ is not None:
         root = root.__cause__
     lines = str(root).strip().splitlines()
-    cause = lines[0] if lines else type(root).__name__
-    return HubError(
-        f"{what}: cannot be downloaded from {endpoint} ({cause})",
-        remedy="check the connection, or give the file with --weights FILE",
-    )
+    return lines[0] if lines else type(root).__name__
 
 
 @contextmanager
@@ -124,30 +188,3 @@ def _quiet() -> Iterator[None]:
         logger.setLevel(level)
         if hide:
             enable_progress_bars()
-
-
-def _records_path() -> Path:
-    from huggingface_hub import constants
-
-    return Path(constants.HF_HOME) / _RECORDS
-
-
-def _recorded() -> dict[str, str]:
-    path = _records_path()
-    try:
-        records = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError) as error:
-        raise HubError(
-            f"{path}: cannot be read ({error})", remedy="delete it; digests are recorded anew"
-        ) from error
-    if not isinstance(records, dict):
-        raise HubError(f"{path}: not a record of digests", remedy="delete it; digests are recorded anew")
-    return records
-
-
-def _record(name: str, digest: str) -> None:
-    records = {**_recorded(), name: digest}
-    with suppress(OSError):
-        atomic_write_text(_records_path(), json.dumps(records, indent=1, sort_keys=True) + "\n")

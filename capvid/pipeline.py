@@ -6,6 +6,7 @@ Notation for tensor shapes: B videos, T frames, D width of the features.
 from __future__ import annotations
 
 import hashlib
+import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -22,11 +23,12 @@ from capvid.captioners.checkpoint import CONFIG, WEIGHTS, Checkpoint, load_check
 from capvid.decoding import DecodingOptions, Hypothesis, decode, pad_frames
 from capvid.device import resolve_device
 from capvid.errors import CapvidError, CheckpointError, FeatureMismatchError, UsageError
-from capvid.features.extract import ExtractionResult, extract_features
+from capvid.features.extract import TIMEOUT, ExtractionResult, extract_features
 from capvid.features.file import load_features
 from capvid.features.registry import captioners, default_captioner
 from capvid.files import sha256_file
-from capvid.video.sampling import UniformSampling, parse_sampling
+from capvid.video.sampling import Sampling, UniformSampling, parse_sampling
+from capvid.video.workers import WorkerPool
 
 if TYPE_CHECKING:
     from capvid.features.backbones import Backbone
@@ -56,13 +58,17 @@ class Caption:
 
 @dataclass(frozen=True, kw_only=True)
 class CaptionResult:
-    """What became of one input: captions, best first, or the error; ``model`` is ``name@revision``."""
+    """What became of one input: captions, best first, or the error; ``model`` is ``name@revision``.
+
+    ``lost`` is the number of its frames that could not be decoded.
+    """
 
     path: Path
     status: str
     captions: tuple[Caption, ...]
     error: CapvidError | None
     model: str
+    lost: int = 0
 
 
 class CaptionPipeline:
@@ -76,7 +82,8 @@ class CaptionPipeline:
         sampling: which frames to take.
         options: of the decoding.
         batch_size: videos captioned together; captions do not depend on it.
-        workers: threads that decode videos.
+        workers: processes that decode videos.
+        timeout: seconds after which a file is given up; None waits for ever.
         model: name and revision of the captioner for results; None takes the checkpoint's name.
     """
 
@@ -86,10 +93,11 @@ class CaptionPipeline:
         backbones: Sequence[Backbone] | Callable[[], Sequence[Backbone]],
         *,
         device: torch.device | str,
-        sampling: UniformSampling,
+        sampling: Sampling,
         options: DecodingOptions,
         batch_size: int = 8,
         workers: int = 2,
+        timeout: float | None = TIMEOUT,
         model: str | None = None,
     ) -> None:
         if batch_size < 1 or workers < 1:
@@ -100,6 +108,7 @@ class CaptionPipeline:
         self.options = options
         self.batch_size = batch_size
         self.workers = workers
+        self.timeout = timeout
         self.model = model or checkpoint.name
         self._given_backbones = backbones
         checkpoint.captioner.to(self.device).eval()
@@ -138,6 +147,13 @@ class CaptionPipeline:
         given = self._given_backbones
         return given() if callable(given) else given
 
+    @cached_property
+    def _pool(self) -> WorkerPool:
+        """Processes that decode, kept for the next call."""
+        pool = WorkerPool(self.workers, timeout=self.timeout)
+        weakref.finalize(self, pool.close)
+        return pool
+
     def _features(self, paths: Sequence[Path]) -> Generator[ExtractionResult, None, None]:
         """Features of every input in order: made for videos, read from files of features."""
         videos = [path for path in paths if not _holds_features(path)]
@@ -152,8 +168,8 @@ class CaptionPipeline:
                 videos,
                 self._backbones,
                 self.sampling,
-                workers=self.workers,
                 batch_size=FRAMES_PER_VIDEO_IN_BATCH * self.batch_size,
+                pool=self._pool,
             )
 
     @staticmethod
@@ -186,6 +202,7 @@ class CaptionPipeline:
                 captions=() if failed else tuple(map(self._caption, next(sentences))),
                 error=result.error,
                 model=self.model,
+                lost=result.lost,
             )
 
     def _decode(self, arrays: Sequence[np.ndarray]) -> Sequence[Sequence[Hypothesis]]:
@@ -211,6 +228,7 @@ def load(
     weights: str | Path | None = None,
     batch_size: int = 8,
     workers: int = 2,
+    timeout: float | None = TIMEOUT,
     **decoding: Any,
 ) -> CaptionPipeline:
     """Make the pipeline of a trained captioner.
@@ -222,7 +240,8 @@ def load(
         weights: file of the backbone's weights, or a folder that holds it; otherwise they are sought in
             ``model/weights``, the places in ``CAPVID_WEIGHTS`` and the cache.
         batch_size: videos captioned together; captions do not depend on it.
-        workers: threads that decode videos.
+        workers: processes that decode videos.
+        timeout: seconds after which a file is given up; None waits for ever.
         decoding: fields of :class:`~capvid.decoding.DecodingOptions`: ``beam_size=1`` for greedy search,
             ``num_captions``, ``temperature`` and so on.
 
@@ -248,6 +267,7 @@ def load(
         options=options,
         batch_size=batch_size,
         workers=workers,
+        timeout=timeout,
         model=f"{checkpoint.name}@{revision(home)}",
     )
 

@@ -1,7 +1,8 @@
-"""Videos whose frames say their own number: the brightness of frame n is ``level(n)``."""
+"""Videos whose frames say their own number: by their brightness ``level(n)``, or in binary digits."""
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 from fractions import Fraction
 from pathlib import Path
@@ -42,6 +43,63 @@ def write_video(
                 frame.pts, frame.time_base = round(times[number] * 1000), Fraction(1, 1000)
             container.mux(stream.encode(frame))
         container.mux(stream.encode())
+    return path
+
+
+BITS = 8  # digits of a number; the highest is on the right
+
+
+def write_numbers(
+    path: Path,
+    codec: str = "libx264",
+    options: dict[str, str] | None = None,
+    *,
+    frames: int = 120,
+    bits: int = BITS,
+    gop: int | None = 24,
+    pixels: str = "yuv420p",
+    container: dict[str, str] | None = None,
+    size: tuple[int, int] | None = None,
+    noise: int = 0,
+) -> Path:
+    """Write 25 frames a second whose upper half is the frame's number in binary, bright for 1.
+
+    ``noise`` is how many levels of it there are in the lower half, which makes files larger.
+    """
+    width, height = size or (12 * bits, 64)
+    generator = np.random.default_rng(0)
+    with av.open(str(path), "w", options=container or {}) as output:
+        stream = output.add_stream(codec, rate=25, options=options or {})
+        stream.width, stream.height, stream.pix_fmt = width, height, pixels
+        if gop:
+            stream.gop_size = gop
+        for number in range(frames):
+            picture = np.full((height, width, 3), 90, np.uint8)
+            for bit in range(bits):
+                picture[:32, 12 * bit : 12 * bit + 12] = 220 if number >> bit & 1 else 30
+            if noise:
+                picture[40:] += generator.integers(0, noise, picture[40:].shape, dtype=np.uint8)
+            frame = av.VideoFrame.from_ndarray(picture, format="rgb24")
+            frame.pts, frame.time_base = number, Fraction(1, 25)
+            output.mux(stream.encode(frame))
+        output.mux(stream.encode())
+    return path
+
+
+def numbers(frames: np.ndarray, bits: int = BITS) -> list[int]:
+    """Read the numbers of frames (T, H, W, 3)."""
+    cells = frames[:, 4:28, : 12 * bits].reshape(len(frames), 24, bits, 12, 3)[:, :, :, 3:9]
+    return ((cells.mean(axis=(1, 3, 4)) > 125) @ (1 << np.arange(bits))).tolist()
+
+
+def turn(path: Path, degrees: int) -> Path:
+    """Write into an MP4 that its pictures are to be turned clockwise."""
+    cosine, sine = {90: (0, 1), 180: (-1, 0), 270: (0, -1)}[degrees]
+    matrix = struct.pack(">9i", cosine << 16, sine << 16, 0, -sine << 16, cosine << 16, 0, 0, 0, 1 << 30)
+    content = bytearray(path.read_bytes())
+    at = content.find(b"tkhd") + 44
+    content[at : at + 36] = matrix
+    path.write_bytes(content)
     return path
 
 

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import hashlib
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from capvid.files import atomic_path, atomic_write_text, sha256_file
+from capvid.files import atomic_path, atomic_write_text, remove_leftovers, sha256_file
 
 
 def test_text_is_written_as_given_and_nothing_else_is_left(tmp_path: Path) -> None:
@@ -46,3 +48,22 @@ def test_sha256_of_a_file_of_several_blocks(tmp_path: Path) -> None:
     path = tmp_path / "blob"
     path.write_bytes(content)
     assert sha256_file(path) == hashlib.sha256(content).hexdigest()
+
+
+def test_leftovers_of_the_dead_go_and_those_of_others_stay(tmp_path: Path) -> None:
+    script = """
+import os, signal, sys
+from capvid.files import atomic_path
+with atomic_path(sys.argv[1]) as path:
+    path.write_text("half")
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+    subprocess.run([sys.executable, "-c", script, str(tmp_path / "in" / "a.safetensors")], check=False)
+    (left,) = (tmp_path / "in").iterdir()
+    others = [tmp_path / ".mine.tmp", tmp_path / f".a.0123abcd-{left.name.split('-')[1]}-01234567.tmp"]
+    for path in others:
+        path.touch()
+    with atomic_path(tmp_path / "b") as path:
+        path.touch()
+        remove_leftovers([tmp_path / "in" / "c", tmp_path / "d", tmp_path / "none" / "e"])
+        assert path.exists() and not left.exists() and all(other.exists() for other in others)

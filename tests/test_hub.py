@@ -18,14 +18,17 @@ import pytest
 from capvid.features.registry import backbone_entry
 
 RESNET = backbone_entry("resnet50")
+CLIP = backbone_entry("clip-vit-b32")
 REPOSITORY, _, COMMIT = RESNET.source.removeprefix("hub:").partition("@")
+COMMAND = f"`hf download timm/resnet50.tv_in1k model.safetensors --revision {COMMIT}`"
 FETCH = """
 import json, sys
 from capvid.errors import HubError
 from capvid.hub import fetch
-source, filename, sha256 = sys.argv[1:]
+source, filename, sha256, *alternatives = sys.argv[1:]
 try:
-    print(json.dumps({"path": str(fetch(source, filename, sha256=sha256 or None))}))
+    path = fetch(source, filename, sha256=sha256 or None, alternatives=alternatives)
+    print(json.dumps({"path": str(path)}))
 except HubError as error:
     print(json.dumps({"error": str(error), "kind": error.kind}))
 """
@@ -39,11 +42,19 @@ np.savez(sys.argv[2], features=backbone(np.load(sys.argv[1])), digest=backbone.h
 
 
 class FakeHub:
-    """Files by ``OWNER/NAME/COMMIT/PATH``, served as the Hub serves large files: by a redirect."""
+    """Files by ``OWNER/NAME/COMMIT/PATH``, served as the Hub serves large files: by a redirect.
 
-    def __init__(self) -> None:
+    ``main`` is the commit of that branch. Each of ``cuts`` breaks one answer off after so many bytes, and
+    with ``gone_after_cut`` there are no further answers then. ``ranges`` are those that were asked for.
+    """
+
+    def __init__(self, port: int = 0) -> None:
         self.files: dict[str, bytes] = {}
         self.requests: list[str] = []
+        self.main = COMMIT
+        self.cuts: list[int] = []
+        self.gone_after_cut = self.gone = False
+        self.ranges: list[str] = []
         hub = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -54,10 +65,14 @@ class FakeHub:
                 self.answer(with_body=True)
 
             def answer(self, *, with_body: bool) -> None:
+                if hub.gone:
+                    self.close_connection = True
+                    return
                 if "/api/" not in self.path:  # what the client asks about itself
                     hub.requests.append(f"{self.command} {self.path}")
                 stored = self.path.startswith("/storage/")
-                name = self.path.removeprefix("/storage").replace("/resolve/", "/").lstrip("/")
+                path = self.path.replace("/resolve/main/", f"/resolve/{hub.main}/")
+                name = path.removeprefix("/storage").replace("/resolve/", "/").lstrip("/")
                 content = hub.files.get(name)
                 if content is None:
                     known = any(other.startswith(f"{name.rpartition('/')[0]}/") for other in hub.files)
@@ -67,27 +82,43 @@ class FakeHub:
                     self.end_headers()
                     return
                 etag = f'"{hashlib.sha256(content).hexdigest()}"'
-                self.send_response(200 if stored else 302)
+                whole, asked = len(content), self.headers.get("Range", "")
+                begin = int(asked.removeprefix("bytes=").rstrip("-")) if asked and stored else 0
+                body = content[begin:]
+                self.send_response((206 if begin else 200) if stored else 302)
                 self.send_header("ETag", etag)
-                self.send_header("X-Repo-Commit", COMMIT)
-                self.send_header("Content-Length", str(len(content)) if stored else "0")
+                self.send_header("X-Repo-Commit", name.split("/")[2])
+                self.send_header("Content-Length", str(len(body)) if stored else "0")
+                if begin:
+                    hub.ranges.append(asked)
+                    self.send_header("Content-Range", f"bytes {begin}-{whole - 1}/{whole}")
                 if not stored:
                     self.send_header("X-Linked-ETag", etag)
                     self.send_header("X-Linked-Size", str(len(content)))
                     self.send_header("Location", f"{hub.url}/storage/{name}")
                 self.end_headers()
                 if stored and with_body:
-                    self.wfile.write(content)
+                    cut = hub.cuts.pop(0) if hub.cuts else len(body)
+                    self.wfile.write(body[:cut])
+                    if cut < len(body):
+                        hub.gone, self.close_connection = hub.gone_after_cut, True
 
             def log_message(self, *args: object) -> None:
                 pass
 
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
         self.url = f"http://127.0.0.1:{self.server.server_port}"
         threading.Thread(target=self.server.serve_forever, daemon=True).start()
 
-    def put(self, content: bytes, filename: str = RESNET.file) -> None:
-        self.files[f"{REPOSITORY}/{COMMIT}/{filename}"] = content
+    def put(
+        self,
+        content: bytes,
+        filename: str = RESNET.file,
+        *,
+        repository: str = REPOSITORY,
+        commit: str = COMMIT,
+    ) -> None:
+        self.files[f"{repository}/{commit}/{filename}"] = content
 
     def close(self) -> None:
         self.server.shutdown()
@@ -101,7 +132,7 @@ def hub() -> Iterator[FakeHub]:
     server.close()
 
 
-def run(code: str, *arguments: str, home: Path, endpoint: str, offline: bool = False) -> str:
+def environment(home: Path, endpoint: str, *, offline: bool = False) -> dict[str, str]:
     kept = {
         k: v
         for k, v in os.environ.items()
@@ -109,8 +140,13 @@ def run(code: str, *arguments: str, home: Path, endpoint: str, offline: bool = F
     }
     settings = {"HF_HOME": str(home), "HF_ENDPOINT": endpoint, "HF_HUB_OFFLINE": str(int(offline))}
     settings |= {"CAPVID_CACHE": str(home / "capvid"), "OMP_NUM_THREADS": "1", "NO_PROXY": "*"}
+    return kept | settings
+
+
+def run(code: str, *arguments: str, home: Path, endpoint: str, offline: bool = False) -> str:
     command = [sys.executable, "-c", code, *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, env=kept | settings, timeout=200)
+    settings = environment(home, endpoint, offline=offline)
+    done = subprocess.run(command, capture_output=True, text=True, env=settings, timeout=200)
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     return done.stdout
@@ -123,9 +159,11 @@ def fetch(
     source: str = RESNET.source,
     filename: str = RESNET.file,
     sha256: str = "",
+    alternatives: tuple[str, ...] = (),
     offline: bool = False,
 ) -> dict[str, str]:
-    out = run(FETCH, source, filename, sha256, home=home, endpoint=endpoint, offline=offline)
+    arguments = (source, filename, sha256, *alternatives)
+    out = run(FETCH, *arguments, home=home, endpoint=endpoint, offline=offline)
     answer = json.loads(out)
     if "error" in answer:
         assert answer["kind"] == "hub"
@@ -157,15 +195,19 @@ def test_no_such_file_repository_or_revision(hub: FakeHub, tmp_path: Path) -> No
 
 def test_unreachable_endpoint(tmp_path: Path) -> None:
     error = fetch(tmp_path, "http://127.0.0.1:9")["error"]
-    assert "cannot be downloaded from http://127.0.0.1:9" in error
-    assert "check the connection" in error
+    assert f"{RESNET.file} cannot be downloaded from http://127.0.0.1:9" in error
+    assert "check the connection" in error and COMMAND in error
 
 
 def test_offline_without_the_file(tmp_path: Path, hub: FakeHub) -> None:
     hub.put(b"some weights")
     error = fetch(tmp_path, hub.url, offline=True)["error"]
-    assert "is not in the cache, and HF_HUB_OFFLINE forbids downloads" in error
+    assert f"{RESNET.file} is not in the cache, and HF_HUB_OFFLINE forbids downloads" in error
+    assert COMMAND in error and "--weights FILE" in error
     assert hub.requests == []
+    error = fetch(tmp_path, hub.url, source=CLIP.source, filename=CLIP.file, offline=True)["error"]
+    assert "openai/clip-vit-base-patch32 at main: model.safetensors is not in the cache" in error
+    assert "`hf download openai/clip-vit-base-patch32 model.safetensors`" in error
 
 
 def test_content_that_changed_since_the_first_download(hub: FakeHub, tmp_path: Path) -> None:
@@ -202,6 +244,101 @@ def test_a_damaged_record_is_reported(hub: FakeHub, tmp_path: Path) -> None:
     hub.put(b"some weights")
     (tmp_path / "capvid-digests.json").write_text("{")
     assert "capvid-digests.json: cannot be read" in fetch(tmp_path, hub.url)["error"]
+
+
+LARGE = bytes(range(256)) * 100_000  # more than the client reads at once
+
+
+def test_a_connection_that_breaks_is_resumed(hub: FakeHub, tmp_path: Path) -> None:
+    hub.put(LARGE)
+    hub.cuts = [22_000_000]
+    found = fetch(tmp_path, hub.url)
+    if "error" in found:  # clients before version 1 go on at the next call
+        found = fetch(tmp_path, hub.url)
+    assert Path(found["path"]).read_bytes() == LARGE
+    assert len(hub.ranges) == 1 and hub.ranges != ["bytes=0-"]
+
+
+def test_a_server_that_goes_away_and_comes_back(hub: FakeHub, tmp_path: Path) -> None:
+    hub.put(LARGE)
+    hub.cuts, hub.gone_after_cut = [22_000_000], True
+    error = fetch(tmp_path, hub.url)["error"]
+    assert f"{RESNET.file} cannot be downloaded from {hub.url}" in error and COMMAND in error
+    assert not (tmp_path / "capvid-digests.json").exists()
+    assert "not in the cache" in fetch(tmp_path, hub.url, offline=True)["error"]
+    hub.gone = False
+    assert Path(fetch(tmp_path, hub.url)["path"]).read_bytes() == LARGE
+
+
+def test_two_processes_at_once(hub: FakeHub, tmp_path: Path) -> None:
+    hub.put(LARGE)
+    hub.put(b"values", CLIP.file, repository="openai/clip-vit-base-patch32")
+    sources = [(RESNET.source, RESNET.file), (CLIP.source, CLIP.file)] * 2
+    running = [
+        subprocess.Popen(
+            [sys.executable, "-c", FETCH, *source, ""],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment(tmp_path, hub.url),
+        )
+        for source in sources
+    ]
+    found = []
+    for process in running:
+        out, err = process.communicate(timeout=200)
+        assert (process.returncode, err) == (0, "")
+        found.append(Path(json.loads(out)["path"]))
+    assert found[0] == found[2] and found[1] == found[3]
+    assert found[0].read_bytes() == LARGE and found[1].read_bytes() == b"values"
+    records = json.loads((tmp_path / "capvid-digests.json").read_text())
+    assert records == {
+        f"{REPOSITORY}@{COMMIT}/{RESNET.file}": hashlib.sha256(LARGE).hexdigest(),
+        "openai/clip-vit-base-patch32@main": COMMIT,
+        f"openai/clip-vit-base-patch32@{COMMIT}/{CLIP.file}": hashlib.sha256(b"values").hexdigest(),
+    }
+
+
+def test_an_unpinned_repository_stays_at_the_commit_of_the_first_download(
+    hub: FakeHub, tmp_path: Path
+) -> None:
+    later = "b" * 40
+    hub.put(b"first", repository="timm/other")
+    source = {"source": "hub:timm/other"}
+    path = Path(fetch(tmp_path, hub.url, **source)["path"])
+    assert path.read_bytes() == b"first"
+    records = json.loads((tmp_path / "capvid-digests.json").read_text())
+    assert records["timm/other@main"] == COMMIT
+    assert records[f"timm/other@{COMMIT}/{RESNET.file}"] == hashlib.sha256(b"first").hexdigest()
+    hub.put(b"second", repository="timm/other", commit=later)
+    hub.main = later
+    assert fetch(tmp_path, hub.url, **source) == {"path": str(path)}
+    assert fetch(tmp_path, "http://127.0.0.1:9", offline=True, **source) == {"path": str(path)}
+    path.resolve().unlink()
+    path.unlink()
+    assert Path(fetch(tmp_path, hub.url, **source)["path"]).read_bytes() == b"first"
+    path.resolve().write_bytes(b"damaged")
+    assert "has changed" in fetch(tmp_path, hub.url, **source)["error"]
+
+
+def test_what_the_hubs_own_client_downloaded_before_is_taken_offline(hub: FakeHub, tmp_path: Path) -> None:
+    hub.put(b"first", repository="timm/other")
+    code = "import sys, huggingface_hub as h; print(h.hf_hub_download(*sys.argv[1:]))"
+    path = run(code, "timm/other", RESNET.file, home=tmp_path, endpoint=hub.url).strip()
+    found = fetch(tmp_path, "http://127.0.0.1:9", source="hub:timm/other", offline=True)
+    assert found == {"path": path}
+    assert json.loads((tmp_path / "capvid-digests.json").read_text())["timm/other@main"] == COMMIT
+
+
+def test_another_file_of_the_repository_will_do(hub: FakeHub, tmp_path: Path) -> None:
+    hub.put(b"tensors", "pytorch_model.bin")
+    other = {"alternatives": ("pytorch_model.bin",)}
+    path = Path(fetch(tmp_path, hub.url, **other)["path"])
+    assert path.name == "pytorch_model.bin" and path.read_bytes() == b"tensors"
+    asked = len(hub.requests)
+    assert fetch(tmp_path, hub.url, **other) == {"path": str(path)}
+    assert len(hub.requests) == asked
+    assert "no such file (gone.bin)" in fetch(tmp_path, hub.url, alternatives=("gone.bin",))["error"]
 
 
 def test_resnet50_from_the_hub_computes_what_timm_computes(hub: FakeHub, tmp_path: Path) -> None:

@@ -119,7 +119,7 @@ def test_unknown_backbones(
     file = tmp_path / "captioner.json"
     text = file.read_text()
     for name, said in (
-        ('"c3d"', "features of c3d, which capvid cannot make"),
+        ('"i3d"', "features of i3d, which capvid cannot make"),
         ("null", "does not say which"),
     ):
         file.write_text(text.replace('"backbone": "toy"', f'"backbone": {name}'))

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from capvid.cli import caption, extract, info, models, train
+from capvid.cli import caption, convert, extract, info, models, train
 
 # Plain help: rendering it with rich would double the time of `capvid --help`.
 app = typer.Typer(name="capvid", no_args_is_help=True, rich_markup_mode=None)
@@ -15,6 +15,7 @@ app.command("caption")(caption.caption)
 app.command("extract")(extract.extract)
 app.command("train")(train.train)
 app.command("models")(models.models)
+app.command("convert")(convert.convert)
 app.command("info")(info.info)
 
 

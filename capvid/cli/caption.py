@@ -67,6 +67,7 @@ def caption(
     weights: common.Weights = None,
     device: common.Device = "auto",
     workers: common.Workers = None,
+    timeout: common.Timeout = 600,
     batch_size: Annotated[int, typer.Option(min=1, help="Videos captioned together.")] = 8,
     recursive: common.Recursive = True,
     overwrite: common.Overwrite = False,
@@ -101,6 +102,7 @@ def caption(
         weights=weights,
         batch_size=batch_size,
         workers=workers or common.default_workers(),
+        timeout=timeout or None,
         beam_size=beam,
         num_captions=num_captions,
         max_length=max_length,
@@ -139,6 +141,7 @@ def _run(
         for result in results:
             write(result)
             batch.advance()
+            batch.lost(result.path, result.lost)
             if result.error is None:
                 batch.done += 1
                 continue
@@ -177,7 +180,7 @@ def _into_folder(
     fail_fast: bool,
 ) -> None:
     """Each result into its own file, written as it comes; what is already there is skipped."""
-    from capvid.files import atomic_write_text
+    from capvid.files import atomic_write_text, remove_leftovers
 
     targets = {video.path: folder / f"{video.key}.{writer.extension}" for video in videos}
 
@@ -194,6 +197,7 @@ def _into_folder(
         if overwrite or not _is_done(targets[video.path], video.path, pipeline, writer)
     ]
     batch.skipped = len(videos) - len(todo)
+    remove_leftovers(targets.values())
     _run(pipeline, todo, batch, write, fail_fast=fail_fast)
 
 

@@ -27,7 +27,12 @@ Inputs = Annotated[list[Path], typer.Argument(metavar="INPUT", show_default=Fals
 Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:N or mps.")]
 Workers = Annotated[
     int | None,
-    typer.Option("--workers", min=1, show_default="CPU cores, at most 4", help="Threads that decode videos."),
+    typer.Option(
+        "--workers", min=1, show_default="CPU cores, at most 4", help="Processes that decode videos."
+    ),
+]
+Timeout = Annotated[
+    float, typer.Option("--timeout", min=0, help="Seconds after which a file is given up; 0 never gives up.")
 ]
 Weights = Annotated[
     Path | None,
@@ -60,7 +65,7 @@ def training_bar(console: Console, note: str) -> Progress:
 
 
 def default_workers() -> int:
-    """As many decoding threads as this process may use cores, at most four."""
+    """As many decoding processes as this process may use cores, at most four."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, min(4, cores))
 
@@ -85,6 +90,12 @@ class Batch:
         """Count a failed input and say why on one line."""
         self.errors.append(error)
         self.say(f"error: {error}")
+
+    def lost(self, path: Path, frames: int) -> None:
+        """Say that so many frames of an input could not be decoded, if there are any."""
+        if frames:
+            what = "1 frame" if frames == 1 else f"{frames} frames"
+            self.say(f"warning: {path}: {what} could not be decoded; the others were used")
 
     def say(self, line: str) -> None:
         """Print one line on stderr, above the progress bar if there is one."""

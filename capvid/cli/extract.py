@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from capvid.features.backbones import Backbone
     from capvid.features.extract import ExtractionResult
     from capvid.video.inputs import VideoInput
-    from capvid.video.sampling import UniformSampling
+    from capvid.video.sampling import Sampling
 
 
 def extract(
@@ -33,13 +33,27 @@ def extract(
         typer.Option(show_default="the backbone's own", help="Layer to take, once per backbone."),
     ] = None,
     weights: common.Weights = None,
-    frames: Annotated[int, typer.Option(min=1, help="Frames per video, spread evenly over it.")] = 28,
+    frames: Annotated[
+        int | None, typer.Option(min=1, show_default="28", help="Frames per video, spread evenly over it.")
+    ] = None,
+    sampling: Annotated[
+        str | None,
+        typer.Option(
+            show_default="uniform:28",
+            help="Which frames: uniform:28, at a rate (fps:2), or the middles of windows of neighbouring"
+            " frames (windows:16/6: 16 frames, every 6).",
+        ),
+    ] = None,
     clean: Annotated[
         bool, typer.Option("--clean", help="Leave out black, flat and repeated ones of these frames.")
     ] = False,
+    precision: Annotated[
+        str, typer.Option(help="auto, fp32, fp16 or bf16: auto takes fp16 where that is fast and safe.")
+    ] = "auto",
     device: common.Device = "auto",
     workers: common.Workers = None,
-    batch_size: Annotated[int, typer.Option(min=1, help="Frames that a backbone sees at once.")] = 32,
+    timeout: common.Timeout = 600,
+    batch_size: Annotated[int, typer.Option(min=1, help="Frames gathered for a backbone.")] = 32,
     recursive: common.Recursive = True,
     overwrite: common.Overwrite = False,
     fail_fast: common.FailFast = False,
@@ -60,6 +74,7 @@ def extract(
             "one file of --weights for several backbones",
             remedy="put their files into a folder and give that",
         )
+    chosen = _sampling(sampling, frames=frames, clean=clean)
     batch = common.Batch(verb="extracted", many=common.is_many(inputs))
     videos = common.collect(inputs, batch, recursive=recursive, fail_fast=fail_fast)
     if not videos:
@@ -67,20 +82,26 @@ def extract(
     common.check_writable_folder(output)
     from capvid.device import resolve_device
     from capvid.features.backbones import load_backbone
-    from capvid.video.sampling import UniformSampling
 
     place = resolve_device(device)
     loaded = [
-        load_backbone(name, layer=layer[number] if layer else None, weights=weights, device=place)
+        load_backbone(
+            name,
+            layer=layer[number] if layer else None,
+            weights=weights,
+            device=place,
+            precision=precision,
+        )
         for number, name in enumerate(backbone)
     ]
     _extract_into(
         output,
         videos,
         loaded,
-        UniformSampling(frames, clean=clean),
+        chosen,
         batch,
         workers=workers or common.default_workers(),
+        timeout=timeout or None,
         batch_size=batch_size,
         overwrite=overwrite,
         fail_fast=fail_fast,
@@ -88,14 +109,29 @@ def extract(
     batch.finish()
 
 
+def _sampling(text: str | None, *, frames: int | None, clean: bool) -> Sampling:
+    """Read which frames to take.
+
+    Raises:
+        UsageError: both ``--frames`` and ``--sampling``, or a sampling that is not understood.
+    """
+    from capvid.video.sampling import parse_sampling
+
+    if text is not None and frames is not None:
+        raise UsageError("--frames and --sampling exclude each other", remedy="give one of them")
+    text = text or f"uniform:{frames or 28}"
+    return parse_sampling(text if not clean or text.endswith("+clean") else f"{text}+clean")
+
+
 def _extract_into(
     folder: Path,
     videos: Sequence[VideoInput],
     backbones: Sequence[Backbone],
-    sampling: UniformSampling,
+    sampling: Sampling,
     batch: common.Batch,
     *,
     workers: int,
+    timeout: float | None,
     batch_size: int,
     overwrite: bool,
     fail_fast: bool,
@@ -103,17 +139,22 @@ def _extract_into(
     """Extract what is not done yet, each video into its file as it comes."""
     from capvid.features.extract import extract_features
     from capvid.features.file import save_features
+    from capvid.files import remove_leftovers
 
     targets = {video.path: folder / f"{video.key}.safetensors" for video in videos}
     todo = [video for video in videos if overwrite or not _is_done(targets[video.path], backbones, sampling)]
     batch.skipped = len(videos) - len(todo)
+    remove_leftovers(targets.values())
 
     def extracted() -> Generator[ExtractionResult, None, None]:
-        yield from extract_features(todo, backbones, sampling, workers=workers, batch_size=batch_size)
+        yield from extract_features(
+            todo, backbones, sampling, workers=workers, batch_size=batch_size, timeout=timeout
+        )
 
     with closing(extracted()) as results, batch.progress(len(todo), data_on_stdout=False):
         for result in results:
             batch.advance()
+            batch.lost(result.path, result.lost)
             try:
                 if result.error is not None or result.features is None:
                     raise result.error or UsageError(f"{result.path}: no features")
@@ -125,12 +166,12 @@ def _extract_into(
                     return
 
 
-def _is_done(path: Path, backbones: Sequence[Backbone], sampling: UniformSampling) -> bool:
+def _is_done(path: Path, backbones: Sequence[Backbone], sampling: Sampling) -> bool:
     """Whether the file holds whole features made with these backbones and this sampling."""
-    from capvid.features.file import load_features
+    from capvid.features.file import load_header
 
     try:
-        header = load_features(path).header
+        header = load_header(path)
     except CapvidError:
         return False
     return header.streams == tuple(b.header for b in backbones) and header.sampling == sampling.spec()

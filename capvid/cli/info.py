@@ -27,13 +27,17 @@ def info(
     chosen = sampling.choose(times)
     rows = {
         "video": str(video),
-        "reader": seen.reader,
+        "reader": f"{seen.reader} ({seen.why})",
         "codec": seen.codec,
         "size": f"{seen.width} x {seen.height}",
         "duration": f"{seen.duration:.3f} s",
         "frames": f"{seen.num_frames} ({seen.fps:.3f} per second on average)",
         "sampling": sampling.spec(),
     }
+    if seen.rotation:
+        rows["rotation"] = f"turned by {seen.rotation} degrees clockwise"
+    if seen.lost:
+        rows["lost"] = f"{seen.lost} frames that cannot be decoded"
     for name, value in rows.items():
         typer.echo(f"{name + ':':<10} {value}")
     typer.echo("sampled:")

@@ -58,6 +58,8 @@ def _show_all(captioners: list[CaptionerEntry], backbones: list[BackboneEntry]) 
     from rich.console import Console
     from rich.table import Table
 
+    from capvid.features.weights import is_here
+
     on_terminal = sys.stdout.isatty()
     console = Console(width=None if on_terminal else 400, highlight=False)
     style = box.SIMPLE_HEAD if on_terminal else None  # piped: one row per line, columns aligned
@@ -75,7 +77,7 @@ def _show_all(captioners: list[CaptionerEntry], backbones: list[BackboneEntry]) 
             _megabytes(entry.bytes),
             entry.licence,
             entry.source,
-            _here(entry),
+            "yes" if is_here(entry) else "no",
         )
     console.print(table)
 
@@ -98,6 +100,8 @@ def _captioner_rows(entry: CaptionerEntry) -> dict[str, str]:
 
 
 def _backbone_rows(entry: BackboneEntry) -> dict[str, str]:
+    from capvid.features.weights import is_here
+
     layers = (
         f"{name} ({layer.width if layer.locations is None else f'{layer.locations} x {layer.width}'})"
         for name, layer in entry.layers.items()
@@ -111,28 +115,20 @@ def _backbone_rows(entry: BackboneEntry) -> dict[str, str]:
         "source": entry.source,
         "file": entry.file,
         "size": _megabytes(entry.bytes),
-        "sha256": entry.sha256 or ("-" if entry.source == "none" else "recorded at the first download"),
+        "sha256": _digest(entry),
         "layers": ", ".join(layers),
         "default layer": entry.default_layer,
         "input": entry.describe_input(),
-        "here": _here(entry),
+        "here": "yes" if is_here(entry) else "no",
     }
+
+
+def _digest(entry: BackboneEntry) -> str:
+    if entry.source == "none":
+        return "-"
+    downloaded = entry.source.startswith(("hub:", "torchvision:"))
+    return entry.sha256 or ("recorded at the first download" if downloaded else "not known beforehand")
 
 
 def _megabytes(size: int | None) -> str:
     return f"{size / 1e6:.0f} MB" if size else "-"
-
-
-def _here(entry: BackboneEntry) -> str:
-    """Whether the weights are on this machine: given to capvid, or in the Hub's cache."""
-    from capvid.features.backbones import local_weights
-
-    if entry.source == "none" or local_weights(entry.name) is not None:
-        return "yes"
-    scheme, _, source = entry.source.partition(":")
-    if scheme != "hub":
-        return "no"
-    from huggingface_hub import try_to_load_from_cache
-
-    repository, _, commit = source.partition("@")
-    return "yes" if isinstance(try_to_load_from_cache(repository, entry.file, revision=commit), str) else "no"

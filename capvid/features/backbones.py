@@ -6,30 +6,27 @@ L locations of a feature map, D width of the layer, h and w height and width of 
 
 from __future__ import annotations
 
-import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from capvid.bundled import FOLDER
-from capvid.errors import CapvidError, UsageError, WeightsError
+from capvid.errors import CapvidError, UsageError
 from capvid.features.file import StreamHeader
-from capvid.features.preprocess import normalise, prepare
-from capvid.features.registry import BackboneEntry, Preprocess, backbone_entry
-from capvid.files import sha256_file
-from capvid.video.source import Windows
+from capvid.features.networks import build
+from capvid.features.normalise import normalise
+from capvid.features.preprocess import prepare
+from capvid.features.registry import BackboneEntry, backbone_entry
+from capvid.features.weights import fill, find_weights
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
+PRECISIONS = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
-WEIGHTS_VARIABLE = "CAPVID_WEIGHTS"
-CACHE_VARIABLE = "CAPVID_CACHE"
+
+# frames that a processor computes at once, by the bytes of a number: what it works on stays in its caches
+_TOGETHER = {4: 8, 2: 32}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +40,7 @@ class Backbone:
             (T, L, D).
         header: what the features are.
         device: where the network computes.
+        dtype: in which it computes.
     """
 
     entry: BackboneEntry
@@ -50,14 +48,15 @@ class Backbone:
     module: nn.Module
     header: StreamHeader
     device: torch.device
+    dtype: torch.dtype = torch.float32
 
-    def __call__(self, frames: np.ndarray | Tensor, *, batch_size: int = 32) -> np.ndarray:
+    def __call__(self, frames: np.ndarray, *, batch_size: int = 32) -> np.ndarray:
         """Compute the features of RGB frames.
 
         Args:
             frames: (T, H, W, 3) uint8, T >= 1; a network of clips sees each as a still, C times the same, or
                 takes windows (T, C, H, W, 3).
-            batch_size: frames computed together; it bounds the memory and changes no result.
+            batch_size: frames computed together; it bounds the memory.
 
         Returns:
             (T, D) or (T, L, D), float32.
@@ -68,65 +67,110 @@ class Backbone:
         """
         return self.compute(self.prepare(frames), batch_size=batch_size)
 
-    def prepare(self, frames: np.ndarray | Tensor) -> Tensor:
-        """Cut and resize the RGB frames of one video on the CPU.
+    def prepare(self, frames: np.ndarray) -> np.ndarray:
+        """Cut and resize the RGB frames of one video.
 
         Args:
             frames: (T, H, W, 3) uint8, or (T, C, H, W, 3) for a network of clips.
 
         Returns:
-            (T, 3, h, w) uint8, or (T, C, 3, h, w) for a network of clips.
+            (T, h, w, 3) uint8, or (T, C, h, w, 3) for a network of clips.
 
         Raises:
             UsageError: windows of other than C frames.
         """
-        images, clip = torch.as_tensor(frames), self.entry.clip
-        if images.ndim == 4:
-            crops = prepare(images, self.entry.preprocess)
-            return crops if clip is None else crops[:, None].expand(-1, clip.frames, -1, -1, -1)
-        if images.ndim != 5 or clip is None or images.shape[1] != clip.frames:
+        clip, how = self.entry.clip, self.entry.preprocess
+        if frames.ndim == 4:
+            crops = prepare(frames, how)
+            if clip is None:
+                return crops
+            return np.broadcast_to(crops[:, None], (len(crops), clip.frames, *crops.shape[1:]))
+        if frames.ndim != 5 or clip is None or frames.shape[1] != clip.frames:
             expected = "(T, H, W, 3)" + (f" or (T, {clip.frames}, H, W, 3)" if clip else "")
-            raise UsageError(f"{self.entry.name} takes frames {expected}, got {tuple(images.shape)}")
-        return prepare(images.flatten(0, 1), self.entry.preprocess).unflatten(0, images.shape[:2])
-
-    def windows(self) -> Windows | None:
-        """Give what a network of clips has to be read around each frame; ``None`` if it sees single frames.
-
-        What is kept of the windows is what ``compute`` takes, (T, C, 3, h, w).
-        """
-        if self.entry.clip is None:
-            return None
-        return Windows(offsets=self.entry.clip.offsets, reduce=partial(_crops, how=self.entry.preprocess))
+            raise UsageError(f"{self.entry.name} takes frames {expected}, got {frames.shape}")
+        crops = prepare(frames.reshape(-1, *frames.shape[2:]), how)
+        return crops.reshape(*frames.shape[:2], *crops.shape[1:])
 
     @torch.inference_mode()
-    def compute(self, crops: Tensor, *, batch_size: int = 32) -> np.ndarray:
-        """Compute the features of what ``prepare`` gives: (T, D) or (T, L, D) float32.
+    def compute(self, crops: np.ndarray, *, batch_size: int = 32) -> np.ndarray:
+        """Compute the features of what :meth:`prepare` gives: (T, D) or (T, L, D) float32.
+
+        The network always sees as many frames at once, the last ones made up, because the last digit of
+        what it computes may depend on their number. So a frame's features do not depend on the others.
 
         Raises:
             CapvidError: the device has not the memory for such a batch.
         """
         clip = self.entry.clip
-        together = max(1, batch_size // clip.frames) if clip else batch_size
+        together = (
+            min(batch_size, _TOGETHER[self.dtype.itemsize]) if self.device.type == "cpu" else batch_size
+        )
+        together = max(1, together // clip.frames) if clip else together
+        batches = (_batch(crops[at : at + together], together) for at in range(0, len(crops), together))
         try:
-            parts = [self.module(self._input(batch)).float().cpu() for batch in crops.split(together)]
+            parts = [self.module(self._input(images)).float() for images in self._moved(batches)]
+            return torch.cat(parts)[: len(crops)].cpu().numpy()
         except torch.cuda.OutOfMemoryError as error:
             raise CapvidError(
                 f"{self.device} has not the memory for {batch_size} frames of {self.entry.name} at once",
                 remedy="use a smaller --batch-size",
             ) from error
-        return torch.cat(parts).numpy()
 
-    def _input(self, crops: Tensor) -> Tensor:
-        """Turn crops uint8 into the network's input: (T, 3, h, w), or (T, C, 3, h, w) to (T, 3, C, h, w)."""
+    def _moved(self, batches: Iterable[Tensor]) -> Iterator[Tensor]:
+        """Bring batches to the device; on CUDA the next one while the last is computed."""
+        if self.device.type != "cuda":
+            yield from (batch.to(self.device) for batch in batches)
+            return
+        side, waiting = torch.cuda.Stream(self.device), None
+        for batch in batches:
+            with torch.cuda.stream(side):
+                moved = batch.pin_memory().to(self.device, non_blocking=True)
+                there = side.record_event()
+            if waiting is not None:
+                yield _once_there(*waiting)
+            waiting = moved, there
+        if waiting is not None:
+            yield _once_there(*waiting)
+
+    def _input(self, images: Tensor) -> Tensor:
+        """Crops uint8 (T, h, w, 3) as the network's input (T, 3, h, w), clips as (T, 3, C, h, w)."""
         if self.entry.clip is None:
-            return normalise(crops.to(self.device), self.entry.preprocess)
-        frames = normalise(crops.flatten(0, 1).to(self.device), self.entry.preprocess)  # (TC, 3, h, w)
-        return frames.unflatten(0, crops.shape[:2]).transpose(1, 2)
+            return normalise(images.permute(0, 3, 1, 2), self.entry.preprocess).to(self.dtype)
+        frames = normalise(images.flatten(0, 1).permute(0, 3, 1, 2), self.entry.preprocess)  # (TC, 3, h, w)
+        return frames.to(self.dtype).unflatten(0, images.shape[:2]).transpose(1, 2)
 
 
-def _crops(frames: np.ndarray, how: Preprocess) -> np.ndarray:
-    """Cut and resize frames (n, H, W, 3) uint8, each by itself, as they are decoded: (n, 3, h, w) uint8."""
-    return prepare(frames, how).numpy()
+def _batch(crops: np.ndarray, size: int) -> Tensor:
+    """Crops (n, ...) uint8 with black ones behind them, (size, ...)."""
+    batch = torch.zeros((size, *crops.shape[1:]), dtype=torch.uint8)
+    batch.numpy()[: len(crops)] = crops
+    return batch
+
+
+def _once_there(moved: Tensor, there: torch.cuda.Event) -> Tensor:
+    """Let what is computed from now on wait for the copy."""
+    current = torch.cuda.current_stream(moved.device)
+    current.wait_event(there)
+    moved.record_stream(current)
+    return moved
+
+
+def _dtype_for(precision: str, entry: BackboneEntry, device: torch.device) -> torch.dtype:
+    """In what a network computes; ``auto`` takes float16 where that is fast and the network is known for it.
+
+    Raises:
+        UsageError: there is no such precision, or the network cannot compute in it.
+    """
+    if precision == "auto":
+        fast = device.type == "cuda" or (
+            device.type == "cpu" and bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
+        )
+        return torch.float16 if fast and entry.half else torch.float32
+    if precision not in PRECISIONS:
+        raise UsageError(f"{precision}: no such precision", remedy=f"use auto, {', '.join(PRECISIONS)}")
+    if PRECISIONS[precision] != torch.float32 and entry.half is False:
+        raise UsageError(f"{entry.name} computes in fp32 only", remedy="leave out --precision")
+    return PRECISIONS[precision]
 
 
 def load_backbone(
@@ -136,6 +180,7 @@ def load_backbone(
     weights: Path | None = None,
     device: str | torch.device = "cpu",
     search: Sequence[Path] = (),
+    precision: str = "auto",
 ) -> Backbone:
     """Build a backbone and give it its weights.
 
@@ -146,19 +191,20 @@ def load_backbone(
             trained anew, for the others it must be the one that the registry knows.
         device: where to compute.
         search: further files and folders in which to look, before ``CAPVID_WEIGHTS`` and the cache.
+        precision: ``fp32``, ``fp16``, ``bf16``, or ``auto`` for fp16 where that is fast and safe, else fp32.
 
     Raises:
-        UsageError: no such backbone or layer.
+        UsageError: no such backbone, layer or precision.
         WeightsError: no weights, or not those expected.
         HubError: they should come from the Hugging Face Hub and do not.
     """
-    entry = backbone_entry(name)
-    layer = entry.layer(layer)
-    module = _BUILDERS[entry.kind](entry, layer)
+    entry, place = backbone_entry(name), torch.device(device)
+    layer, dtype = entry.layer(layer), _dtype_for(precision, entry, place)
+    module = build(entry, layer)
     digest = None
     if entry.source != "none":
-        path, digest = _find_weights(entry, weights, search)
-        _fill(module, path, entry)
+        path, digest = find_weights(entry, weights, search)
+        fill(module, path, entry)
     size = entry.layers[layer]
     header = StreamHeader(
         backbone=entry.name,
@@ -167,10 +213,12 @@ def load_backbone(
         locations=size.locations,
         weights_sha256=digest,
         preprocess=entry.describe_input(),
+        precision=str(dtype).removeprefix("torch."),
     )
-    layout = torch.channels_last if entry.clip is None else torch.channels_last_3d
-    module.to(device, memory_format=layout).eval().requires_grad_(False)  # type: ignore[call-overload]
-    return Backbone(entry=entry, layer=layer, module=module, header=header, device=torch.device(device))
+    in_time = any(parameter.ndim == 5 for parameter in module.parameters())
+    layout = torch.channels_last_3d if in_time else torch.channels_last
+    module.to(place, dtype, memory_format=layout).eval().requires_grad_(False)  # type: ignore[call-overload]
+    return Backbone(entry=entry, layer=layer, module=module, header=header, device=place, dtype=dtype)
 
 
 def untrained(entry: BackboneEntry) -> nn.Module:
@@ -181,155 +229,4 @@ def untrained(entry: BackboneEntry) -> nn.Module:
     """
     if entry.kind != "student":
         raise UsageError(f"{entry.name} is not a backbone that capvid trains")
-    return _BUILDERS[entry.kind](entry, entry.default_layer)
-
-
-def local_weights(name: str, *, weights: Path | None = None, search: Sequence[Path] = ()) -> Path | None:
-    """Say where a backbone's weights file is on this machine, outside the Hub's cache; it is not verified.
-
-    Raises:
-        UsageError: no such backbone.
-        WeightsError: ``weights`` is given and is not there.
-    """
-    entry = backbone_entry(name)
-    if weights is not None:
-        path = weights / _file_name(entry) if weights.is_dir() else weights
-        if not path.is_file():
-            raise WeightsError(f"{path}: no such file, asked for as the weights of {entry.name}")
-        return path
-    if entry.source.startswith("bundled:"):
-        return FOLDER / entry.file
-    return next((path for path in _candidates(entry, search) if path.is_file()), None)
-
-
-def cache_folder() -> Path:
-    """Give capvid's cache: ``CAPVID_CACHE``, otherwise ``~/.cache/capvid``."""
-    return Path(os.environ.get(CACHE_VARIABLE) or Path.home() / ".cache" / "capvid")
-
-
-def _file_name(entry: BackboneEntry) -> str:
-    """Name under which weights are looked for; many files on the Hub are called model.safetensors."""
-    return f"{entry.name}.safetensors" if entry.source.startswith("hub:") else entry.file
-
-
-def _candidates(entry: BackboneEntry, search: Sequence[Path]) -> list[Path]:
-    given = [Path(item) for item in os.environ.get(WEIGHTS_VARIABLE, "").split(os.pathsep) if item]
-    places = [*search, *given, cache_folder() / "weights"]
-    name = _file_name(entry)
-    return [place if place.name == name and not place.is_dir() else place / name for place in places]
-
-
-def _find_weights(entry: BackboneEntry, weights: Path | None, search: Sequence[Path]) -> tuple[Path, str]:
-    """Find the weights file and give its path and digest, checked where the digest is known."""
-    path = local_weights(entry.name, weights=weights, search=search)
-    if path is None and entry.source.startswith("hub:"):
-        from capvid.hub import fetch
-
-        path = fetch(entry.source, entry.file, sha256=entry.sha256)
-    if path is None:
-        looked = ", ".join(str(candidate.parent) for candidate in _candidates(entry, search))
-        raise WeightsError(
-            f"no weights of {entry.name}: {_file_name(entry)} is not in {looked}",
-            remedy=f"give the file with --weights FILE, or set {WEIGHTS_VARIABLE} to it or its folder",
-        )
-    status = path.stat()
-    digest = _digest(str(path), status.st_size, status.st_mtime_ns)
-    own = weights is not None and entry.source.startswith("bundled:")  # trained anew by the user
-    if entry.sha256 is not None and digest != entry.sha256 and not own:
-        raise WeightsError(
-            f"{path}: not the weights of {entry.name} "
-            f"(sha256 {digest[:12]}..., expected {entry.sha256[:12]}...)",
-            remedy=f"give the right {_file_name(entry)}; it may be damaged or another file of that name",
-        )
-    return path, digest
-
-
-@lru_cache(maxsize=32)
-def _digest(path: str, size: int, changed: int) -> str:
-    """Digest of a file, computed again when its size or time of change differ."""
-    return sha256_file(path)
-
-
-def _fill(module: nn.Module, path: Path, entry: BackboneEntry) -> None:
-    """Load the weights; tensors of a classifier that the module leaves out are passed over."""
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    try:
-        tensors = load_file(path)
-        wanted = module.state_dict()
-        missing = sorted(set(wanted) - set(tensors))
-        other = sorted(k for k in set(wanted) & set(tensors) if wanted[k].shape != tensors[k].shape)
-    except (SafetensorError, OSError) as error:
-        raise WeightsError(
-            f"{path}: not a readable safetensors file ({error})", remedy="download the weights again"
-        ) from error
-    if missing or other:
-        raise WeightsError(
-            f"{path}: not the weights of {entry.name} ({len(missing)} tensors missing, {len(other)} of "
-            f"another shape, such as {(missing + other)[0]})",
-            remedy="give the file of the backbone that was asked for",
-        )
-    module.load_state_dict({name: tensors[name] for name in wanted})
-
-
-class _OneLayer(nn.Module):
-    """A network of several named layers, reduced to one of them; its tensors keep their names."""
-
-    def __init__(self, network: Any, layer: str) -> None:
-        super().__init__()
-        self.network = network
-        self.layer = layer
-
-    def forward(self, images: Tensor) -> Tensor:
-        return self.network(images, (self.layer,))[self.layer]
-
-    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        return self.network.state_dict(*args, **kwargs)
-
-    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        return self.network.load_state_dict(*args, **kwargs)
-
-
-def _build_googlenet(entry: BackboneEntry, layer: str) -> nn.Module:
-    from capvid.features.googlenet import GoogLeNet
-
-    with torch.device("meta"):
-        network = GoogLeNet()
-    return _OneLayer(network.to_empty(device="cpu"), layer)
-
-
-def _build_x3d(entry: BackboneEntry, layer: str) -> nn.Module:
-    from capvid.features.x3d import X3DXS
-
-    with torch.device("meta"):
-        network = X3DXS()
-    return _OneLayer(network.to_empty(device="cpu"), layer)
-
-
-def _build_timm(entry: BackboneEntry, layer: str) -> nn.Module:
-    """Let timm build the architecture, without weights, up to its global average pool."""
-    import timm
-
-    return timm.create_model(entry.architecture or entry.name, pretrained=False, num_classes=0)
-
-
-def _build_grid(entry: BackboneEntry, layer: str) -> nn.Module:
-    """Mean colours on a square grid, (T, 3, h, w) -> (T, D): fields row by row, for each colour in turn."""
-    side = round((entry.layers[layer].width / 3) ** 0.5)
-    return nn.Sequential(nn.AdaptiveAvgPool2d(side), nn.Flatten())
-
-
-def _build_student(entry: BackboneEntry, layer: str) -> nn.Module:
-    from capvid.features.student import Student
-
-    return Student()
-
-
-_BUILDERS: dict[str, Callable[[BackboneEntry, str], nn.Module]] = {
-    "grid": _build_grid,
-    "googlenet": _build_googlenet,
-    "student": _build_student,
-    "timm": _build_timm,
-    "x3d": _build_x3d,
-}
+    return build(entry, entry.default_layer)

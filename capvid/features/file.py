@@ -29,7 +29,7 @@ class StreamHeader:
     """What one stream of features is: every field that its numbers depend on, ``None`` where not known.
 
     ``locations`` is L for feature maps (T, L, D) and ``None`` for vectors (T, D); it and ``width`` (D) are
-    always known.
+    always known. ``precision``, in which the network computed, is never a mismatch.
     """
 
     backbone: str | None
@@ -38,6 +38,7 @@ class StreamHeader:
     locations: int | None = None
     weights_sha256: str | None = None
     preprocess: str | None = None
+    precision: str | None = None
 
     def mismatches(self, other: StreamHeader) -> list[str]:
         """Name each field in which ``other`` differs from this one; unknown fields never differ."""
@@ -117,6 +118,7 @@ class FeatureHeader:
                     f"feature header of format {version}, while this capvid reads format {FORMAT_VERSION}",
                     remedy="extract the features again, or update capvid",
                 )
+            values.pop(_VIDEO_KEY, None)
             streams = tuple(StreamHeader(**stream) for stream in values.pop("streams"))
             if not streams or not all(isinstance(stream.width, int) for stream in streams):
                 raise ValueError("no streams, or a stream without its width")
@@ -231,7 +233,9 @@ def save_features(path: str | Path, features: Features) -> None:
         tensors[f"stream{index}"] = stored
     if features.times is not None:
         tensors["times"] = np.ascontiguousarray(features.times, dtype=np.float64)
-    metadata = {HEADER_KEY: features.header.to_json(), _VIDEO_KEY: features.video}
+    # one entry, since the order in which safetensors writes several is not always the same
+    header = {**dataclasses.asdict(features.header), _VIDEO_KEY: features.video}
+    metadata = {HEADER_KEY: json.dumps(header, sort_keys=True)}
     try:
         with atomic_path(path) as temporary:
             save_file(tensors, temporary, metadata=metadata)
@@ -261,7 +265,7 @@ def load_features(path: str | Path) -> Features:
                 f"{path}: the tensors named by its header cannot be read ({error})",
                 remedy="extract the features again",
             ) from error
-        video = handle.metadata().get(_VIDEO_KEY, Path(path).stem)
+        video = json.loads(handle.metadata()[HEADER_KEY]).get(_VIDEO_KEY, Path(path).stem)
     if not all(np.isfinite(stream).all() for stream in streams):
         raise FeatureFileError(f"{path}: has values that are not finite", remedy="extract the features again")
     try:
@@ -270,6 +274,19 @@ def load_features(path: str | Path) -> Features:
         raise FeatureFileError(
             f"{path}: {error.message}", remedy=error.remedy or "extract the features again"
         ) from error
+
+
+def load_header(path: str | Path) -> FeatureHeader:
+    """Read how one video's features were made, and see that they are all there, without reading them.
+
+    Raises:
+        FeatureFileError: missing, not safetensors, cut short, without header or a stream that it names.
+    """
+    with open_safetensors(path) as handle:
+        header = header_in(path, handle.metadata())
+        if not {f"stream{index}" for index in range(len(header.streams))} <= set(handle.keys()):
+            raise FeatureFileError(f"{path}: lacks a stream", remedy="extract the features again")
+    return header
 
 
 def open_safetensors(path: str | Path) -> Any:

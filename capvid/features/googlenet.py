@@ -3,7 +3,11 @@
 Szegedy et al., Going Deeper with Convolutions, CVPR 2015 (arXiv:1409.4842), in the version of the Caffe model
 zoo: local response normalisation, no batch normalisation, pooling sizes rounded up.
 
-Notation for tensor shapes: N images, C channels, H x W pixels.
+It computes features, no gradients, in float32, float16 or bfloat16. For a CPU's caches and vector units the
+memory is channels-last throughout, the large maps at the start are made image by image, maxima are taken of
+shifted slices, and the 1 x 1 convolutions that read the same input are one product of matrices.
+
+Notation for tensor shapes: N images, C channels, H x W pixels, p places of maps.
 """
 
 from __future__ import annotations
@@ -27,6 +31,10 @@ _INCEPTIONS: dict[str, tuple[int, int, int, int, int, int, int]] = {
     "5b": (832, 384, 192, 384, 48, 128, 128),
 }
 _POOL_BEFORE = ("4a", "5a")
+_NORM_SIZE, _NORM_ALPHA = 5, 1e-4  # channels in a sum of squares, weight of their mean
+# numbers of which maxima are taken together, and that a thread normalises together: they fit a core's cache
+_POOL_BLOCK, _NORM_BLOCK = 300_000, 1 << 16
+_HEAP = 31 << 20  # bytes; a little less than the largest block that glibc ever puts on its heap
 LAYERS = ("inception_5b/output", "pool5/7x7_s1", "loss3/classifier")
 
 
@@ -51,21 +59,26 @@ class GoogLeNet(nn.Module):
     def _add(self, name: str, width_in: int, width_out: int, *, kernel: int, stride: int = 1) -> None:
         self.add_module(name, nn.Conv2d(width_in, width_out, kernel, stride, padding=kernel // 2))
 
+    @torch.no_grad()
     def forward(self, images: Tensor, layers: Collection[str] = ("pool5/7x7_s1",)) -> dict[str, Tensor]:
         """Compute the layers asked for.
 
         Args:
-            images: (N, 3, H, W), BGR 0..255 minus (104, 117, 123), H and W from 224 to 227.
+            images: (N, 3, H, W), BGR 0..255 minus (104, 117, 123), H and W from 224 to 227, of the type of
+                the weights: float32, float16 or bfloat16.
             layers: names out of ``LAYERS``.
 
         Returns:
             By name: ``inception_5b/output`` (N, 49, 1024) with the places row by row, ``pool5/7x7_s1``
             (N, 1024), ``loss3/classifier`` (N, 1000), the logits.
         """
-        x = self._conv("conv1_7x7_s2", images)  # (N, 64, 112, 112)
-        x = local_response_norm(max_pool(x))  # (N, 64, 56, 56)
-        x = self._conv("conv2_3x3", self._conv("conv2_3x3_reduce", x))  # (N, 192, 56, 56)
-        x = max_pool(local_response_norm(x))  # (N, 192, 28, 28)
+        images = images.contiguous(memory_format=torch.channels_last)
+        on_cpu = images.device.type == "cpu"
+        if on_cpu:
+            _keep_heap()
+        together = 1 if on_cpu else max(1, len(images))
+        norm = _Norm(images.device)
+        x = torch.cat([self._stem(piece, norm) for piece in images.split(together)])  # (N, 192, 28, 28)
         for name in _INCEPTIONS:
             x = self._inception(name, max_pool(x) if name in _POOL_BEFORE else x)
         pooled = F.avg_pool2d(x, 7, stride=1).flatten(1)  # (N, 1024, 7, 7) to (N, 1024)
@@ -74,38 +87,160 @@ class GoogLeNet(nn.Module):
             found["loss3/classifier"] = self.loss3_classifier(pooled)
         return {layer: found[layer] for layer in layers}
 
-    def _conv(self, name: str, x: Tensor) -> Tensor:
-        return F.relu_(self.get_submodule(name)(x))
+    def _stem(self, images: Tensor, norm: _Norm) -> Tensor:
+        """Compute all that comes before the inception modules: (n, 3, H, W) to (n, 192, 28, 28)."""
+        # the greatest of a window, made positive, is the greatest of the window made positive
+        x = F.relu_(max_pool(self._conv("conv1_7x7_s2", images)))  # (n, 64, 56, 56)
+        x = F.relu_(self._linear(norm(x), "conv2_3x3_reduce"))
+        x = F.relu_(self._conv("conv2_3x3", x))  # (n, 192, 56, 56)
+        return max_pool(norm(x))
 
     def _inception(self, name: str, x: Tensor) -> Tensor:
         prefix = f"inception_{name}_"
-        branches = (
-            self._conv(f"{prefix}1x1", x),
-            self._conv(f"{prefix}3x3", self._conv(f"{prefix}3x3_reduce", x)),
-            self._conv(f"{prefix}5x5", self._conv(f"{prefix}5x5_reduce", x)),
-            self._conv(f"{prefix}pool_proj", F.max_pool2d(x, 3, stride=1, padding=1)),
-        )
-        return torch.cat(branches, dim=1)
+        _, one, reduce3, three, reduce5, five, pooled = _INCEPTIONS[name]
+        shape = (len(x), one + three + five + pooled, *x.shape[2:])
+        found = torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
+        branches = found.split((one, three, five, pooled), dim=1)
+        _relu(self._linear(max_pool(x, stride=1), f"{prefix}pool_proj"), branches[3])
+        narrow = self._linear(x, f"{prefix}1x1", f"{prefix}3x3_reduce", f"{prefix}5x5_reduce")
+        by_one, to_three, to_five = narrow.split((one, reduce3, reduce5), dim=1)
+        _relu(by_one, branches[0])
+        _relu(self._conv(f"{prefix}3x3", F.relu(to_three)), branches[1])
+        _relu(self._conv(f"{prefix}5x5", F.relu(to_five)), branches[2])
+        return found
+
+    def _conv(self, name: str, x: Tensor) -> Tensor:
+        return self.get_submodule(name)(x)
+
+    def _linear(self, x: Tensor, *names: str) -> Tensor:
+        """Apply 1 x 1 convolutions to the same x (N, C, H, W), as one; their channels follow each other."""
+        convolutions = [self.get_submodule(name) for name in names]
+        weights, biases = ([getattr(conv, kind) for conv in convolutions] for kind in ("weight", "bias"))
+        weight, bias = (parts[0] if len(parts) == 1 else torch.cat(parts) for parts in (weights, biases))
+        return F.linear(x.permute(0, 2, 3, 1), weight.flatten(1), bias).permute(0, 3, 1, 2)
 
 
-def max_pool(x: Tensor) -> Tensor:
-    """Take the maximum over 3 x 3 at stride 2; a window that hangs over the edge counts, as in Caffe."""
-    return F.max_pool2d(x, 3, stride=2, ceil_mode=True)
+def _keep_heap() -> None:
+    """Have glibc keep up to twice ``_HEAP`` of free memory, by the rule of M_MMAP_THRESHOLD in mallopt(3).
+
+    It goes by the largest block freed so far. Otherwise a call gives most of its memory back to the system
+    and asks for it again, page by page, many times.
+    """
+    torch.empty(_HEAP, dtype=torch.uint8)
 
 
-def local_response_norm(x: Tensor, *, size: int = 5, alpha: float = 1e-4) -> Tensor:
-    """Divide by (1 + alpha / size * sum of squares over ``size`` neighbouring channels) ** 0.75.
+def _relu(x: Tensor, out: Tensor) -> None:
+    """Write x into ``out``, zero for what is negative."""
+    torch.clamp_min(x, 0, out=out)
+
+
+def max_pool(x: Tensor, *, stride: int = 2) -> Tensor:
+    """Take the maximum over 3 x 3 windows, as Caffe does.
+
+    Args:
+        x: (N, C, H, W), H and W at least 3; in half precision a maximum should be neither negative (another
+            negative number of the window may be given instead) nor NaN.
+        stride: at 2, a window that hangs over the edge counts; at 1, a window is centred on each pixel.
+
+    Returns:
+        (N, C, H // 2, W // 2), or at stride 1 (N, C, H, W).
+    """
+    half = x.element_size() == 2
+    if x.device.type != "cpu" or (stride == 2 and not half):
+        return F.max_pool2d(x, 3, stride, padding=2 - stride, ceil_mode=stride == 2)
+    rows, columns = (side if stride == 1 else side // 2 for side in x.shape[2:])
+    shape = (*x.shape[:2], rows, columns)
+    found = torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
+    # numbers from zero on are in the order of the integers of the same bits, which are faster to compare
+    given, taken = (y.view(torch.int16) if half else y for y in (x, found))
+    maxima = _maxima if stride == 2 else _centred_maxima
+    together = _POOL_BLOCK * len(x) // max(1, x.numel()) or 1
+    for images, out in zip(given.split(together), taken.split(together), strict=True):
+        by_column = torch.empty_like(images[:, :, :rows])
+        maxima(images.transpose(0, 2), by_column.transpose(0, 2))
+        maxima(by_column.transpose(0, 3), out.transpose(0, 3))
+    return found
+
+
+def _maxima(x: Tensor, out: Tensor) -> None:
+    """Take maxima of 3 in a row at stride 2 along the first dimension; the last may be of 2."""
+    torch.maximum(x[: 2 * len(out) : 2], x[1::2], out=out)
+    third = x[2::2]
+    whole = out[: len(third)]
+    torch.maximum(whole, third, out=whole)
+
+
+def _centred_maxima(x: Tensor, out: Tensor) -> None:
+    """Take maxima of each and its neighbours along the first dimension."""
+    pairs = torch.maximum(x[:-1], x[1:])
+    torch.maximum(pairs[:-1], pairs[1:], out=out[1:-1])
+    out[0] = pairs[0]
+    out[-1] = pairs[-1]
+
+
+def local_response_norm(x: Tensor) -> Tensor:
+    """Divide by (1 + alpha / 5 * sum of squares over 5 neighbouring channels) ** 0.75.
 
     Args:
         x: (N, C, H, W); channels beyond the first and the last count as zero.
-        size: number of channels in the sum, odd.
-        alpha: weight of the mean square.
     """
-    squares = x * x
-    total = squares.clone()
-    for shift in range(1, size // 2 + 1):
-        total[:, shift:] += squares[:, :-shift]
-        total[:, :-shift] += squares[:, shift:]
-    scale = total.mul_(alpha / size).add_(1.0)
-    # s ** -0.75 by two square roots, which take a third of the time of a power
-    return (scale * scale.sqrt()).rsqrt_().mul_(x)
+    return _Norm(x.device)(x.clone(memory_format=torch.channels_last))
+
+
+class _Norm:
+    """Local response normalisation by blocks of places that stay in a CPU's cache, with their memory.
+
+    It computes in float32, where no square overflows.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.blocks: dict[tuple[int, int], _NormBlock] = {}
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Normalise x (N, C, H, W), in place if its memory is channels-last."""
+        x = x.contiguous(memory_format=torch.channels_last)
+        channels, places, count = x.shape[1], x.numel() // x.shape[1], 1
+        if self.device.type == "cpu":
+            count += x.numel() // (_NORM_BLOCK * torch.get_num_threads())
+        for rows in x.permute(0, 2, 3, 1).view(-1, channels).split(max(1, -(-places // count))):
+            shape = (len(rows), channels)
+            if shape not in self.blocks:
+                self.blocks[shape] = _NormBlock(*shape, self.device)
+            self.blocks[shape].normalise_(rows)
+        return x
+
+
+class _NormBlock:
+    """Memory to normalise p places of C channels in, cut as it is used.
+
+    A row has C + 4 numbers, so that sums along it, taken for all rows as if they were one, do not mix the
+    channels of two places.
+    """
+
+    def __init__(self, places: int, channels: int, device: torch.device) -> None:
+        width, side = channels + _NORM_SIZE - 1, _NORM_SIZE // 2
+        # a fifth of the 1 that is added to the sum goes with each square, and stays where no channel is
+        self.share = torch.full((), 1 / _NORM_SIZE, device=device)
+        self.given = torch.empty(places, channels, device=device)
+        squares = torch.full((places * width,), 1 / _NORM_SIZE, device=device)
+        self.root, self.total = pairs, total = torch.ones((2, places * width), device=device)
+        self.squares = squares.view(-1, width)[:, side:-side]
+        self.two = squares[:-1], squares[1:], pairs[:-1]
+        self.four = pairs[:-3], pairs[2:-1], total[:-3]
+        self.five = total[:-4], squares[4:]
+        self.by_place = total.view(-1, width)[:, :channels]
+
+    def normalise_(self, x: Tensor) -> None:
+        """Normalise x (p, C) in place."""
+        given = x if x.dtype == torch.float32 else self.given.copy_(x)
+        torch.addcmul(self.share, given, given, value=_NORM_ALPHA / _NORM_SIZE, out=self.squares)
+        torch.add(*self.two[:2], out=self.two[2])
+        torch.add(*self.four[:2], out=self.four[2])
+        self.five[0].add_(self.five[1])
+        # s ** 0.75 by two square roots, which take a fraction of the time of a power
+        torch.sqrt(self.total, out=self.root)
+        self.total.mul_(self.root).sqrt_()
+        given.div_(self.by_place)
+        if given is not x:
+            x.copy_(given)

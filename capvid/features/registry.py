@@ -43,6 +43,7 @@ class Preprocess:
         size: (height, width) to which the picture is squashed, instead of ``resize`` and ``crop``.
         trim: whether black borders are cut first.
         aspects: least and greatest width / height; pictures outside are cut centrally to it.
+        interpolation: bilinear or bicubic, always with antialiasing.
     """
 
     resize: int = 0
@@ -54,8 +55,11 @@ class Preprocess:
     size: tuple[int, int] | None = None
     trim: bool = False
     aspects: tuple[float, float] | None = None
+    interpolation: str = "bilinear"
 
     def __post_init__(self) -> None:
+        if self.interpolation not in ("bilinear", "bicubic"):
+            raise ValueError("preprocess: interpolation is bilinear or bicubic")
         if self.size is None and not 0 < self.crop <= self.resize:
             raise ValueError("preprocess: size is needed, or resize and a crop that is not larger")
         if self.size is not None and (len(self.size) != 2 or min(self.size) < 1 or self.resize or self.crop):
@@ -71,9 +75,9 @@ class Preprocess:
         if self.aspects is not None:
             words.append("cut to an aspect of {:g} to {:g}".format(*self.aspects))
         if self.size is not None:
-            words.append("squashed to {} x {} bilinear".format(*self.size))
+            words.append("squashed to {} x {} {}".format(*self.size, self.interpolation))
         else:
-            words.append(f"short side {self.resize} bilinear, centre {self.crop}")
+            words.append(f"short side {self.resize} {self.interpolation}, centre {self.crop}")
         divided = "" if self.scale == 1 else f" / {self.scale:g}"
         mean = ", ".join(f"{value:g}" for value in self.mean)
         words.append(f"{self.order}{divided} minus ({mean})")
@@ -106,11 +110,14 @@ class Clip:
 
 @dataclass(frozen=True, kw_only=True)
 class BackboneEntry:
-    """One backbone of ``models.toml``; ``source`` is ``bundled:...``, ``file:...``, ``hub:...`` or ``none``.
+    """One backbone of ``models.toml``, which says what a ``source`` may be.
 
-    ``file`` is the name of the weights file, ``sha256`` its digest where known, ``bytes`` its size where
-    known, ``architecture`` the name timm knows the network by, ``clip`` the frames that it sees at once,
-    ``None`` for a network of single frames.
+    ``file`` is the name of the weights file, ``alternatives`` are other files of the same Hub repository that
+    will do where there is none of that name, ``sha256`` is its digest where known, ``bytes`` its size where
+    known, ``architecture`` the name timm or torchvision knows the network by, ``config`` the sizes from which
+    transformers builds it, ``clip`` the frames that it sees at once, ``None`` for a network of single frames.
+    ``half`` says whether half precision is taken where it is fast (true), only when asked for (not given), or
+    cannot be had (false).
     """
 
     name: str
@@ -128,6 +135,9 @@ class BackboneEntry:
     sha256: str | None = None
     bytes: int | None = None
     clip: Clip | None = None
+    half: bool | None = None
+    alternatives: tuple[str, ...] = ()
+    config: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.clip is not None and self.preprocess.trim:
@@ -259,6 +269,7 @@ def _backbone(name: str, table: Mapping[str, Any]) -> BackboneEntry:
     preprocess = Preprocess(**numbers)
     file = values.pop("file", None) or values["source"].partition(":")[2]
     aliases = tuple(values.pop("aliases", ()))
+    alternatives = tuple(values.pop("alternatives", ()))
     clip = values.pop("clip", None)
     return BackboneEntry(
         name=name,
@@ -266,6 +277,7 @@ def _backbone(name: str, table: Mapping[str, Any]) -> BackboneEntry:
         layers=MappingProxyType(layers),
         preprocess=preprocess,
         aliases=aliases,
+        alternatives=alternatives,
         clip=None if clip is None else Clip(**clip),
         **values,
     )

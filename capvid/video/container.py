@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import math
+import os
+import stat
+import struct
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -40,10 +45,7 @@ def kind_of(path: Path) -> str:
         TruncatedVideoError: an MP4 that ends before its index.
         VideoError: the file cannot be read.
     """
-    if not path.exists():
-        raise MissingVideoError(path, "no such file", remedy="check the name")
-    if path.is_dir():
-        raise VideoError(path, "is a folder")
+    _check_regular(path)
     head = _head(path)
     if not head:
         raise EmptyVideoError(path, "the file is empty", remedy="get it again")
@@ -93,6 +95,43 @@ def missing_bytes(path: Path, kind: str) -> int:
     return max(0, at + 4 + width + length - size) if length != unknown else 0
 
 
+def rotation_of(path: Path, kind: str) -> int:
+    """By how many degrees, clockwise, an MP4 asks for its pictures to be turned: 0, 90, 180 or 270."""
+    index = _index(path) if kind == "mp4" else b""
+    for track in index.split(b"trak")[1:]:
+        at = track.find(b"tkhd")
+        if b"vide" not in track or at < 0:
+            continue
+        at += 56 if track[at + 4] == 1 else 44  # version 1 has longer times
+        across, down = struct.unpack(">2i", track[at : at + 8].ljust(8, b"\0"))
+        return round(math.degrees(math.atan2(down, across)) / 90) * 90 % 360
+    return 0
+
+
+def _check_regular(path: Path) -> None:
+    """Refuse what is no file, by its name alone: to open a pipe would wait for ever for its other end."""
+    try:
+        mode = path.stat().st_mode
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise MissingVideoError(path, "no such file", remedy="check the name") from error
+    except OSError as error:
+        loop = error.errno == errno.ELOOP
+        reason = "is a link that leads back to itself" if loop else f"cannot be read ({error.strerror})"
+        raise VideoError(path, reason, remedy="give the file itself") from error
+    if stat.S_ISDIR(mode):
+        raise VideoError(path, "is a folder")
+    if not stat.S_ISREG(mode):
+        raise VideoError(path, "is a pipe, socket or device", remedy="save the video in a file first")
+    if not os.access(path, os.R_OK):
+        raise VideoError(path, "may not be read by this user", remedy="change its permissions")
+
+
+def breaks_off(path: Path, kind: str) -> bool:
+    """Whether a fragmented MP4 has something else than boxes where one should be; reading it ends there."""
+    names = [name for _, _, name in _boxes(path)] if kind == "mp4" else []
+    return b"moof" in names and not all(name.isalnum() for name in names)
+
+
 def _head(path: Path) -> bytes:
     try:
         with path.open("rb") as file:
@@ -120,6 +159,8 @@ def _sniff(head: bytes) -> str | None:
             return kind
     if head[:4] == b"RIFF" and head[8:12] == b"AVI ":
         return "avi"
+    if head[:4] == b"RIFF" and head[8:12] == b"WEBP":
+        return "webp"
     for size, first in ((188, 0), (192, 4)):  # MPEG transport streams: a packet every so many bytes
         if len(head) > first + size and head[first] == head[first + size] == 0x47:
             return "mpeg-ts"

@@ -16,8 +16,14 @@ from typing import Any
 import numpy as np
 
 from capvid.errors import EmptyVideoError, TruncatedVideoError, UnsupportedCodecError, VideoError
-from capvid.video.container import codec_of, kind_of, missing_bytes, without_decodable_stream
-from capvid.video.source import FrameSource, VideoInfo
+from capvid.video.container import (
+    codec_of,
+    kind_of,
+    missing_bytes,
+    rotation_of,
+    without_decodable_stream,
+)
+from capvid.video.source import FrameSource, VideoInfo, frame_duration
 
 _LONGEST = 1e8  # seconds; times beyond are the decoder's mark for "none"
 
@@ -27,17 +33,21 @@ class DecordSource(FrameSource):
 
     decord turns frames by the rotation that the file asks for.
 
+    Args:
+        path: the video.
+        why: why this reader, for :class:`~capvid.video.source.VideoInfo`.
+
     Raises:
         VideoError: the file cannot be opened; the subclass says why.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, why: str = "asked for") -> None:
         kind = kind_of(path)
         if kind == "mpeg-ts":
             raise UnsupportedCodecError(
                 path,
                 "decord loses frames of MPEG transport streams",
-                remedy=f"put it into another container: ffmpeg -i {path.name} -c copy converted.mp4",
+                remedy="use the reader pyav",
             )
         if missing := missing_bytes(path, kind):
             raise TruncatedVideoError(path, f"the file ends {missing} bytes too early", remedy="get it again")
@@ -59,7 +69,7 @@ class DecordSource(FrameSource):
         count = len(self._times)
         self._first = self._next()
         height, width = self._first.shape[:2]
-        duration = float(self._times[-1] - self._times[0] + _frame_duration(self._times))
+        duration = float(self._times[-1] - self._times[0] + frame_duration(self._times))
         self._info = VideoInfo(
             path=path,
             reader="decord",
@@ -69,6 +79,8 @@ class DecordSource(FrameSource):
             num_frames=count,
             duration=duration,
             fps=count / duration if duration else 0.0,
+            rotation=rotation_of(path, kind),
+            why=why,
         )
 
     def _open(self, kind: str) -> Any:
@@ -158,10 +170,6 @@ def _limit_reached() -> type[Exception]:
 
     error: type[Exception] = DECORDLimitReachedError
     return error
-
-
-def _frame_duration(times: np.ndarray) -> float:
-    return float(np.median(np.diff(times))) if len(times) > 1 else 0.0
 
 
 def repaired_times(spans: np.ndarray, fps: float) -> np.ndarray:

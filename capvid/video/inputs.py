@@ -87,11 +87,18 @@ def _videos_below(folder: Path, *, recursive: bool, seen: set[Path]) -> Iterator
         path = folder / entry.name
         if entry.name.startswith("."):
             continue
-        if entry.is_dir():
+        if _is_folder(entry):
             if recursive and _real(path) not in seen:
                 yield from _videos_below(path, recursive=recursive, seen=seen)
         elif path.suffix.lower() in EXTENSIONS:
             yield path
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link in a circle; opening it will say so
+        return False
 
 
 def _keys(pairs: Collection[tuple[Path, Path]]) -> list[str]:

@@ -102,6 +102,7 @@ class PicturesSource(FrameSource):
             num_frames=count,
             duration=SECONDS * count,
             fps=1 / SECONDS,
+            why="pictures in a zip file",
         )
 
     @property

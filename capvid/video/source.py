@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from capvid.errors import EmptyVideoError, UsageError
+from capvid.errors import EmptyVideoError, UsageError, VideoError
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -31,6 +31,9 @@ class VideoInfo:
         num_frames: N.
         duration: from the first frame to the end of the last, in seconds.
         fps: N / duration; for information, never used to place frames in time.
+        rotation: by how many degrees pictures were turned clockwise, as the file asks for.
+        lost: how many frames the file promises that cannot be decoded; they are not among the N.
+        why: why this reader.
     """
 
     path: Path
@@ -41,6 +44,9 @@ class VideoInfo:
     num_frames: int
     duration: float
     fps: float
+    rotation: int = 0
+    lost: int = 0
+    why: str = "asked for"
 
 
 class FrameSource(Protocol):
@@ -136,10 +142,21 @@ class SampledFrames:
         return replace(self, frames=self.frames[indices], times=self.times[indices], windows=windows)
 
 
+def frame_duration(times: np.ndarray) -> float:
+    """How long a frame is usually shown, in seconds, from the times (N,) of all."""
+    return float(np.median(np.diff(times))) if len(times) > 1 else 0.0
+
+
 def _decord(path: Path) -> FrameSource:
     from capvid.video.decord_reader import DecordSource
 
     return DecordSource(path)
+
+
+def _pyav(path: Path) -> FrameSource:
+    from capvid.video.pyav_reader import PyAVSource
+
+    return PyAVSource(path)
 
 
 def _pictures(path: Path) -> FrameSource:
@@ -148,22 +165,22 @@ def _pictures(path: Path) -> FrameSource:
     return PicturesSource(path)
 
 
-READERS: dict[str, Callable[[Path], FrameSource]] = {"decord": _decord, "pictures": _pictures}
+READERS: dict[str, Callable[[Path], FrameSource]] = {"decord": _decord, "pyav": _pyav, "pictures": _pictures}
 
 
 def open_video(path: str | Path, *, reader: str = "auto") -> FrameSource:
-    """Open a video with the reader of that name; ``auto`` takes the one that suits the path.
+    """Open a video with the reader of that name; ``auto`` takes the one that suits the file.
 
     Raises:
         VideoError: it cannot be opened; the subclass says why.
         UsageError: there is no such reader.
     """
     if reader == "auto":
-        from capvid.video.pictures import archive_of
+        from capvid.video.choice import open_suited
 
-        reader = "pictures" if archive_of(Path(path)) else "decord"
+        return open_suited(Path(path))
     if reader not in READERS:
-        raise UsageError(f"{reader}: no such reader", remedy=f"choose {', '.join(READERS)}")
+        raise UsageError(f"{reader}: no such reader", remedy=f"choose {', '.join(['auto', *READERS])}")
     return READERS[reader](Path(path))
 
 
@@ -172,22 +189,41 @@ def read_frames(
 ) -> SampledFrames:
     """Open a video, read the frames that ``sampling`` chooses and the windows around them, and close it.
 
-    The video is decoded once. Of the windows' frames only what ``reduce`` keeps stays in memory. Arguments
-    and result can be pickled, if ``reduce`` can: a worker process can do this as well.
+    Of the windows' frames only what ``reduce`` keeps stays in memory. Arguments and result can be pickled, if
+    ``reduce`` can: a worker process can do this as well.
+
+    Where the data turn out to be damaged, frames are chosen again from those that can be decoded, unless
+    the reader is decord because it was asked for; ``info.lost`` of the result tells how many are missing.
 
     Raises:
         VideoError: it cannot be read; the subclass says why.
     """
-    with open_video(path, reader=reader) as source:
-        times = source.frame_times()
-        chosen = sampling.choose(times)
-        if not len(chosen):
-            raise EmptyVideoError(path, "has no frames", remedy="get it again")
-        if windows:
-            frames, clips = _read_windows(source, times, chosen, windows)
-        else:
-            frames, clips = source.read([int(index) for index in chosen]), ()
-        return SampledFrames(frames=frames, times=times[chosen], info=source.info, windows=clips)
+    source: FrameSource | None = open_video(path, reader=reader)
+    failure: VideoError | None = None
+    while source is not None:
+        with source:
+            try:
+                return _sample(source, sampling, windows)
+            except VideoError as error:
+                failure = error
+        from capvid.video.choice import instead_of
+
+        source = instead_of(source, failure, reader=reader)
+    assert failure is not None
+    raise failure
+
+
+def _sample(source: FrameSource, sampling: Sampling, windows: Sequence[Windows]) -> SampledFrames:
+    """Choose and read the frames of an open video."""
+    times = source.frame_times()
+    chosen = sampling.choose(times)
+    if not len(chosen):
+        raise EmptyVideoError(source.info.path, "has no frames", remedy="get it again")
+    if windows:
+        frames, clips = _read_windows(source, times, chosen, windows)
+    else:
+        frames, clips = source.read([int(index) for index in chosen]), ()
+    return SampledFrames(frames=frames, times=times[chosen], info=source.info, windows=clips)
 
 
 def _read_windows(

@@ -4,19 +4,35 @@ import re
 from pathlib import Path
 
 import pytest
+from make_video import turn, write_numbers
 from toy import Run
 
 
 def test_info_shows_what_would_be_sampled(capvid: Run, video_files: list[Path]) -> None:
     code, out, err = capvid("info", video_files[4], "--frames", "4")
     assert (code, err) == (0, "")
+    assert re.search(r"^reader: +pyav \(default\)$", out, re.M)
     assert re.search(r"^size: +64 x 48$", out, re.M)
+    assert "rotation:" not in out and "lost:" not in out
     assert re.search(r"^duration: +1\.900 s$", out, re.M)
     assert re.search(r"^frames: +19 \(10\.000 per second", out, re.M)
     sampled = re.findall(r"frame +(\d+) +at (\d+\.\d+) s", out)
     # four quarters of 1.9 s have their middles at 0.2375, 0.7125, 1.1875 and 1.6625 s; frames are 0.1 s apart
     assert [int(frame) for frame, _ in sampled] == [2, 7, 12, 17]
     assert [float(time) for _, time in sampled] == pytest.approx([0.2, 0.7, 1.2, 1.7])
+
+
+def test_info_tells_of_rotation_and_loss(capvid: Run, tmp_path: Path) -> None:
+    path = turn(write_numbers(tmp_path / "v.mp4", "mpeg4", container={"movflags": "faststart"}), 90)
+    _, out, _ = capvid("info", path)
+    assert re.search(r"^size: +64 x 96$", out, re.M)
+    assert re.search(r"^rotation: +turned by 90 degrees clockwise$", out, re.M)
+    path.write_bytes(path.read_bytes()[:-2000])
+    code, out, err = capvid("info", path)
+    assert (code, err) == (0, "")
+    assert re.search(r"^reader: +pyav \(the file is damaged\)$", out, re.M)
+    frames, lost = (int(re.search(rf"^{name}: +(\d+)", out, re.M)[1]) for name in ("frames", "lost"))  # type: ignore[index]
+    assert lost > 0 and frames + lost == 120
 
 
 @pytest.mark.parametrize("kind", ["text", "empty", "missing"])

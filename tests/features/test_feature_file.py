@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -205,3 +207,23 @@ def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "taken").write_text("a file")
     with pytest.raises(FeatureFileError, match="cannot be written"):
         save_features(tmp_path / "taken" / "v.safetensors", make_features())
+
+
+def test_the_same_features_make_the_same_file(tmp_path: Path) -> None:
+    """In every process: the order of hashes is not the same in all of them."""
+    script = """
+import sys
+import numpy as np
+from capvid.features.file import FeatureHeader, Features, StreamHeader, save_features
+streams = tuple(StreamHeader(backbone=name, layer="l", width=3) for name in ("a", "b"))
+header = FeatureHeader(streams=streams, sampling="uniform:2", reader="r", dtype="float16", capvid_version="0")
+arrays = tuple(np.ones((2, 3), np.float32) for _ in streams)
+save_features(sys.argv[1], Features(header=header, streams=arrays, times=np.arange(2.0), video="v"))
+"""
+    written = set()
+    for number in range(6):
+        path = tmp_path / f"{number}.safetensors"
+        subprocess.run([sys.executable, "-c", script, str(path)], check=True)
+        written.add(path.read_bytes())
+    assert len(written) == 1
+    assert load_features(path).video == "v"

@@ -15,13 +15,47 @@ def test_every_backbone_is_whole(name: str) -> None:
     entry = backbones()[name]
     assert entry.default_layer in entry.layers
     assert entry.licence and entry.origin and entry.description
-    hub = r"hub:[\w.-]+/[\w.-]+@[0-9a-f]{40}"
-    assert re.fullmatch(rf"none|(file|bundled):[^/]+\.safetensors|{hub}", entry.source)
-    assert entry.source == "none" or entry.file.endswith(".safetensors")
+    hub, torchvision = r"hub:[\w.-]+/[\w.-]+(@[0-9a-f]{40})?", r"torchvision:\w+\.\w+"
+    assert re.fullmatch(rf"none|(file|bundled):[^/]+\.safetensors|{hub}|{torchvision}", entry.source)
+    assert entry.source == "none" or entry.file.endswith((".safetensors", ".pth"))
+    assert entry.file.endswith(".pth") == entry.source.startswith("torchvision:")
     assert entry.sha256 is None or re.fullmatch("[0-9a-f]{64}", entry.sha256)
-    assert entry.sha256 or not entry.source.startswith(("file:", "bundled:"))
+    assert entry.sha256 or not entry.source.startswith("bundled:")
     assert entry.preprocess.order in ("RGB", "BGR")
     assert entry.preprocess.crop <= entry.preprocess.resize
+
+
+def test_the_papers_features_are_there() -> None:
+    widths = {
+        ("googlenet", "pool5/7x7_s1"): (None, 1024),
+        ("vgg16", "fc7"): (None, 4096),
+        ("vgg16", "conv5_3"): (196, 512),
+        ("vgg19", "fc7"): (None, 4096),
+        ("inception-v3", "pool3"): (None, 2048),
+        ("resnet50", "pool5"): (None, 2048),
+        ("resnet152", "pool5"): (None, 2048),
+        ("resnet200d", "pool5"): (None, 2048),
+        ("c3d", "fc6"): (None, 4096),
+        ("clip-vit-b32", "image_embeds"): (None, 512),
+        ("raft-small", "flow"): (49, 3),
+    }
+    for (name, layer), size in widths.items():
+        found = backbones()[name].layers[layer]
+        assert (found.locations, found.width) == size
+
+
+@pytest.mark.parametrize("name", [entry.name for entry in backbones().values() if entry.kind == "timm"])
+def test_preprocessing_is_that_of_timms_own_configuration(name: str) -> None:
+    from timm.models import get_pretrained_cfg
+
+    entry = backbones()[name]
+    (alias,) = entry.aliases
+    known, how = get_pretrained_cfg(alias.removeprefix("timm/")), entry.preprocess
+    assert entry.source.startswith(f"hub:{known.hf_hub_id}") and known.hf_hub_id == alias
+    assert entry.licence == known.license
+    assert how.crop == known.input_size[1] and how.resize == int(known.input_size[1] / known.crop_pct)
+    assert (how.interpolation, known.crop_mode) == (known.interpolation, "center")
+    assert (how.mean, how.std, how.scale, how.order) == (known.mean, known.std, 255, "RGB")
 
 
 def test_names_are_unique() -> None:

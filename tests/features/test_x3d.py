@@ -17,6 +17,7 @@ from torch.nn import functional as F
 from capvid.errors import UsageError
 from capvid.features import backbones as module
 from capvid.features.backbones import Backbone, load_backbone
+from capvid.features.decode import View
 from capvid.features.registry import backbone_entry
 from capvid.features.x3d import LAYERS, X3DXS, Block
 from capvid.files import sha256_file
@@ -189,11 +190,11 @@ def test_real_videos_are_recognised_by_their_motion(
     shared_data: Path, weights: Path, clip: str, name: str, least: float
 ) -> None:
     backbone = load_backbone("x3d-xs", layer="fc", weights=weights)
-    windows = backbone.windows()
+    windows = View.of(backbone.entry).windows(UniformSampling(5))
     assert windows is not None
     path = shared_data / "data" / "clips" / clip
     sampled = read_frames(path, UniformSampling(5), windows=[windows])
-    logits = backbone.compute(torch.from_numpy(sampled.windows[0])), backbone(sampled.frames)
+    logits = backbone.compute(sampled.windows[0]), backbone(sampled.frames)
     moving, still = (torch.from_numpy(given).softmax(1).mean(0) for given in logits)  # (400,)
     number = json.loads((weights / "k400_classnames.json").read_text()).index(name)
     assert int(moving.argmax()) == number

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from capvid.errors import UsageError
-from capvid.video.sampling import UniformSampling, parse_sampling
+from capvid.video.sampling import RateSampling, Sampling, UniformSampling, WindowSampling, parse_sampling
 
 
 def test_middles_of_equal_slices() -> None:
@@ -53,3 +53,82 @@ def test_clean_as_text() -> None:
     assert parse_sampling("uniform:10+clean") == sampling != UniformSampling(10)
     times = np.arange(100) / 10
     assert (sampling.choose(times) == UniformSampling(10).choose(times)).all()
+
+
+@pytest.mark.parametrize(("fps", "rate"), [(2.0, 25), (2.0, 30), (1.0, 7), (0.5, 12), (5.0, 29.97)])
+def test_a_rate_gives_the_middle_of_every_part(fps: float, rate: float) -> None:
+    times = 3 + np.arange(int(20.4 * rate)) / rate
+    chosen = RateSampling(fps).choose(times)
+    parts = int(20.4 * fps + 0.5)
+    wanted = [3 + (n + 0.5) / fps for n in range(parts)]
+    assert chosen.tolist() == [plain_nearest(times, moment) for moment in wanted]
+
+
+def plain_nearest(times: np.ndarray, moment: float) -> int:
+    return min(range(len(times)), key=lambda n: (round(abs(times[n] - moment), 9), -n))
+
+
+def test_a_rate_above_that_of_the_video_gives_every_frame_once() -> None:
+    assert RateSampling(50).choose(np.arange(10) / 10).tolist() == list(range(10))
+    assert RateSampling(0.01).choose(np.arange(10) / 10).tolist() == [5]
+    assert RateSampling(2).choose(np.array([4.0])).tolist() == [0]
+    assert RateSampling(2).choose(np.array([])).tolist() == []
+
+
+def plain_windows(count: int, size: int, stride: int) -> list[list[int]]:
+    """Whole windows of frames; of a video shorter than one, one with its last frame repeated."""
+    if count < size:
+        return [[*range(count), *[count - 1] * (size - count)]]
+    return [list(range(first, first + size)) for first in range(0, count - size + 1, stride)]
+
+
+@pytest.mark.parametrize("count", [1, 2, 15, 16, 17, 21, 22, 100, 101])
+@pytest.mark.parametrize(("size", "stride"), [(16, 6), (1, 1), (5, 7)])
+def test_windows_and_their_middles(count: int, size: int, stride: int) -> None:
+    sampling, times = WindowSampling(size, stride), np.arange(count) / 25
+    chosen, expected = sampling.choose(times), plain_windows(count, size, stride)
+    assert len(chosen) == len(expected)
+    if count >= size:
+        assert chosen.tolist() == [window[size // 2] for window in expected]
+    else:
+        assert chosen.tolist() == [(count - 1) // 2]
+    windows = sampling.windows(size, None)
+    assert windows is not None and sampling.windows(size + 1, None) is None
+    assert windows.choose(times, chosen).tolist() == expected
+    assert len(sampling.choose(times[:0])) == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "sampling"),
+    [
+        ("fps:2", RateSampling(2)),
+        ("fps:0.5+clean", RateSampling(0.5, clean=True)),
+        ("windows:16/6", WindowSampling(16, 6)),
+        ("windows:16/6+clean", WindowSampling(16, 6, clean=True)),
+    ],
+)
+def test_others_as_text(text: str, sampling: Sampling) -> None:
+    assert parse_sampling(text) == sampling
+    assert sampling.spec() == text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "fps:0",
+        "fps:",
+        "fps:2/3",
+        "fps:1.2.3",
+        "windows:16",
+        "windows:0/6",
+        "windows:16/0",
+        "windows:1.5/2",
+        "uniform:2.5",
+        "uniform:3/2",
+        "fps:nan",
+        "fps:-1",
+    ],
+)
+def test_what_is_no_sampling(text: str) -> None:
+    with pytest.raises(UsageError):
+        parse_sampling(text)

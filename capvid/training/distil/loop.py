@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from capvid.errors import CheckpointError, DataError
-from capvid.features.preprocess import normalise
+from capvid.features.normalise import normalise
 from capvid.features.registry import BackboneEntry
 from capvid.files import atomic_path, atomic_write_text
 from capvid.training.distil.augment import views

@@ -118,7 +118,7 @@ def picture_array(
     index.unlink(missing_ok=True)
     array = np.memmap(path, np.uint8, "w+", shape=shape)
     for row, image in enumerate(decoded(pictures, workers)):
-        array[row] = prepare(image, how)[0].numpy()
+        array[row] = prepare(image, how)[0].transpose(2, 0, 1)
         progress(row + 1)
     array.flush()
     atomic_write_text(index, names)

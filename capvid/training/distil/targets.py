@@ -18,9 +18,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from capvid.errors import DataError, RecipeError, WeightsError
-from capvid.features.backbones import load_backbone, local_weights
+from capvid.features.backbones import load_backbone
 from capvid.features.file import open_safetensors
 from capvid.features.store import FeatureStore
+from capvid.features.weights import local_weights
 from capvid.files import atomic_path
 from capvid.text.tokenize import words
 from capvid.training.distil.pictures import Picture, decoded
@@ -101,12 +102,12 @@ def teacher_features(
         with open_safetensors(path) as file:
             if (file.metadata() or {}).get("of") == key:
                 return file.get_tensor("features")
-    backbone = load_backbone(teacher, layer=layer, weights=weights, device=device)
+    backbone = load_backbone(teacher, layer=layer, weights=weights, device=device, precision="fp32")
     features = np.empty((len(pictures), backbone.header.width), np.float16)
     for row, vector in known.items():
         features[row] = vector
     left = [row for row in range(len(pictures)) if row not in known]
-    waiting: list[Tensor] = []
+    waiting: list[np.ndarray] = []
     done = 0
     for image in decoded([pictures[row] for row in left], workers):
         waiting.append(backbone.prepare(image))
@@ -114,7 +115,7 @@ def teacher_features(
             with torch.autocast(
                 backbone.device.type, torch.bfloat16, enabled=bf16_in_hardware(backbone.device)
             ):
-                vectors = backbone.compute(torch.cat(waiting), batch_size=BATCH)
+                vectors = backbone.compute(np.concatenate(waiting), batch_size=BATCH)
             features[left[done : done + len(vectors)]] = vectors
             done, waiting = done + len(vectors), []
             progress(done)

@@ -1,0 +1,154 @@
+"""Decoding alone, the model alone, and both as the pipeline runs them; and a plain loop.
+
+The videos of a folder, each with 28 frames, in one run. "Alone" has the same processes and threads as in the
+pipeline. The plain loop does what one writes first: for one video after the other it decodes with decord's
+own threads and runs the network in float32 on its frames. ``python benchmarks/extraction.py --help``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from capvid.features.ahead import Decoder
+from capvid.features.backbones import Backbone, load_backbone
+from capvid.features.decode import View
+from capvid.features.extract import extract_features
+from capvid.video.inputs import find_videos
+from capvid.video.sampling import UniformSampling
+from capvid.video.workers import WorkerPool
+
+FRAMES = 28
+SAMPLING = UniformSampling(FRAMES)
+
+
+class Runs:
+    """What is measured, for one backbone."""
+
+    def __init__(self, paths: Sequence[Path], backbone: Backbone, plain: Backbone, batch_size: int) -> None:
+        self.paths = paths
+        self.backbone = backbone
+        self.plain = plain
+        self.batch_size = batch_size
+        self.crops: list[np.ndarray] = []
+
+    def decoding(self, pool: WorkerPool) -> int:
+        """Decode alone: frames of all videos, cut and resized in the pool's processes."""
+        decoder = Decoder(pool, sampling=SAMPLING, views=[View.of(self.backbone.entry)])
+        self.crops = [
+            video.decoded.crops[0]
+            for video in decoder.videos(self.paths, frames=self.batch_size)
+            if video.decoded
+        ]
+        return sum(map(len, self.crops))
+
+    def model(self) -> int:
+        """Compute alone, from crops that are in memory, in the groups in which the pipeline has them."""
+        group: list[np.ndarray] = []
+        for crops in self.crops:
+            group.append(crops)
+            if sum(map(len, group)) >= self.batch_size:
+                self.backbone.compute(np.concatenate(group), batch_size=self.batch_size)
+                group = []
+        if group:
+            self.backbone.compute(np.concatenate(group), batch_size=self.batch_size)
+        return sum(map(len, self.crops))
+
+    def pipeline(self, pool: WorkerPool) -> int:
+        """Both, overlapping."""
+        results = extract_features(
+            self.paths, [self.backbone], SAMPLING, batch_size=self.batch_size, pool=pool
+        )
+        return sum(len(result.features) for result in results if result.features)
+
+    @torch.inference_mode()
+    def loop(self) -> int:
+        """Decode a video, run the network on its frames, and go on to the next."""
+        import decord
+
+        decord.logging.set_level(decord.logging.QUIET)
+        seen = 0
+        for path in self.paths:
+            try:
+                reader = decord.VideoReader(str(path))
+                places = np.linspace(0, len(reader) - 1, min(FRAMES, len(reader))).astype(int)
+                frames = reader.get_batch(list(places)).asnumpy()
+            except (decord.DECORDError, RuntimeError):
+                continue
+            images = torch.from_numpy(frames).permute(0, 3, 1, 2).float()
+            short = min(images.shape[2:])
+            size = [round(256 * side / short) for side in images.shape[2:]]
+            images = torch.nn.functional.interpolate(images, size, mode="bilinear", antialias=True)
+            top, left = (size[0] - 224) // 2, (size[1] - 224) // 2
+            images = images[:, :, top : top + 224, left : left + 224].flip(1)
+            images = images - torch.tensor([104.0, 117.0, 123.0]).view(3, 1, 1)
+            self.plain.module(images.to(self.plain.device)).cpu()
+            seen += len(images)
+        return seen
+
+
+def timed(run: Callable[[], int]) -> tuple[float, int]:
+    """Seconds that it takes, and the frames that it says it did."""
+    start = time.perf_counter()
+    frames = run()
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter() - start, frames
+
+
+def main() -> None:
+    """Measure and print a table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("videos", type=Path, nargs="+", help="videos, or folders of them")
+    parser.add_argument("--backbone", default="googlenet")
+    parser.add_argument("--weights", type=Path, help="default: where capvid finds them")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--precision", default="auto")
+    parser.add_argument("--workers", type=int, action="append", help="default: 1 and 2")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="of the model")
+    parser.add_argument("--batch-size", type=int, default=32)
+    parser.add_argument("--repeats", type=int, default=3)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    load = {"weights": options.weights, "device": options.device}
+    backbone = load_backbone(options.backbone, precision=options.precision, **load)
+    plain = load_backbone(options.backbone, precision="fp32", **load)
+    paths = [video.path for video in find_videos(options.videos)]
+    runs = Runs(paths, backbone, plain, options.batch_size)
+    print(
+        f"{len(paths)} videos, {backbone.entry.name} in {backbone.header.precision} on {options.device}, "
+        f"{options.threads} threads, torch {torch.__version__}; medians of {options.repeats}"
+    )
+    for workers in options.workers or [1, 2]:
+        with WorkerPool(workers) as pool:
+            stages: dict[str, Callable[[], int]] = {
+                "decoding alone": lambda pool=pool: runs.decoding(pool),
+                "model alone": runs.model,
+                "pipeline": lambda pool=pool: runs.pipeline(pool),
+                "plain loop": runs.loop,
+            }
+            taken: dict[str, list[float]] = {name: [] for name in stages}
+            frames: dict[str, int] = {}
+            for repeat in range(options.repeats + 1):
+                for name, run in stages.items():
+                    seconds, frames[name] = timed(run)
+                    if repeat:
+                        taken[name].append(seconds)
+        seconds_of = {name: statistics.median(times) for name, times in taken.items()}
+        print(f"{workers} decoding process{'es' if workers > 1 else ''}:")
+        for name, seconds in seconds_of.items():
+            print(f"  {name:15} {seconds:7.2f} s {frames[name] / seconds:8.0f} frames/s")
+        slower = max(seconds_of["decoding alone"], seconds_of["model alone"])
+        print(f"  pipeline: {slower / seconds_of['pipeline']:.2f} of the slower of the two alone,", end=" ")
+        per_frame = {name: seconds_of[name] / frames[name] for name in ("plain loop", "pipeline")}
+        print(f"{per_frame['plain loop'] / per_frame['pipeline']:.2f} times the plain loop")
+
+
+if __name__ == "__main__":
+    main()

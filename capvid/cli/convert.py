@@ -1,0 +1,65 @@
+"""``capvid convert``: a downloaded checkpoint into a backbone's weights file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from capvid.cli import common
+from capvid.errors import UsageError
+
+
+def convert(
+    file: Annotated[Path, typer.Argument(metavar="FILE", show_default=False)],
+    backbone: Annotated[
+        str | None,
+        typer.Option("--as", show_default="the one whose tensors these are", help="Name of the backbone."),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "-o",
+            "--output",
+            show_default="beside FILE, as --weights FOLDER finds it",
+            help="The file to write (.safetensors).",
+        ),
+    ] = None,
+) -> None:
+    """Turn a downloaded checkpoint into a weights file of a backbone.
+
+    Takes .pth, .pt, .bin, .tar, .pickle and .safetensors, with tensors wrapped or named as other tools do.
+    Nothing but tensors is ever unpickled. Prints the path of the file.
+    """
+    if output is not None:
+        _check(output, file)
+    from capvid.features.convert import convert
+    from capvid.features.weights import own_file_name
+
+    found = convert(file, backbone=backbone)
+    if output is None:
+        output = file.parent / own_file_name(found.entry)
+        _check(output, file)
+    digest = found.save(output)
+    left_out = f", left out: {', '.join(found.left_out)}" if found.left_out else ""
+    typer.echo(
+        f"{output}: {len(found.tensors)} tensors of {found.entry.name}, sha256 {digest}{left_out}", err=True
+    )
+    known = None if found.entry.source.startswith("bundled:") else found.entry.sha256
+    if known is not None and known != digest:
+        typer.echo(f"warning: {found.entry.name} takes only the file with sha256 {known}", err=True)
+    typer.echo(output)
+
+
+def _check(output: Path, file: Path) -> None:
+    """See that the file can be written and is not the one that is read.
+
+    Raises:
+        UsageError: it cannot, or is.
+    """
+    if output.suffix != ".safetensors":
+        raise UsageError(f"{output}: not a name for a weights file", remedy="let it end in .safetensors")
+    if output.exists() and file.exists() and output.samefile(file):
+        raise UsageError(f"{output}: is the file that is read", remedy="give another name with -o")
+    common.check_writable_file(output)

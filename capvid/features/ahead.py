@@ -1,0 +1,114 @@
+"""Videos decoded by other processes, ahead of those who need them. Imports no deep learning library."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Generator, Iterable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from capvid.errors import CapvidError, DecoderError, VideoError
+from capvid.features.decode import Decoded, View, decode_video
+from capvid.video.sampling import Sampling
+from capvid.video.workers import WorkerDiedError, WorkerPool, WorkerTimeoutError
+
+
+class HasPath(Protocol):
+    """An input that carries more than its path; a ``key``, if it has one, names the video."""
+
+    @property
+    def path(self) -> Path:
+        """Where the video is."""
+
+
+Input = str | Path | HasPath
+
+
+@dataclass(frozen=True, kw_only=True)
+class Video:
+    """One input: its decoded frames, or the error."""
+
+    path: Path
+    name: str
+    decoded: Decoded | None
+    error: CapvidError | None
+
+    def __len__(self) -> int:
+        return len(self.decoded.times) if self.decoded else 0
+
+
+class Decoder:
+    """Decodes videos in the processes of a pool.
+
+    Args:
+        pool: the processes.
+        sampling: which frames to take.
+        views: what is kept of them.
+        reader: name of the video reader; ``auto`` goes on to the next where one fails.
+    """
+
+    def __init__(
+        self, pool: WorkerPool, *, sampling: Sampling, views: Sequence[View], reader: str = "auto"
+    ) -> None:
+        self._pool = pool
+        self._sampling = sampling
+        self._views = tuple(views)
+        self._reader = reader
+
+    def videos(self, inputs: Iterable[Input], *, frames: int) -> Generator[Video, None, None]:
+        """Decode in order; ahead are as many videos as make so many ``frames``, and one per process.
+
+        Inputs are taken one by one as they are needed. When the iteration is given up, what has not begun
+        is not decoded any more.
+        """
+        pending: deque[tuple[Input, Future[Decoded]]] = deque()
+        videos, seen, fill = 0, 0, 1
+        try:
+            for item in inputs:
+                pending.append((item, self._submit(_path(item), self._reader)))
+                while len(pending) > self._pool.size + fill:
+                    video = self._outcome(*pending.popleft())
+                    if video.decoded:
+                        videos, seen = videos + 1, seen + len(video)
+                        fill = max(1, min(frames, math.ceil(frames * videos / seen)))
+                    yield video
+            while pending:
+                yield self._outcome(*pending.popleft())
+        finally:
+            for _, future in pending:
+                future.cancel()
+
+    def _submit(self, path: Path, reader: str) -> Future[Decoded]:
+        return self._pool.submit(decode_video, path, self._sampling, self._views, reader)
+
+    def _outcome(self, item: Input, future: Future[Decoded]) -> Video:
+        path = _path(item)
+        decoded: Decoded | None = None
+        failure: CapvidError | None = None
+        try:
+            try:
+                decoded = future.result()
+            except WorkerDiedError as died:
+                if not died.crashed or self._reader != "auto":
+                    raise
+                decoded = self._submit(path, "pyav").result()  # what crashes one reader another may read
+        except CapvidError as error:
+            failure = error
+        except WorkerTimeoutError:
+            failure = DecoderError(
+                path, f"not decoded within {self._pool.timeout:g} seconds", remedy="allow more with --timeout"
+            )
+        except WorkerDiedError as died:
+            failure = DecoderError(
+                path, f"the process that decoded it was ended ({died})", remedy="convert it, say with ffmpeg"
+            )
+        except Exception as cause:  # whatever a decoder throws, the other videos go on
+            failure = VideoError(path, f"could not be read ({cause})")
+        return Video(path=path, name=getattr(item, "key", path.stem), decoded=decoded, error=failure)
+
+
+def _path(item: Input) -> Path:
+    return Path(item) if isinstance(item, str | Path) else Path(item.path)

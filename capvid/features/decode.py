@@ -1,0 +1,87 @@
+"""One video, from its file to what the backbones look at. Imports no deep learning library.
+
+So worker processes, in which this runs, start quickly and stay small.
+Notation for array shapes: T sampled frames, C frames of the window around each that a network of clips sees,
+h and w height and width of a network's input.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from capvid.features.preprocess import prepare
+from capvid.features.registry import BackboneEntry, Clip, Preprocess
+from capvid.video.clean import useful
+from capvid.video.sampling import Sampling
+from capvid.video.source import Windows, read_frames
+
+
+@dataclass(frozen=True, kw_only=True)
+class View:
+    """What of a video a backbone looks at; backbones that look at the same share it."""
+
+    preprocess: Preprocess
+    clip: Clip | None = None
+
+    @classmethod
+    def of(cls, entry: BackboneEntry) -> View:
+        """Give what this backbone looks at."""
+        return cls(preprocess=entry.preprocess, clip=entry.clip)
+
+    def windows(self, sampling: Sampling) -> Windows | None:
+        """Say what is read around each sampled frame; ``None`` for a network of single frames.
+
+        If the sampling is by windows of as many neighbouring frames as the network sees at once, it sees
+        these; otherwise the frames around the sampled one, its own interval apart.
+        """
+        if self.clip is None:
+            return None
+        reduce = partial(prepare, how=self.preprocess)
+        if self.clip.stride == 1 and (whole := sampling.windows(self.clip.frames, reduce)):
+            return whole
+        return Windows(offsets=self.clip.offsets, reduce=reduce)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decoded:
+    """Sampled frames of one video, as the backbones look at them.
+
+    Attributes:
+        crops: for each view uint8 (T, h, w, 3), or (T, C, h, w, 3) for a network of clips.
+        times: presentation times (T,) in seconds.
+        reader: name of the reader.
+        lost: how many of the video's frames cannot be decoded.
+    """
+
+    crops: tuple[np.ndarray, ...]
+    times: np.ndarray
+    reader: str
+    lost: int
+
+
+def decode_video(path: Path, sampling: Sampling, views: Sequence[View], reader: str) -> Decoded:
+    """Read, cut and resize what backbones with these ``views`` see of a video; it is decoded once.
+
+    Raises:
+        VideoError: it cannot be read; the subclass says why.
+    """
+    windows = [view.windows(sampling) for view in views]
+    sampled = read_frames(path, sampling, reader=reader, windows=[found for found in windows if found])
+    if sampling.clean:
+        sampled = sampled.take(useful(sampled.frames))
+    clips = iter(sampled.windows)
+    crops = (
+        next(clips) if window else prepare(sampled.frames, view.preprocess)
+        for window, view in zip(windows, views, strict=True)
+    )
+    return Decoded(
+        crops=tuple(crops),
+        times=sampled.times,
+        reader=sampled.info.reader,
+        lost=sampled.info.lost,
+    )

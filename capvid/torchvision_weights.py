@@ -1,0 +1,90 @@
+"""Weights that torchvision publishes, in the folder where torch keeps what it downloads (``TORCH_HOME``).
+
+The name of such a file ends with the first digits of its SHA-256, which are always checked; the whole digest
+is recorded at the first use, as for files of the Hub. ``HF_HUB_OFFLINE`` forbids these downloads too.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+from capvid.errors import UsageError, WeightsError
+from capvid.files import file_digest
+from capvid.records import record
+
+
+def fetch(source: str) -> Path:
+    """Give the file behind weights of torchvision, downloaded unless it is there.
+
+    Args:
+        source: ``torchvision:ENUM.MEMBER``, such as ``torchvision:R3D_18_Weights.KINETICS400_V1``.
+
+    Raises:
+        UsageError: torchvision has no such weights.
+        WeightsError: the file cannot be downloaded, or is another than it should be.
+    """
+    url = _url(source)
+    path = _target(url)
+    if not path.is_file():
+        _download(url, path)
+    found, expected = file_digest(path), _prefix(url)
+    if found.startswith(expected):
+        expected = record(url, found)
+    if not found.startswith(expected):
+        raise WeightsError(
+            f"{path}: not the file of {url} (sha256 {found[:12]}..., expected {expected[:12]}...)",
+            remedy="delete it and try again; if it stays so, do not trust the file",
+        )
+    return path
+
+
+def cached(source: str) -> Path | None:
+    """Give the file that ``fetch`` would give if it is there, not verified.
+
+    Raises:
+        UsageError: torchvision has no such weights.
+    """
+    path = _target(_url(source))
+    return path if path.is_file() else None
+
+
+def _url(source: str) -> str:
+    from torchvision.models import get_weight
+
+    try:
+        return str(get_weight(source.removeprefix("torchvision:")).url)
+    except (KeyError, ValueError, AttributeError) as error:
+        raise UsageError(
+            f"{source}: the installed torchvision has no such weights",
+            remedy="write it as torchvision:ENUM.MEMBER, or upgrade torchvision",
+        ) from error
+
+
+def _target(url: str) -> Path:
+    import torch
+
+    return Path(torch.hub.get_dir()) / "checkpoints" / url.rpartition("/")[2]
+
+
+def _prefix(url: str) -> str:
+    """Give the first digits of the digest from a name such as ``s3d-d76dad2f.pth``."""
+    match = re.search(r"-([0-9a-f]{8,})\.\w+$", url)
+    return match[1] if match else ""
+
+
+def _download(url: str, path: Path) -> None:
+    import torch
+    from huggingface_hub import constants
+
+    remedy = f"download {url} elsewhere and put it at {path}, or give it with --weights FILE"
+    if constants.HF_HUB_OFFLINE:
+        raise WeightsError(f"{path.name}: not there, and HF_HUB_OFFLINE forbids downloads", remedy=remedy)
+    terminal = bool(sys.stderr and sys.stderr.isatty())
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        torch.hub.download_url_to_file(url, str(path), hash_prefix=_prefix(url) or None, progress=terminal)
+    except (OSError, RuntimeError, EOFError, ValueError) as error:  # RuntimeError: another digest
+        cause = " ".join(str(error).split()) or type(error).__name__
+        raise WeightsError(f"{path.name}: cannot be downloaded ({cause})", remedy=remedy) from error

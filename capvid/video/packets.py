@@ -1,0 +1,253 @@
+"""What a video's packets tell without being decoded, and how they are decoded one by one; on PyAV.
+
+FFmpeg mends damaged data as best it can and seldom marks the pictures that it made up. What gives damage away
+reliably is what it logs, so every call that can log is listened to.
+
+Notation for array shapes: N packets of the video stream, in the order of decoding.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import av
+import av.logging
+import numpy as np
+
+from capvid.errors import EmptyVideoError, NoVideoStreamError, TruncatedVideoError, UnsupportedCodecError
+from capvid.video.container import breaks_off, missing_bytes
+
+_NAMES = {"mpeg1video": "mpeg1", "mpeg2video": "mpeg2", "libdav1d": "av1"}
+_REORDERED = ("h264", "hevc")  # codecs whose pictures AVI cannot place: FFmpeg makes times up for them
+_STEADY = ("mpeg-ts", "mpeg-ps")  # in damaged ones a gap between times means lost packets
+_GAP = 1.5  # frame durations
+
+Messages = list[tuple[int, str, str]]  # level, who says it, what
+
+logging.getLogger("libav").addHandler(logging.NullHandler())  # nothing reaches stderr by itself
+
+
+@contextmanager
+def listening() -> Iterator[Messages]:
+    """Collect what FFmpeg reports as errors in this thread; it then prints nothing."""
+    av.logging.set_level(av.logging.ERROR)
+    av.logging.set_skip_repeated(False)
+    with av.logging.Capture() as messages:
+        yield messages
+
+
+@dataclass(frozen=True, kw_only=True)
+class Packets:
+    """The packets of a video's best video stream.
+
+    Attributes:
+        path: the file.
+        codec: the codec's name.
+        pts: presentation times (N,) in ``unit``, or ``None`` where the container does not know them.
+        dts: decoding times (N,) in ``unit``, or ``None``.
+        keys: whether decoding can begin at a packet, (N,).
+        shown: whether its picture is ever shown, (N,); edit lists and invisible pictures leave some out.
+        unit: seconds.
+        start: of the stream, in ``unit``.
+        fps: nominal rate of frames.
+        promised: how many pictures are to be shown by the file's own account, at least those of ``shown``.
+        suspects: packets that are incomplete or beside which others are missing.
+        damaged: whether the file is not as its writer left it.
+    """
+
+    path: Path
+    codec: str
+    pts: np.ndarray | None
+    dts: np.ndarray | None
+    keys: np.ndarray
+    shown: np.ndarray
+    unit: float
+    start: int
+    fps: float
+    promised: int
+    suspects: frozenset[int]
+    damaged: bool
+
+    @cached_property
+    def order(self) -> np.ndarray | None:
+        """Packets that are shown, in the order in which they are; ``None`` if that is not known."""
+        if self.pts is None:
+            return None
+        shown = np.flatnonzero(self.shown)
+        return shown[np.argsort(self.pts[shown], kind="stable")]
+
+    def times(self, numbers: np.ndarray | None = None) -> np.ndarray:
+        """Presentation times in seconds of the packets with these ``numbers``, in the order of showing.
+
+        By default of all that are shown. Without presentation times pictures are shown at a constant rate;
+        decoding times tell where some are left out. Times are as precise as decord's, to be the same.
+        """
+        numbers = np.flatnonzero(self.shown) if numbers is None else numbers
+        if self.pts is not None:
+            seconds = (np.sort(self.pts[numbers]) - self.start) * self.unit
+            return seconds.astype(np.float32).astype(np.float64)
+        if self.dts is None:
+            return np.sort(numbers) / self.fps
+        steps = np.sort(self.dts[numbers]) - self.dts.min()
+        return np.round(steps * self.unit * self.fps, 3) / self.fps
+
+
+def opened(path: Path) -> Any:
+    """Open a file with PyAV, and its best video stream decoded by one thread: (container, stream).
+
+    Raises:
+        NoVideoStreamError, UnsupportedCodecError: there is none, or none that can be decoded.
+        TruncatedVideoError: the file is damaged so much that it cannot be opened.
+    """
+    try:
+        # an absolute path, since what is before a colon is taken for a protocol
+        container = av.open(os.path.abspath(path))  # noqa: PTH100
+    except (av.FFmpegError, OSError, ValueError) as error:
+        raise TruncatedVideoError(
+            path, "the file is damaged and cannot be opened", remedy="get it again"
+        ) from error
+    stream = container.streams.best("video")
+    if stream is None:
+        container.close()
+        raise NoVideoStreamError(path, "has no video stream", remedy="give a file with pictures")
+    if stream.codec_context is None:
+        container.close()
+        raise UnsupportedCodecError(
+            path, "its codec cannot be decoded here", remedy="convert it to H.264, say with ffmpeg"
+        )
+    context: Any = stream.codec_context
+    context.thread_type = "NONE"
+    context.thread_count = 1
+    return container, stream
+
+
+def scan(path: Path, kind: str) -> Packets:
+    """Read all packets of a video in a container of that ``kind``.
+
+    Raises:
+        VideoError: it cannot be opened, or has no frames.
+    """
+    with listening() as messages:
+        container, stream = opened(path)
+        try:
+            messages.clear()
+            return _Scan(path, kind, container, stream, messages).packets()
+        finally:
+            container.close()
+
+
+class _Scan:
+    """The state of :func:`scan`: columns of what the packets say."""
+
+    def __init__(self, path: Path, kind: str, container: Any, stream: Any, messages: Messages) -> None:
+        self._path, self._kind, self._container, self._stream = path, kind, container, stream
+        self._messages = messages
+        self._codec = stream.codec_context.name
+        self._rows: list[tuple[int | None, int | None, int | None, bool, bool]] = []
+        self._suspects: set[int] = set()
+        self._lost = 0  # packets that are missing between others, or not decodable as such
+        self._demux()
+
+    def _demux(self) -> None:
+        try:
+            for packet in self._container.demux(self._stream):
+                number = len(self._rows)
+                # a parser speaks of this packet, the container of a gap that begins in the last one
+                speakers = {name for _, name, _ in self._messages}
+                self._messages.clear()
+                if self._codec in speakers or _NAMES.get(self._codec) in speakers:
+                    self._suspects.add(number)
+                if self._container.format.name in speakers:
+                    self._suspects.add(number - 1)
+                if not packet.size:
+                    continue
+                if packet.is_corrupt:
+                    self._suspects.add(number)
+                # VP8 has pictures that are decoded only for others to be made from them
+                hidden = self._codec == "vp8" and not memoryview(packet)[0] & 0x10
+                shown = not (packet.is_discard or hidden)
+                self._rows.append((packet.pts, packet.dts, packet.pos, packet.is_keyframe, shown))
+        except (av.FFmpegError, OSError, ValueError):
+            self._suspects.add(len(self._rows) - 1)
+
+    def packets(self) -> Packets:
+        if not self._rows:
+            raise EmptyVideoError(self._path, "has no frames", remedy="get it again")
+        pts, dts, places, keys, shown = (list(column) for column in zip(*self._rows, strict=True))
+        if not any(shown):
+            raise EmptyVideoError(self._path, "no frame of it is ever shown", remedy="get it again")
+        decoding = _complete(dts)
+        showing = _complete(pts, distinct=True)
+        if self._kind == "avi":
+            # only where pictures are shown in the order of decoding, AVI tells their times
+            in_order = pts == dts and self._codec not in _REORDERED
+            decoding = self._by_index(decoding, places)
+            showing = decoding if in_order else None
+        if self._suspects and self._kind in _STEADY and decoding is not None and len(decoding) > 2:
+            self._note_gaps(decoding, float(np.median(np.diff(decoding))))
+        missing = missing_bytes(self._path, self._kind) > 0
+        if missing or breaks_off(self._path, self._kind):
+            self._suspects.add(len(self._rows) - 1)
+        suspects = self._suspects & set(range(len(self._rows)))
+        count, promised = sum(shown), self._promised(shown, bool(missing or suspects))
+        stream = self._stream
+        return Packets(
+            path=self._path,
+            codec=_NAMES.get(self._codec, self._codec),
+            pts=showing,
+            dts=decoding,
+            keys=np.array(keys),
+            shown=np.array(shown),
+            unit=float(stream.time_base),
+            start=stream.start_time or 0,
+            fps=float(stream.average_rate or stream.guessed_rate or 25),
+            promised=promised,
+            suspects=frozenset(suspects),
+            damaged=missing or bool(suspects) or promised > count,
+        )
+
+    def _by_index(self, decoding: np.ndarray | None, places: list[int | None]) -> np.ndarray | None:
+        """Decoding times of an AVI by its index, from which they are right also behind lost packets."""
+        index = {entry.pos + 8: entry.timestamp for entry in self._stream.index_entries if entry.size}
+        times = [index.get(place) for place in places]
+        if decoding is None or any(time is None for time in times) or len(index) <= len(times):
+            return decoding
+        known = np.array(times, np.int64)
+        number = {time: place for place, time in enumerate(sorted(index.values()))}
+        self._note_gaps(np.array([number[time] for time in times]), 1.0)
+        return known
+
+    def _note_gaps(self, decoding: np.ndarray, step: float) -> None:
+        for number in np.flatnonzero(np.abs(np.diff(decoding)) > _GAP * step):
+            self._suspects.add(int(number))
+            if self._kind in _STEADY:  # what is left of the last packet is put in front of the next one
+                self._suspects.add(int(number) + 1)
+            self._lost += max(0, round(float(decoding[number + 1] - decoding[number]) / step) - 1)
+
+    def _promised(self, shown: list[bool], damaged: bool) -> int:
+        """Pictures to be shown, by the index, or, if data are missing and there is none, by the length."""
+        count, hidden = sum(shown), len(shown) - sum(shown)
+        if self._kind == "avi" and self._lost:
+            return count + self._lost
+        if self._kind == "mp4":  # its index also lists what the edit list leaves out
+            return max(count, len(self._stream.index_entries) - hidden)
+        if self._kind == "avi" and damaged:
+            return max(count, int(self._stream.frames))
+        if self._kind == "matroska" and damaged and self._container.duration and self._stream.average_rate:
+            seconds = self._container.duration / av.time_base
+            return max(count, round(seconds * float(self._stream.average_rate)))
+        return count + self._lost
+
+
+def _complete(stamps: list[Any], *, distinct: bool = False) -> np.ndarray | None:
+    """Stamps as an array (N,), if all are there, and distinct if they must be."""
+    if any(stamp is None for stamp in stamps) or (distinct and len(set(stamps)) < len(stamps)):
+        return None
+    return np.array(stamps, np.int64)
