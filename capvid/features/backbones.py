@@ -91,21 +91,27 @@ class Backbone:
         crops = prepare(frames.reshape(-1, *frames.shape[2:]), how)
         return crops.reshape(*frames.shape[:2], *crops.shape[1:])
 
+    def together(self, batch_size: int) -> int:
+        """How many frames, or clips of C frames, the network sees at once.
+
+        A processor always takes as many, whatever the batch size, which there only bounds what is gathered.
+        """
+        clip = self.entry.clip
+        frames = _TOGETHER[self.dtype.itemsize] if self.device.type == "cpu" else batch_size
+        return max(1, frames // clip.frames) if clip else frames
+
     @torch.inference_mode()
     def compute(self, crops: np.ndarray, *, batch_size: int = 32) -> np.ndarray:
         """Compute the features of what :meth:`prepare` gives: (T, D) or (T, L, D) float32.
 
-        The network always sees as many frames at once, the last ones made up, because the last digit of
-        what it computes may depend on their number. So a frame's features do not depend on the others.
+        The network always sees as many frames at once (:meth:`together`), the last ones made up, because the
+        last digit of what it computes may depend on their number. So a frame's features do not depend on the
+        others.
 
         Raises:
             CapvidError: the device has not the memory for such a batch.
         """
-        clip = self.entry.clip
-        together = (
-            min(batch_size, _TOGETHER[self.dtype.itemsize]) if self.device.type == "cpu" else batch_size
-        )
-        together = max(1, together // clip.frames) if clip else together
+        together = self.together(batch_size)
         batches = (_batch(crops[at : at + together], together) for at in range(0, len(crops), together))
         try:
             parts = [self.module(self._input(images)).float() for images in self._moved(batches)]

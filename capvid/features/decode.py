@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from capvid.features.preprocess import prepare
+from capvid.features.preprocess import prepare, shrink
 from capvid.features.registry import BackboneEntry, Clip, Preprocess
 from capvid.video.clean import useful
 from capvid.video.sampling import Sampling
@@ -34,17 +34,30 @@ class View:
         return cls(preprocess=entry.preprocess, clip=entry.clip)
 
     def windows(self, sampling: Sampling) -> Windows | None:
-        """Say what is read around each sampled frame; ``None`` for a network of single frames.
+        """Say what is read around each sampled frame; ``None`` if all frames are looked at together first.
 
-        If the sampling is by windows of as many neighbouring frames as the network sees at once, it sees
-        these; otherwise the frames around the sampled one, its own interval apart.
+        If the sampling is by windows of as many neighbouring frames as a network of clips sees at once, it
+        sees these; otherwise the frames around the sampled one, its own interval apart.
         """
-        if self.clip is None:
+        if self.preprocess.trim:
             return None
         reduce = partial(prepare, how=self.preprocess)
+        if self.clip is None:
+            return _Stills(reduce=reduce)
         if self.clip.stride == 1 and (whole := sampling.windows(self.clip.frames, reduce)):
             return whole
         return Windows(offsets=self.clip.offsets, reduce=reduce)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Stills(Windows):
+    """Windows of the sampled frame alone."""
+
+    offsets: tuple[float, ...] = (0.0,)
+
+    def choose(self, times: np.ndarray, sampled: np.ndarray) -> np.ndarray:
+        """Give the sampled frames (T,) as windows (T, 1)."""
+        return sampled[:, None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,17 +84,28 @@ def decode_video(path: Path, sampling: Sampling, views: Sequence[View], reader: 
         VideoError: it cannot be read; the subclass says why.
     """
     windows = [view.windows(sampling) for view in views]
-    sampled = read_frames(path, sampling, reader=reader, windows=[found for found in windows if found])
+    whole = sampling.clean or None in windows  # else only what the views see is kept
+    sampled = read_frames(
+        path,
+        sampling,
+        reader=reader,
+        reduce=shrink if whole else _nothing,
+        windows=[found for found in windows if found],
+    )
     if sampling.clean:
         sampled = sampled.take(useful(sampled.frames))
-    clips = iter(sampled.windows)
-    crops = (
-        next(clips) if window else prepare(sampled.frames, view.preprocess)
-        for window, view in zip(windows, views, strict=True)
-    )
+    rest = iter(sampled.windows)
+    crops = []
+    for view, window in zip(views, windows, strict=True):
+        seen = next(rest) if window else prepare(sampled.frames, view.preprocess)
+        crops.append(seen[:, 0] if isinstance(window, _Stills) else seen)
     return Decoded(
         crops=tuple(crops),
         times=sampled.times,
         reader=sampled.info.reader,
         lost=sampled.info.lost,
     )
+
+
+def _nothing(frames: np.ndarray) -> np.ndarray:
+    return frames[:, :0, :0]

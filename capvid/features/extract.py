@@ -6,6 +6,7 @@ D width of a layer.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ import numpy as np
 from capvid import __version__
 from capvid.errors import CapvidError, FeatureFileError, UsageError
 from capvid.features.ahead import Decoder, Input, Video
-from capvid.features.decode import View
+from capvid.features.decode import Decoded, View
 from capvid.features.file import FeatureHeader, Features
 from capvid.video.workers import WorkerPool
 
@@ -53,6 +54,7 @@ def extract_features(
     """Compute the features of videos, in their order, as they come.
 
     Enough videos are decoded ahead to fill the next batch, and what is kept of each is only its crops.
+    Batches reach from one video into the next.
     Features are rounded to ``dtype``, so that they are the same whether they go through a file or not; they
     do not depend on which videos are worked on together, nor on the number of workers.
 
@@ -95,71 +97,106 @@ def extract_features(
 _DTYPES = ("float16", "float32")
 
 
+class _Stream:
+    """Crops of one video after the other, through one backbone in full batches that reach across videos."""
+
+    def __init__(self, backbone: Backbone, batch_size: int, dtype: str) -> None:
+        self.backbone = backbone
+        self.view = View.of(backbone.entry)
+        self._batch_size = batch_size
+        self._dtype = dtype
+        self._waiting: list[np.ndarray] = []
+        self._computed: list[np.ndarray] = []
+
+    def put(self, crops: np.ndarray) -> None:
+        """Add the crops of a video."""
+        self._waiting.append(crops)
+
+    def run(self, *, everything: bool) -> None:
+        """Compute what fills batches, or everything."""
+        if not self._waiting:
+            return
+        rest = sum(map(len, self._waiting)) % self.backbone.together(self._batch_size)
+        keep = 0 if everything else rest
+        crops = self._waiting[0] if len(self._waiting) == 1 else np.concatenate(self._waiting)
+        ready = len(crops) - keep
+        if ready:
+            computed = self.backbone.compute(crops[:ready], batch_size=self._batch_size)
+            with np.errstate(over="ignore"):
+                self._computed.append(computed.astype(self._dtype).astype(np.float32))
+        self._waiting = [crops[ready:].copy()] if keep else []
+
+    def __len__(self) -> int:
+        """How many frames are computed and not taken."""
+        return sum(map(len, self._computed))
+
+    def take(self, frames: int) -> np.ndarray:
+        """Remove the features of the next frames, (frames, D) or (frames, L, D)."""
+        features = self._computed[0] if len(self._computed) == 1 else np.concatenate(self._computed)
+        self._computed = [features[frames:]]
+        return features[:frames].copy()  # a view would keep the features of other videos in memory
+
+
 class _Extraction:
     """What is computed of decoded videos."""
 
     def __init__(
         self, backbones: Sequence[Backbone], sampling: Sampling, batch_size: int, dtype: str
     ) -> None:
-        self.backbones = backbones
+        self.streams = [_Stream(backbone, batch_size, dtype) for backbone in backbones]
         self.sampling = sampling
         self.batch_size = batch_size
         self.dtype = dtype
-        self.views = list(dict.fromkeys(View.of(backbone.entry) for backbone in backbones))
+        self.room = max(batch_size, *(stream.backbone.together(batch_size) for stream in self.streams))
+        self.views = list(dict.fromkeys(stream.view for stream in self.streams))
 
     def results(self, videos: Iterable[Video]) -> Iterator[ExtractionResult]:
-        """Group the videos until they fill a batch, and compute one group after the other."""
-        group: list[Video] = []
+        """Gather videos until their frames fill a batch, compute, and give those that are complete."""
+        waiting: deque[Video] = deque()
         frames = 0
         for video in videos:
-            group.append(video)
+            waiting.append(video)
             frames += len(video)
-            # a failed input waits for nobody: without frames before it, it goes out at once
-            if frames == 0 or frames >= self.batch_size or len(group) > self.batch_size:
-                yield from self._computed(group)
-                group, frames = [], 0
-        yield from self._computed(group)
+            if video.decoded:
+                for stream in self.streams:
+                    stream.put(video.decoded.crops[self.views.index(stream.view)])
+            crowded = len(waiting) > self.room  # nobody waits for ever behind inputs that fail
+            if frames >= self.batch_size or crowded:
+                self._run(everything=crowded)
+                frames = 0
+            yield from self._complete(waiting)
+        self._run(everything=True)
+        yield from self._complete(waiting)
 
-    def _computed(self, group: Sequence[Video]) -> Iterator[ExtractionResult]:
-        """Run the backbones over all frames of a group of videos, and give each its part."""
-        good = [video.decoded for video in group if video.decoded]
-        ends = np.cumsum([len(decoded.times) for decoded in good])[:-1]
-        streams = []  # per backbone, per video: (T, D) or (T, L, D)
-        for backbone in self.backbones if good else ():
-            view = self.views.index(View.of(backbone.entry))
-            crops = [decoded.crops[view] for decoded in good]
-            computed = backbone.compute(
-                crops[0] if len(crops) == 1 else np.concatenate(crops), batch_size=self.batch_size
-            )
-            with np.errstate(over="ignore"):
-                rounded = computed.astype(self.dtype).astype(np.float32)
-            streams.append(np.split(rounded, ends))
-        parts = iter(zip(*streams, strict=True))
-        for video in group:
-            if video.decoded is None:
-                yield ExtractionResult(path=video.path, features=None, error=video.error)
+    def _run(self, *, everything: bool) -> None:
+        for stream in self.streams:
+            stream.run(everything=everything)
+
+    def _complete(self, waiting: deque[Video]) -> Iterator[ExtractionResult]:
+        """Remove and finish the videos at the head of the queue of which everything is computed."""
+        while waiting and min(map(len, self.streams)) >= len(waiting[0]):
+            video = waiting.popleft()
+            if video.decoded:
+                yield self._result(video, video.decoded)
             else:
-                yield self._result(video, next(parts))
+                yield ExtractionResult(path=video.path, features=None, error=video.error)
 
-    def _result(self, video: Video, streams: tuple[np.ndarray, ...]) -> ExtractionResult:
-        decoded = video.decoded
-        if decoded is None:
-            raise ValueError("only decoded videos have features")
-        for backbone, stream in zip(self.backbones, streams, strict=True):
-            if not np.isfinite(stream).all():
+    def _result(self, video: Video, decoded: Decoded) -> ExtractionResult:
+        parts = tuple(stream.take(len(video)) for stream in self.streams)
+        for stream, part in zip(self.streams, parts, strict=True):
+            if not np.isfinite(part).all():
+                name = stream.backbone.entry.name
                 error = FeatureFileError(
-                    f"{video.path}: {backbone.entry.name} gives features that {self.dtype} cannot hold",
+                    f"{video.path}: {name} gives features that {self.dtype} cannot hold",
                     remedy="store them as float32",
                 )
                 return ExtractionResult(path=video.path, features=None, error=error)
         header = FeatureHeader(
-            streams=tuple(backbone.header for backbone in self.backbones),
+            streams=tuple(stream.backbone.header for stream in self.streams),
             sampling=self.sampling.spec(),
             reader=decoded.reader,
             dtype=self.dtype,
             capvid_version=__version__,
         )
-        # a copy each: a view would keep the features of the whole group in memory
-        kept = tuple(stream.copy() for stream in streams)
-        features = Features(header=header, streams=kept, times=decoded.times, video=video.name)
+        features = Features(header=header, streams=parts, times=decoded.times, video=video.name)
         return ExtractionResult(path=video.path, features=features, error=None, lost=decoded.lost)

@@ -13,6 +13,7 @@ from capvid.features.registry import Preprocess
 from capvid.video.clean import letterbox
 
 _FILTERS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
+_LARGE = 720  # pixels of a short side
 
 
 def prepare(frames: np.ndarray, how: Preprocess) -> np.ndarray:
@@ -42,6 +43,21 @@ def prepare(frames: np.ndarray, how: Preprocess) -> np.ndarray:
         picture = Image.fromarray(frame)
         row[:] = np.asarray(picture.resize(target[::-1], _FILTERS[how.interpolation], box=box))
     return prepared
+
+
+def shrink(frames: np.ndarray) -> np.ndarray:
+    """Shrink large frames by a whole factor, averaging, to a short side of no less than 720 pixels.
+
+    Args:
+        frames: (T, H, W, 3) uint8.
+
+    Returns:
+        (T, ceil(H / factor), ceil(W / factor), 3) uint8; the frames themselves where the factor is 1.
+    """
+    factor = min(frames.shape[1:3]) // _LARGE
+    if factor < 2:
+        return frames
+    return np.stack([np.asarray(Image.fromarray(frame).reduce(factor)) for frame in frames])
 
 
 def _centre(height: int, width: int, how: Preprocess) -> tuple[float, float, float, float]:

@@ -15,7 +15,8 @@ from capvid.errors import EmptyVideoError, UsageError, VideoError
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-_READ_AT_ONCE = 8  # frames that are in memory before what windows keep of them
+Reduce = Callable[[np.ndarray], np.ndarray]  # of frames (n, H, W, 3) uint8, each by itself, to (n, ...)
+_READ_AT_ONCE = 64 << 20  # bytes of frames that are in memory before what is kept of them
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +107,7 @@ class Windows:
     """
 
     offsets: tuple[float, ...]
-    reduce: Callable[[np.ndarray], np.ndarray] | None = None
+    reduce: Reduce | None = None
 
     def choose(self, times: np.ndarray, sampled: np.ndarray) -> np.ndarray:
         """Choose the frames whose times are nearest to the window's; beyond the video's ends, its end frames.
@@ -185,12 +186,17 @@ def open_video(path: str | Path, *, reader: str = "auto") -> FrameSource:
 
 
 def read_frames(
-    path: str | Path, sampling: Sampling, *, reader: str = "auto", windows: Sequence[Windows] = ()
+    path: str | Path,
+    sampling: Sampling,
+    *,
+    reader: str = "auto",
+    reduce: Reduce | None = None,
+    windows: Sequence[Windows] = (),
 ) -> SampledFrames:
     """Open a video, read the frames that ``sampling`` chooses and the windows around them, and close it.
 
-    Of the windows' frames only what ``reduce`` keeps stays in memory. Arguments and result can be pickled, if
-    ``reduce`` can: a worker process can do this as well.
+    Only what ``reduce`` keeps of the frames, and each window's own of its frames, stays in memory. Arguments
+    and result can be pickled, if these functions can: a worker process can do this as well.
 
     Where the data turn out to be damaged, frames are chosen again from those that can be decoded, unless
     the reader is decord because it was asked for; ``info.lost`` of the result tells how many are missing.
@@ -203,7 +209,7 @@ def read_frames(
     while source is not None:
         with source:
             try:
-                return _sample(source, sampling, windows)
+                return _sample(source, sampling, reduce, windows)
             except VideoError as error:
                 failure = error
         from capvid.video.choice import instead_of
@@ -213,41 +219,41 @@ def read_frames(
     raise failure
 
 
-def _sample(source: FrameSource, sampling: Sampling, windows: Sequence[Windows]) -> SampledFrames:
+def _sample(
+    source: FrameSource, sampling: Sampling, reduce: Reduce | None, windows: Sequence[Windows]
+) -> SampledFrames:
     """Choose and read the frames of an open video."""
     times = source.frame_times()
     chosen = sampling.choose(times)
     if not len(chosen):
         raise EmptyVideoError(source.info.path, "has no frames", remedy="get it again")
-    if windows:
-        frames, clips = _read_windows(source, times, chosen, windows)
+    if windows or reduce:
+        wanted = [(chosen, reduce), *((window.choose(times, chosen), window.reduce) for window in windows)]
+        frames, *clips = _read_reduced(source, wanted)
     else:
-        frames, clips = source.read([int(index) for index in chosen]), ()
-    return SampledFrames(frames=frames, times=times[chosen], info=source.info, windows=clips)
+        frames, clips = source.read([int(index) for index in chosen]), []
+    return SampledFrames(frames=frames, times=times[chosen], info=source.info, windows=tuple(clips))
 
 
-def _read_windows(
-    source: FrameSource, times: np.ndarray, chosen: np.ndarray, windows: Sequence[Windows]
-) -> tuple[np.ndarray, tuple[np.ndarray, ...]]:
-    """Read sampled frames (T, H, W, 3) and, for each of ``windows``, (T, C, ...), a few frames at a time."""
-    wanted = [chosen, *(window.choose(times, chosen) for window in windows)]  # indices (T,), (T, C), ...
-    reduce = [None, *(window.reduce for window in windows)]
+def _read_reduced(
+    source: FrameSource, wanted: Sequence[tuple[np.ndarray, Reduce | None]]
+) -> list[np.ndarray]:
+    """Read frames a few at a time: for each array of indices (T, ...) what is kept of them, (T, ..., *)."""
     found: list[np.ndarray | None] = [None] * len(wanted)
-    needed = np.unique(np.concatenate([indices.reshape(-1) for indices in wanted]))
-    for start in range(0, len(needed), _READ_AT_ONCE):
-        part = needed[start : start + _READ_AT_ONCE]
+    needed = np.unique(np.concatenate([indices.reshape(-1) for indices, _ in wanted]))
+    step = max(1, _READ_AT_ONCE // max(1, source.info.height * source.info.width * 3))
+    for start in range(0, len(needed), step):
+        part = needed[start : start + step]
         frames = source.read([int(index) for index in part])
-        for number, indices in enumerate(wanted):
+        for number, (indices, reduce) in enumerate(wanted):
             here = np.isin(indices, part)  # like indices
             own, places = np.unique(indices[here], return_inverse=True)
             if not len(own):
                 continue
-            kept = frames[np.searchsorted(part, own)]
-            function = reduce[number]
-            kept = kept if function is None else function(kept)
+            kept = frames if len(own) == len(part) else frames[np.searchsorted(part, own)]
+            kept = kept if reduce is None else reduce(kept)
             target = found[number]
             if target is None:
                 found[number] = target = np.empty((*indices.shape, *kept.shape[1:]), kept.dtype)
             target[here] = kept[places.reshape(-1)]
-    sampled, *clips = (array for array in found if array is not None)
-    return sampled, tuple(clips)
+    return [array for array in found if array is not None]

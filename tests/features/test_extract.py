@@ -20,7 +20,7 @@ from capvid.features.extract import ExtractionResult, extract_features
 from capvid.features.file import StreamHeader, load_features, save_features
 from capvid.features.registry import backbone_entry
 from capvid.video.sampling import UniformSampling
-from capvid.video.source import SampledFrames, VideoInfo, Windows, read_frames
+from capvid.video.source import Reduce, SampledFrames, VideoInfo, Windows, read_frames
 
 SAMPLING = UniformSampling(4)
 
@@ -73,9 +73,8 @@ def made_up_videos(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     asked: list[str] = []
 
     def read(
-        path: Path, sampling: UniformSampling, *, reader: str = "auto", windows: Sequence[Windows] = ()
+        path: Path, sampling: UniformSampling, *, reader: str, reduce: Reduce, windows: Sequence[Windows]
     ) -> SampledFrames:
-        assert not windows
         asked.append(path.stem)
         if path.stem == "bug":
             raise RuntimeError("a decoder's own words")
@@ -93,7 +92,10 @@ def made_up_videos(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             duration=1,
             fps=1,
         )
-        return SampledFrames(frames=frames, times=np.arange(len(values)) / 4, info=info)
+        every = np.arange(len(values))
+        assert all((window.choose(every, every) == every[:, None]).all() for window in windows)
+        seen = tuple(window.reduce(frames)[:, None] for window in windows if window.reduce)
+        return SampledFrames(frames=reduce(frames), times=every / 4, info=info, windows=seen)
 
     monkeypatch.setattr(module, "read_frames", read)
     return asked
@@ -120,14 +122,27 @@ def test_each_video_gets_its_own_features_in_order(
         assert result.features.video == result.path.stem
 
 
-@pytest.mark.parametrize(("batch_size", "together"), [(4, 4), (30, 8)])
-def test_always_as_many_frames_at_once(made_up_videos: list[str], batch_size: int, together: int) -> None:
+@pytest.mark.parametrize("batch_size", [1, 4, 30])
+def test_batches_are_full_and_reach_across_videos(made_up_videos: list[str], batch_size: int) -> None:
     sizes: list[int] = []
     backbone = make_backbone(Quadrants(lambda images: sizes.append(len(images))))
     paths = [f"v-{i}-3.mp4" for i in range(10)]
     list(extracted(paths, [backbone], batch_size=batch_size))
-    assert set(sizes) == {together}
-    assert len(sizes) <= 10  # frames of several videos go together
+    assert sizes == [8, 8, 8, 8]  # 30 frames
+
+
+def test_inputs_that_fail_do_not_hold_up_a_video(made_up_videos: list[str]) -> None:
+    taken = 0
+
+    def paths() -> Iterator[str]:
+        nonlocal taken
+        for taken in range(1000):
+            yield "gone.mp4" if taken else "v-1-2.mp4"
+
+    results = extracted(paths(), [make_backbone(Quadrants())], batch_size=16)
+    first = next(iter(results))
+    assert first.features is not None and taken < 40
+    results.close()
 
 
 def test_the_header_says_how_the_features_were_made(made_up_videos: list[str]) -> None:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from capvid.errors import UsageError
-from capvid.features.preprocess import prepare
+from capvid.features.preprocess import prepare, shrink
 from capvid.features.registry import Preprocess, backbone_entry
 
 VALUES: dict[str, Any] = {"order": "RGB", "scale": 255.0, "mean": (0.5, 0.4, 0.3), "std": (0.2, 0.2, 0.3)}
@@ -174,3 +174,12 @@ def test_read_from_a_file_of_models(tmp_path: Any, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("CAPVID_MODELS", str(wrong))
     with pytest.raises(UsageError, match=r"not a file of models \(preprocess: size is needed"):
         backbone_entry("small")
+
+
+@pytest.mark.parametrize(("height", "width", "factor"), [(1080, 1920, 1), (1440, 2560, 2), (4320, 7680, 6)])
+def test_large_frames_are_averaged(height: int, width: int, factor: int) -> None:
+    frame = np.random.default_rng(1).integers(0, 256, (height // 8, width // 8, 3), np.uint8)
+    frames = np.broadcast_to(frame.repeat(8, 0).repeat(8, 1), (1, height, width, 3))
+    shrunk = shrink(frames)
+    blocks = frames[0].reshape(height // factor, factor, width // factor, factor, 3)
+    np.testing.assert_allclose(shrunk[0], blocks.mean((1, 3)), atol=0.5001)

@@ -109,6 +109,7 @@ class Counted:
 def test_all_windows_come_from_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     source = Counted(Path("v"), 200)
     monkeypatch.setitem(module.READERS, "counted", lambda path: source)
+    monkeypatch.setattr(module, "_READ_AT_ONCE", 8 * 12)  # bytes, of 8 frames
     reduced: list[int] = []
 
     def note(frames: np.ndarray) -> np.ndarray:

@@ -15,6 +15,7 @@ import pytest
 
 from capvid.errors import TruncatedVideoError
 from capvid.video import workers as module
+from capvid.video.sampling import UniformSampling
 from capvid.video.workers import Worker, WorkerDiedError, WorkerPool, WorkerTimeoutError
 
 
@@ -121,7 +122,7 @@ def test_workers_import_no_deep_learning(worker: Worker) -> None:
     from capvid.features.decode import decode_video
 
     with pytest.raises(Exception, match="no such file"):
-        worker.call(decode_video, Path("none.mp4"), None, [], "auto")
+        worker.call(decode_video, Path("none.mp4"), UniformSampling(3), [], "auto")
     assert not {"torch", "transformers", "timm"} & set(worker.call(calls.modules))
 
 
