@@ -6,8 +6,9 @@ L locations of a feature map, D width of the layer, h and w height and width of 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 
 from capvid.errors import CapvidError, UsageError
 from capvid.features.file import StreamHeader
+from capvid.features.lanes import Lanes, lanes
 from capvid.features.networks import build
 from capvid.features.normalise import normalise
 from capvid.features.preprocess import prepare
@@ -23,10 +25,8 @@ from capvid.features.registry import BackboneEntry, backbone_entry
 from capvid.features.weights import fill, find_weights
 
 PRECISIONS = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
-
-
-# frames that a processor computes at once, by the bytes of a number: what it works on stays in its caches
-_TOGETHER = {4: 8, 2: 32}
+# frames that a lane of a processor computes at once, by the bytes of a number
+_TOGETHER = {4: 8, 2: 16}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +41,7 @@ class Backbone:
         header: what the features are.
         device: where the network computes.
         dtype: in which it computes.
+        threads: how many cores of the processor it may use.
     """
 
     entry: BackboneEntry
@@ -49,6 +50,7 @@ class Backbone:
     header: StreamHeader
     device: torch.device
     dtype: torch.dtype = torch.float32
+    threads: int = field(default_factory=torch.get_num_threads)
 
     def __call__(self, frames: np.ndarray, *, batch_size: int = 32) -> np.ndarray:
         """Compute the features of RGB frames.
@@ -56,7 +58,7 @@ class Backbone:
         Args:
             frames: (T, H, W, 3) uint8, T >= 1; a network of clips sees each as a still, C times the same, or
                 takes windows (T, C, H, W, 3).
-            batch_size: frames computed together; it bounds the memory.
+            batch_size: frames computed together on a GPU; it bounds the memory.
 
         Returns:
             (T, D) or (T, L, D), float32.
@@ -91,52 +93,57 @@ class Backbone:
         crops = prepare(frames.reshape(-1, *frames.shape[2:]), how)
         return crops.reshape(*frames.shape[:2], *crops.shape[1:])
 
+    @property
+    def lanes(self) -> Lanes:
+        """The threads that compute."""
+        return lanes(self.device, self.threads)
+
     def together(self, batch_size: int) -> int:
         """How many frames, or clips of C frames, the network sees at once.
 
-        A processor always takes as many, whatever the batch size, which there only bounds what is gathered.
+        A processor always takes as many: what it works on stays in its caches.
         """
         clip = self.entry.clip
         frames = _TOGETHER[self.dtype.itemsize] if self.device.type == "cpu" else batch_size
         return max(1, frames // clip.frames) if clip else frames
 
-    @torch.inference_mode()
     def compute(self, crops: np.ndarray, *, batch_size: int = 32) -> np.ndarray:
         """Compute the features of what :meth:`prepare` gives: (T, D) or (T, L, D) float32.
-
-        The network always sees as many frames at once (:meth:`together`), the last ones made up, because the
-        last digit of what it computes may depend on their number. So a frame's features do not depend on the
-        others.
 
         Raises:
             CapvidError: the device has not the memory for such a batch.
         """
         together = self.together(batch_size)
-        batches = (_batch(crops[at : at + together], together) for at in range(0, len(crops), together))
+        starts = range(0, len(crops), together)
+        parts = [self.submit(crops[at : at + together], batch_size=batch_size) for at in starts]
+        return np.concatenate([part.result() for part in parts])
+
+    def submit(self, crops: np.ndarray, *, batch_size: int = 32) -> Future[np.ndarray]:
+        """Have the features of at most :meth:`together` crops computed in another thread.
+
+        The network always sees as many, the last ones made up, because the last digit of what it computes may
+        depend on their number. So a frame's features do not depend on the others.
+
+        Returns:
+            The promise of (n, D) or (n, L, D) float32; it raises CapvidError where the memory is not enough.
+        """
+        return self.lanes.submit(self._run, crops, self.together(batch_size))
+
+    @torch.inference_mode()
+    def _run(self, crops: np.ndarray, together: int) -> np.ndarray:
+        batch = torch.zeros((together, *crops.shape[1:]), dtype=torch.uint8)
+        batch.numpy()[: len(crops)] = crops
         try:
-            parts = [self.module(self._input(images)).float() for images in self._moved(batches)]
-            return torch.cat(parts)[: len(crops)].cpu().numpy()
+            if self.device.type == "cuda":
+                batch = batch.pin_memory().to(self.device, non_blocking=True)
+            else:
+                batch = batch.to(self.device)
+            return self.module(self._input(batch))[: len(crops)].float().cpu().numpy()
         except torch.cuda.OutOfMemoryError as error:
             raise CapvidError(
-                f"{self.device} has not the memory for {batch_size} frames of {self.entry.name} at once",
+                f"{self.device} has not the memory for {len(batch)} frames of {self.entry.name} at once",
                 remedy="use a smaller --batch-size",
             ) from error
-
-    def _moved(self, batches: Iterable[Tensor]) -> Iterator[Tensor]:
-        """Bring batches to the device; on CUDA the next one while the last is computed."""
-        if self.device.type != "cuda":
-            yield from (batch.to(self.device) for batch in batches)
-            return
-        side, waiting = torch.cuda.Stream(self.device), None
-        for batch in batches:
-            with torch.cuda.stream(side):
-                moved = batch.pin_memory().to(self.device, non_blocking=True)
-                there = side.record_event()
-            if waiting is not None:
-                yield _once_there(*waiting)
-            waiting = moved, there
-        if waiting is not None:
-            yield _once_there(*waiting)
 
     def _input(self, images: Tensor) -> Tensor:
         """Crops uint8 (T, h, w, 3) as the network's input (T, 3, h, w), clips as (T, 3, C, h, w)."""
@@ -144,21 +151,6 @@ class Backbone:
             return normalise(images.permute(0, 3, 1, 2), self.entry.preprocess).to(self.dtype)
         frames = normalise(images.flatten(0, 1).permute(0, 3, 1, 2), self.entry.preprocess)  # (TC, 3, h, w)
         return frames.to(self.dtype).unflatten(0, images.shape[:2]).transpose(1, 2)
-
-
-def _batch(crops: np.ndarray, size: int) -> Tensor:
-    """Crops (n, ...) uint8 with black ones behind them, (size, ...)."""
-    batch = torch.zeros((size, *crops.shape[1:]), dtype=torch.uint8)
-    batch.numpy()[: len(crops)] = crops
-    return batch
-
-
-def _once_there(moved: Tensor, there: torch.cuda.Event) -> Tensor:
-    """Let what is computed from now on wait for the copy."""
-    current = torch.cuda.current_stream(moved.device)
-    current.wait_event(there)
-    moved.record_stream(current)
-    return moved
 
 
 def _dtype_for(precision: str, entry: BackboneEntry, device: torch.device) -> torch.dtype:

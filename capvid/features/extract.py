@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -103,38 +104,62 @@ class _Stream:
     def __init__(self, backbone: Backbone, batch_size: int, dtype: str) -> None:
         self.backbone = backbone
         self.view = View.of(backbone.entry)
+        self.together = backbone.together(batch_size)
         self._batch_size = batch_size
         self._dtype = dtype
-        self._waiting: list[np.ndarray] = []
-        self._computed: list[np.ndarray] = []
+        self._waiting: list[np.ndarray] = []  # crops that do not fill a batch
+        self._begun: deque[tuple[int, Future[np.ndarray]]] = deque()  # batches, and how many frames of each
+        self._computed: list[np.ndarray] = []  # features that belong to the next videos
 
     def put(self, crops: np.ndarray) -> None:
-        """Add the crops of a video."""
+        """Add the crops of a video, and begin to compute what fills batches."""
         self._waiting.append(crops)
-
-    def run(self, *, everything: bool) -> None:
-        """Compute what fills batches, or everything."""
-        if not self._waiting:
-            return
-        rest = sum(map(len, self._waiting)) % self.backbone.together(self._batch_size)
-        keep = 0 if everything else rest
         crops = self._waiting[0] if len(self._waiting) == 1 else np.concatenate(self._waiting)
-        ready = len(crops) - keep
-        if ready:
-            computed = self.backbone.compute(crops[:ready], batch_size=self._batch_size)
-            with np.errstate(over="ignore"):
-                self._computed.append(computed.astype(self._dtype).astype(np.float32))
-        self._waiting = [crops[ready:].copy()] if keep else []
+        full = len(crops) - len(crops) % self.together
+        for start in range(0, full, self.together):
+            self._begin(crops[start : start + self.together])
+        self._waiting = [crops[full:].copy()] if full < len(crops) else []
 
-    def __len__(self) -> int:
-        """How many frames are computed and not taken."""
-        return sum(map(len, self._computed))
+    def flush(self) -> None:
+        """Begin to compute the rest as well."""
+        if self._waiting:
+            self._begin(np.concatenate(self._waiting))
+            self._waiting = []
+
+    def _begin(self, crops: np.ndarray) -> None:
+        self._begun.append((len(crops), self.backbone.submit(crops, batch_size=self._batch_size)))
+
+    def begun(self) -> int:
+        """Of how many frames features are there or being computed."""
+        return sum(map(len, self._computed)) + sum(frames for frames, _ in self._begun)
+
+    def busy(self) -> int:
+        """How many batches are being computed."""
+        return sum(not future.done() for _, future in self._begun)
+
+    def there(self, frames: int) -> bool:
+        """Whether the features of the next frames can be had without waiting."""
+        count = sum(map(len, self._computed))
+        for size, future in self._begun:
+            if count >= frames or not future.done():
+                break
+            count += size
+        return count >= frames
 
     def take(self, frames: int) -> np.ndarray:
-        """Remove the features of the next frames, (frames, D) or (frames, L, D)."""
+        """Wait for the features of the next frames, (frames, D) or (frames, L, D), and remove them."""
+        while sum(map(len, self._computed)) < frames:
+            computed = self._begun.popleft()[1].result()
+            with np.errstate(over="ignore"):
+                self._computed.append(computed.astype(self._dtype).astype(np.float32))
         features = self._computed[0] if len(self._computed) == 1 else np.concatenate(self._computed)
         self._computed = [features[frames:]]
         return features[:frames].copy()  # a view would keep the features of other videos in memory
+
+    def close(self) -> None:
+        """Give up what has not been begun."""
+        for _, future in self._begun:
+            future.cancel()
 
 
 class _Extraction:
@@ -145,37 +170,50 @@ class _Extraction:
     ) -> None:
         self.streams = [_Stream(backbone, batch_size, dtype) for backbone in backbones]
         self.sampling = sampling
-        self.batch_size = batch_size
         self.dtype = dtype
-        self.room = max(batch_size, *(stream.backbone.together(batch_size) for stream in self.streams))
         self.views = list(dict.fromkeys(stream.view for stream in self.streams))
+        self._enough = 2 * max(stream.backbone.lanes.count for stream in self.streams)
+        self._room = self._enough * max(stream.together for stream in self.streams)
+        self._waiting: deque[Video] = deque()
 
     def results(self, videos: Iterable[Video]) -> Iterator[ExtractionResult]:
-        """Gather videos until their frames fill a batch, compute, and give those that are complete."""
-        waiting: deque[Video] = deque()
-        frames = 0
-        for video in videos:
-            waiting.append(video)
-            frames += len(video)
-            if video.decoded:
-                for stream in self.streams:
-                    stream.put(video.decoded.crops[self.views.index(stream.view)])
-            crowded = len(waiting) > self.room  # nobody waits for ever behind inputs that fail
-            if frames >= self.batch_size or crowded:
-                self._run(everything=crowded)
-                frames = 0
-            yield from self._complete(waiting)
-        self._run(everything=True)
-        yield from self._complete(waiting)
+        """Begin to compute videos as they come, and give those that are complete, in order."""
+        try:
+            for video in videos:
+                self._waiting.append(video)
+                if video.decoded:
+                    for stream in self.streams:
+                        stream.put(video.decoded.crops[self.views.index(stream.view)])
+                crowded = len(self._waiting) > self._room  # nobody waits for ever behind inputs that fail
+                if crowded and not self._begun():
+                    self._flush()
+                yield from self._finished(everything=crowded)
+            self._flush()
+            yield from self._finished(everything=True)
+        finally:
+            for stream in self.streams:
+                stream.close()
 
-    def _run(self, *, everything: bool) -> None:
+    def _begun(self) -> bool:
+        """Whether all of the next video is there or being computed."""
+        return all(stream.begun() >= len(self._waiting[0]) for stream in self.streams)
+
+    def _flush(self) -> None:
         for stream in self.streams:
-            stream.run(everything=everything)
+            stream.flush()
 
-    def _complete(self, waiting: deque[Video]) -> Iterator[ExtractionResult]:
-        """Remove and finish the videos at the head of the queue of which everything is computed."""
-        while waiting and min(map(len, self.streams)) >= len(waiting[0]):
-            video = waiting.popleft()
+    def _finished(self, *, everything: bool = False) -> Iterator[ExtractionResult]:
+        """Remove and finish the videos at the head of the queue of which everything is computed.
+
+        Where more is being computed than keeps the lanes busy, those are waited for that come next; all that
+        can be had, if ``everything`` is.
+        """
+        while self._waiting and self._begun():
+            there = all(stream.there(len(self._waiting[0])) for stream in self.streams)
+            enough = sum(stream.busy() for stream in self.streams) >= self._enough
+            if not (there or enough or everything):
+                return
+            video = self._waiting.popleft()
             if video.decoded:
                 yield self._result(video, video.decoded)
             else:

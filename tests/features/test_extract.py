@@ -141,7 +141,7 @@ def test_inputs_that_fail_do_not_hold_up_a_video(made_up_videos: list[str]) -> N
 
     results = extracted(paths(), [make_backbone(Quadrants())], batch_size=16)
     first = next(iter(results))
-    assert first.features is not None and taken < 40
+    assert first.features is not None and taken < 60
     results.close()
 
 
@@ -215,11 +215,12 @@ def test_inputs_are_taken_as_they_are_needed(made_up_videos: list[str]) -> None:
             yield f"v-{index}-4.mp4"
 
     ahead = []
-    for done, _ in enumerate(extracted(inputs(), [make_backbone(Quadrants())], batch_size=8), 1):
+    one_lane = dataclasses.replace(make_backbone(Quadrants()), threads=1)
+    for done, _ in enumerate(extracted(inputs(), [one_lane], batch_size=8), 1):
         ahead.append(taken - done)
     assert done == 200
-    # two to fill a batch, two workers, one being submitted, and at most two more of the batch in hand
-    assert max(ahead) <= 7
+    # two to fill a batch, two workers, one being submitted, and two batches of two that are computed
+    assert max(ahead) <= 9
 
 
 def test_stopping_early_decodes_no_more(made_up_videos: list[str]) -> None:
@@ -252,7 +253,7 @@ def test_an_error_that_concerns_all_videos_is_raised(made_up_videos: list[str]) 
     def fail(images: Tensor) -> None:
         raise torch.cuda.OutOfMemoryError("out of memory")
 
-    with pytest.raises(CapvidError, match="has not the memory for 32 frames of googlenet"):
+    with pytest.raises(CapvidError, match="has not the memory for 8 frames of googlenet"):
         list(extracted(["v-1-2.mp4"], [make_backbone(Quadrants(fail))]))
 
 
