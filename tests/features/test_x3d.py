@@ -169,7 +169,7 @@ def test_stills_give_the_features_kept_with_them(shared_data: Path, weights: Pat
 
     folder = shared_data / "data" / "msrvtt-frames"
     kept = load_file(folder / "x3d_xs_conv5-val.safetensors")
-    network = load_backbone("x3d-xs", weights=weights).module
+    network = load_backbone("x3d-xs", weights=weights, precision="fp32").module
     videos = [json.loads(line) for line in (folder / "videos-val.jsonl").read_text().splitlines()[:5]]
     with zipfile.ZipFile(folder / "frames-val.zip") as archive:
         for video in videos:
@@ -182,14 +182,15 @@ def test_stills_give_the_features_kept_with_them(shared_data: Path, weights: Pat
 
 
 @pytest.mark.shared
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
 @pytest.mark.parametrize(
     ("clip", "name", "least"),
     [("flipping_a_pancake.mkv", "flipping pancake", 0.5), ("v_GGSY1Qvo990.mp4", "clean and jerk", 0.85)],
 )
 def test_real_videos_are_recognised_by_their_motion(
-    shared_data: Path, weights: Path, clip: str, name: str, least: float
+    shared_data: Path, weights: Path, clip: str, name: str, least: float, precision: str
 ) -> None:
-    backbone = load_backbone("x3d-xs", layer="fc", weights=weights)
+    backbone = load_backbone("x3d-xs", layer="fc", weights=weights, precision=precision)
     windows = View.of(backbone.entry).windows(UniformSampling(5))
     assert windows is not None
     path = shared_data / "data" / "clips" / clip
