@@ -16,8 +16,6 @@ def info(
 
     With the frames that would be taken, and their times.
     """
-    import torch  # noqa: F401  (before decord, which the reader imports)
-
     from capvid.video.sampling import UniformSampling
     from capvid.video.source import open_video
 
