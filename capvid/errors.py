@@ -133,6 +133,12 @@ class DataError(CapvidError):
     kind = "data"
 
 
+class TrainingError(CapvidError):
+    """Training that cannot go on; what was saved before is kept."""
+
+    kind = "training"
+
+
 class RecipeError(UsageError):
     """A recipe or a ``--set`` value that is not valid."""
 

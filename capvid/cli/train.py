@@ -78,7 +78,7 @@ def train(
         ),
     ] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Backbone recipes only: go on with the run in the folder.")
+        bool, typer.Option("--resume", help="Go on with the run in the folder where it was broken off.")
     ] = False,
     seed: Annotated[int | None, typer.Option(help="Seed of weights, batches and dropout.")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")] = "auto",
@@ -117,13 +117,12 @@ def train(
             overwrite=overwrite,
         )
         return
-    if not features or pictures or resume:
+    if not features or pictures:
         raise UsageError(
-            f"{recipe} trains a captioner: it needs --features, and knows neither --pictures nor --resume",
+            f"{recipe} trains a captioner: it needs --features, and does not know --pictures",
             remedy="see capvid train --help",
         )
-    if (output / "best").exists() and not overwrite:
-        raise UsageError(f"{output}: holds a training run already", remedy="choose another -o or --overwrite")
+    _check_folder(output, resume=resume, overwrite=overwrite)
 
     from capvid.data.captions import load_captions
     from capvid.device import resolve_device
@@ -142,9 +141,24 @@ def train(
             device=resolve_device(device),
             reporter=reporter,
             value_width=FeatureStore(values).header.width if values else 0,
+            resume=resume,
         )
         best, test = trainer.run()
     reporter.conclude(best, test, output)
+
+
+def _check_folder(folder: Path, *, resume: bool, overwrite: bool) -> None:
+    """See that no run is lost.
+
+    Raises:
+        UsageError: the folder holds a run, and nothing says what becomes of it.
+    """
+    if resume and overwrite:
+        raise UsageError("--resume and --overwrite exclude each other", remedy="give one of them")
+    if not (resume or overwrite) and any((folder / name).exists() for name in ("best", "last")):
+        raise UsageError(
+            f"{folder}: holds a training run already", remedy="choose another -o, --resume or --overwrite"
+        )
 
 
 def _print_recipes() -> None:
@@ -204,11 +218,15 @@ class _Progress:
     def __exit__(self, *_: object) -> None:
         self.bar.stop()
 
-    def started(self, *, captions: int, videos: int, validation: int, words: int, batches: int) -> None:
+    def started(
+        self, *, captions: int, videos: int, validation: int, words: int, batches: int, epoch: int
+    ) -> None:
         """Say what there is to learn from."""
         self.begun = time.monotonic()
         self.batches = batches
-        self.bar.update(self.task, total=batches * self.epochs, description=f"epoch 1/{self.epochs}")
+        self.bar.update(self.task, total=batches * self.epochs, description=f"epoch {epoch}/{self.epochs}")
+        if 1 < epoch <= self.epochs:
+            self.console.print(f"goes on with epoch {epoch}")
         self.console.print(
             f"{videos} videos, {captions} captions an epoch, {words} words; "
             f"{validation} videos to validate on"

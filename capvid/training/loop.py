@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import math
 import random
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -16,12 +18,13 @@ import torch
 from capvid.captioners import Captioner, build, captioner_class
 from capvid.captioners.checkpoint import load_checkpoint, save_checkpoint
 from capvid.captioners.layers import Standardise
+from capvid.data.batches import Batch
 from capvid.data.captions import CaptionedVideo
 from capvid.device import release_memory
-from capvid.errors import DataError, UsageError
+from capvid.errors import DataError, TrainingError, UsageError
 from capvid.features.store import FeatureStore
 from capvid.files import atomic_write_text
-from capvid.text.vocabulary import SPECIAL, Vocabulary
+from capvid.text.vocabulary import PAD, SPECIAL, Vocabulary
 from capvid.training.evaluate import Evaluation, evaluate
 from capvid.training.optimise import (
     AveragedWeights,
@@ -32,9 +35,11 @@ from capvid.training.optimise import (
     make_optimizer,
 )
 from capvid.training.recipe import Recipe
+from capvid.training.state import STATE, Learner, load_state, save_state
 from capvid.training.tasks import Prediction, task_of
 
 RELEASE_EVERY = 50  # batches
+LAST = "last"  # folder of the last checkpoint, with the state to resume from
 
 
 @dataclass(frozen=True)
@@ -60,11 +65,43 @@ class EpochResult:
     samples: dict[str, Prediction]
 
 
+@dataclass(kw_only=True)
+class _Progress:
+    """Where a run stands.
+
+    Attributes:
+        epoch: that is trained now, from 1.
+        batch: how many batches of it are done.
+        loss: sum over their words.
+        words: number of these.
+        best: the best epoch so far.
+        log: the lines of ``metrics.jsonl``.
+    """
+
+    epoch: int = 1
+    batch: int = 0
+    loss: float = 0.0
+    words: int = 0
+    best: EpochResult | None = None
+    log: list[str] = field(default_factory=list)
+
+    def next_epoch(self, result: EpochResult) -> None:
+        """Note the epoch that is done and go on to the next."""
+        self.best = result if result.best else self.best
+        self.epoch, self.batch, self.loss, self.words = self.epoch + 1, 0, 0.0, 0
+
+    def is_over(self, patience: int) -> bool:
+        """Whether so many epochs have gone by without a better one."""
+        return self.best is not None and self.epoch - 1 - self.best.epoch >= patience
+
+
 class Reporter(Protocol):
     """Is told how training goes on."""
 
-    def started(self, *, captions: int, videos: int, validation: int, words: int, batches: int) -> None:
-        """Training begins: ``batches`` in an epoch."""
+    def started(
+        self, *, captions: int, videos: int, validation: int, words: int, batches: int, epoch: int
+    ) -> None:
+        """Training begins, or goes on, with ``epoch``: ``batches`` in each."""
 
     def stepped(self, *, epoch: int, batch: int, loss: float, captions_per_second: float) -> None:
         """One batch is done."""
@@ -81,7 +118,7 @@ def seed_everything(seed: int) -> None:
 
 
 class Trainer:
-    """Trains one captioner by a recipe and keeps the best in ``folder / "best"``.
+    """Trains one captioner by a recipe and keeps the best in ``folder / "best"``, the last in ``"last"``.
 
     Args:
         recipe: what to train and how.
@@ -92,8 +129,10 @@ class Trainer:
         device: where to train.
         reporter: told of every batch and epoch.
         value_width: of the features, the last columns that are a captioner's values, not keys.
+        resume: go on with the run in the folder, if it holds the state of one.
 
     Raises:
+        CheckpointError: that state is damaged, or of another recipe or other data.
         DataError: a split is empty, or videos have no features, or not what the captioner writes.
         UsageError: the captioner cannot be made for such features.
     """
@@ -108,6 +147,7 @@ class Trainer:
         device: torch.device,
         reporter: Reporter,
         value_width: int = 0,
+        resume: bool = False,
     ) -> None:
         self.recipe, self.videos, self.store, self.folder = recipe, videos, store, folder
         self.device, self.reporter = device, reporter
@@ -146,6 +186,31 @@ class Trainer:
         )
         self.average = AveragedWeights(self.captioner, options.average) if options.average else None
         self.bf16 = options.precision == "bf16" or (options.precision == "auto" and bf16_in_hardware(device))
+        self.learner = Learner(
+            module=self.captioner,
+            optimizer=self.optimizer,
+            schedule=self.schedule,
+            average=self.average,
+            device=device,
+        )
+        self.progress = _Progress()
+        if resume and self.state.is_file():
+            found = load_state(self.state, self.learner, self._run())
+            best = found.pop("best")
+            self.progress = _Progress(**found, best=None if best is None else EpochResult(**best))
+
+    @property
+    def state(self) -> Path:
+        """The file from which the run can be resumed."""
+        return self.folder / LAST / STATE
+
+    def _run(self) -> dict[str, Any]:
+        """What a state must agree with."""
+        seen = [*self.vocabulary.words, *(video.id for video in self.videos), self.store.header.to_json()]
+        return {
+            "recipe": self.recipe.to_dict(),
+            "data": hashlib.sha256("\n".join([*seen, str(self.batches.captions)]).encode()).hexdigest(),
+        }
 
     def _build(self, value_width: int) -> Captioner:
         """A fresh captioner for the features, its weights as the recipe wants them at the beginning."""
@@ -174,87 +239,116 @@ class Trainer:
         options = self.recipe.training
         self.folder.mkdir(parents=True, exist_ok=True)
         atomic_write_text(self.folder / "recipe.json", json.dumps(self.recipe.to_dict(), indent=1))
-        log: list[str] = []
+        progress = self.progress
+        if progress == _Progress():
+            self.state.unlink(missing_ok=True)  # that of a run that is overwritten
         self.reporter.started(
             captions=self.batches.captions,
             videos=len(self.batches.examples),
             validation=len(self.validation),
             words=len(self.vocabulary),
             batches=len(self.batches),
+            epoch=progress.epoch,
         )
-        best: EpochResult | None = None
-        for epoch in range(1, options.epochs + 1):
-            result = self._epoch(epoch, best)
-            if result.best:
-                best = result
-            log.append(json.dumps(self._record(result)))
-            atomic_write_text(self.folder / "metrics.jsonl", "\n".join(log) + "\n")
+        while progress.epoch <= options.epochs and not progress.is_over(options.patience):
+            result = self._epoch()
+            progress.log.append(json.dumps(self._record(result)))
+            atomic_write_text(self.folder / "metrics.jsonl", "\n".join(progress.log) + "\n")
+            progress.next_epoch(result)
+            self._keep()
             self.reporter.finished_epoch(result)
-            if best is None or epoch - best.epoch >= options.patience:
-                break
-        if best is None:
-            raise DataError("training gave no finite loss", remedy="lower training.learning_rate")
-        return best, self._test(self.test) if self.test else None
+        assert progress.best is not None
+        return progress.best, self._test(self.test) if self.test else None
 
-    def _epoch(self, epoch: int, best: EpochResult | None) -> EpochResult:
-        start = time.monotonic()
-        loss, speed = self._train(epoch)
+    def _epoch(self) -> EpochResult:
+        """Train for an epoch, or what is left of it, validate, and save the weights if they are the best."""
+        start, progress = time.monotonic(), self.progress
+        speed = self._train()
+        loss = progress.loss / progress.words
         if self.average:
             self.average.swap(self.captioner)
         captions = self.task.predict(self.captioner, self.vocabulary, self.validation, self.recipe.decoding)
         cider = self.cider(captions)
-        better = np.isfinite(loss) and (best is None or cider > best.cider)
+        better = progress.best is None or cider > progress.best.cider
         if better:
-            info = {
-                "recipe": self.recipe.name,
-                "epoch": epoch,
-                "val_cider": cider,
-                "max_frames": self.recipe.data.max_frames,
-                "frames": self.recipe.data.frames,
-                "max_segments": self.recipe.data.max_segments,
-                "decoding": self.recipe.to_dict()["decoding"],
-            }
-            save_checkpoint(
-                self.folder / "best",
-                self.captioner,
-                self.vocabulary,
-                self.store.header,
-                info,
-                half=self.recipe.training.stored == "float16",
-            )
+            self._save("best", progress.epoch, cider)
+        self._save(LAST, progress.epoch, cider)
         if self.average:
             self.average.swap(self.captioner)
         samples = dict(list(captions.items())[:3])
-        return EpochResult(epoch, loss, cider, bool(better), time.monotonic() - start, speed, samples)
+        return EpochResult(progress.epoch, loss, cider, better, time.monotonic() - start, speed, samples)
 
-    def _train(self, epoch: int) -> tuple[float, float]:
-        """One pass over the batches: mean loss per word, captions per second."""
-        options = self.recipe.training
+    def _save(self, name: str, epoch: int, cider: float) -> None:
+        """Write a checkpoint into one of the run's folders."""
+        info = {
+            "recipe": self.recipe.name,
+            "epoch": epoch,
+            "val_cider": cider,
+            "max_frames": self.recipe.data.max_frames,
+            "frames": self.recipe.data.frames,
+            "max_segments": self.recipe.data.max_segments,
+            "decoding": self.recipe.to_dict()["decoding"],
+        }
+        half = self.recipe.training.stored == "float16"
+        save_checkpoint(
+            self.folder / name, self.captioner, self.vocabulary, self.store.header, info, half=half
+        )
+
+    def _keep(self) -> None:
+        """Write the state from which the run can be resumed."""
+        self.state.parent.mkdir(parents=True, exist_ok=True)
+        save_state(self.state, self.learner, self._run(), asdict(self.progress))
+
+    def _train(self) -> float:
+        """What is left of one pass over the batches; returns captions per second."""
+        options, progress = self.recipe.training, self.progress
         self.captioner.train()
-        total, words, captions, start = 0.0, 0, 0, time.monotonic()
-        for number, batch in enumerate(self.batches.epoch(epoch), 1):
-            batch = batch.to(self.device)
-            with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16):
-                loss = caption_loss(self.captioner, batch, options.label_smoothing)
-            self.optimizer.zero_grad(set_to_none=True)
-            loss.backward()
-            clip_gradients(self.captioner, options)
-            self.optimizer.step()
-            self.schedule.step()
-            if self.average:
-                self.average.update(self.captioner)
-            count = int((batch.targets != 0).sum())
-            total, words = total + loss.item() * count, words + count
+        captions, start = 0, time.monotonic()
+        kept = start
+        for number, batch in enumerate(self.batches.epoch(progress.epoch), 1):
+            if number <= progress.batch:  # done before the run was broken off
+                continue
+            loss, words = self._step(batch.to(self.device))
+            progress.loss, progress.words = progress.loss + loss * words, progress.words + words
+            progress.batch = number
             captions += len(batch.targets)
             if number % RELEASE_EVERY == 0:
                 release_memory()
+            if time.monotonic() - kept > 60 * options.save_every and number < len(self.batches):
+                self._keep()
+                kept = time.monotonic()
             self.reporter.stepped(
-                epoch=epoch,
+                epoch=progress.epoch,
                 batch=number,
-                loss=total / words,
+                loss=progress.loss / progress.words,
                 captions_per_second=captions / (time.monotonic() - start),
             )
-        return total / words, captions / (time.monotonic() - start)
+        return captions / (time.monotonic() - start)
+
+    def _step(self, batch: Batch) -> tuple[float, int]:
+        """Learn from one batch; returns the mean loss per word and the number of words.
+
+        Raises:
+            TrainingError: the loss is not finite.
+        """
+        options, progress = self.recipe.training, self.progress
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16):
+            loss = caption_loss(self.captioner, batch, options.label_smoothing)
+        self.optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        clip_gradients(self.captioner, options)
+        self.optimizer.step()
+        self.schedule.step()
+        if self.average:
+            self.average.update(self.captioner)
+        value = loss.item()
+        if not math.isfinite(value):
+            best = f"; {self.folder / 'best'} keeps epoch {progress.best.epoch}" if progress.best else ""
+            raise TrainingError(
+                f"the loss is {value} in epoch {progress.epoch}, batch {progress.batch + 1}{best}",
+                remedy="lower training.learning_rate, or clip gradients with training.clip_norm",
+            )
+        return value, int((batch.targets != PAD).sum())
 
     def _test(self, videos: Sequence[CaptionedVideo]) -> Evaluation:
         """Score the best checkpoint on the test split, once, at the end."""

@@ -72,6 +72,7 @@ class TrainingOptions:
         average: decay of the running average of the weights that is validated and saved; 0 saves the weights.
         stored: numbers in which checkpoints are stored, float32 or float16 (half the size).
         precision: fp32, bf16 (autocast), or auto (bf16 where the processor multiplies it in hardware).
+        save_every: minutes after which the state of a run is saved in the midst of an epoch.
         seed: of weights, batches and dropout.
     """
 
@@ -92,6 +93,7 @@ class TrainingOptions:
     average: float = 0.0
     stored: str = "float32"
     precision: str = "auto"
+    save_every: float = 5.0
     seed: int = 1
 
 

@@ -1,0 +1,133 @@
+"""The state of a training run: everything that its next step depends on, in one file that is no pickle.
+
+A run that is killed at any moment goes on from it and ends with the weights of one that was never broken off.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from capvid.errors import CheckpointError
+from capvid.files import atomic_path
+from capvid.training.optimise import AveragedWeights
+
+STATE = "state.safetensors"
+_FORMAT = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Learner:
+    """What changes from step to step.
+
+    Attributes:
+        module: the captioner.
+        optimizer: of its weights.
+        schedule: of the learning rate.
+        average: the running average of the weights, if there is one.
+        device: where it is trained; of its generator, the numbers of dropout are drawn.
+    """
+
+    module: nn.Module
+    optimizer: torch.optim.Optimizer
+    schedule: torch.optim.lr_scheduler.LambdaLR
+    average: AveragedWeights | None
+    device: torch.device
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All of it that are tensors, by name."""
+        found = {f"module.{name}": tensor for name, tensor in self.module.state_dict().items()}
+        for index, kept in self.optimizer.state_dict()["state"].items():
+            found |= {f"optimizer.{index}.{key}": torch.as_tensor(value) for key, value in kept.items()}
+        weights = self.average.weights if self.average else ()
+        found |= {f"average.{number}": weight for number, weight in enumerate(weights)}
+        found["generator.cpu"] = torch.get_rng_state()
+        if self.device.type == "cuda":
+            found["generator.cuda"] = torch.cuda.get_rng_state(self.device)
+        return {name: tensor.detach().cpu().contiguous() for name, tensor in found.items()}
+
+    def numbers(self) -> dict[str, Any]:
+        """The rest of it, fit for JSON."""
+        return {
+            "rates": [group["lr"] for group in self.optimizer.param_groups],
+            "steps": self.schedule.last_epoch,
+            "averaged": self.average.steps if self.average else 0,
+        }
+
+    def restore(self, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]) -> None:
+        """Take over a state.
+
+        Raises:
+            KeyError, RuntimeError, ValueError: it is that of something else.
+        """
+        self.module.load_state_dict(_below("module.", tensors))
+        state = self.optimizer.state_dict()
+        state["state"] = {}
+        for name, tensor in _below("optimizer.", tensors).items():
+            number, _, key = name.partition(".")
+            state["state"].setdefault(int(number), {})[key] = tensor
+        for group, rate in zip(state["param_groups"], numbers["rates"], strict=True):
+            group["lr"] = rate
+        self.optimizer.load_state_dict(state)
+        self.schedule.last_epoch = numbers["steps"]
+        self.schedule._last_lr = list(numbers["rates"])
+        if self.average:
+            for index, weight in enumerate(self.average.weights):
+                weight.copy_(tensors[f"average.{index}"])
+            self.average.steps = numbers["averaged"]
+        torch.set_rng_state(tensors["generator.cpu"])
+        if self.device.type == "cuda":
+            torch.cuda.set_rng_state(tensors["generator.cuda"], self.device)
+
+
+def save_state(path: Path, learner: Learner, run: Mapping[str, Any], progress: Mapping[str, Any]) -> None:
+    """Write the state, whole or not at all.
+
+    Args:
+        path: the file.
+        learner: what is learned.
+        run: what tells this run from others; a state is only taken over by one of the same.
+        progress: where the run stands.
+    """
+    note = {"format": _FORMAT, "run": dict(run), "progress": dict(progress), **learner.numbers()}
+    with atomic_path(path) as temporary:
+        save_file(learner.tensors(), temporary, metadata={"capvid": json.dumps(note)})
+
+
+def load_state(path: Path, learner: Learner, run: Mapping[str, Any]) -> dict[str, Any]:
+    """Take over the state in the file and give the progress.
+
+    Raises:
+        CheckpointError: the file is damaged, or of a run with another recipe or other data.
+    """
+    try:
+        with safe_open(path, "pt") as file:
+            note = json.loads((file.metadata() or {})["capvid"])
+        if note["format"] != _FORMAT:
+            raise ValueError(f"format {note['format']}")
+        for name, value in run.items():
+            if note["run"].get(name) != json.loads(json.dumps(value)):
+                raise CheckpointError(
+                    f"{path}: the state of a run with another {name}",
+                    remedy=f"give the {name} that it was begun with, or begin anew with --overwrite",
+                )
+        learner.restore(load_file(path), note)
+        progress: dict[str, Any] = note["progress"]
+    except (OSError, SafetensorError, KeyError, ValueError, RuntimeError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise CheckpointError(
+            f"{path}: damaged, no state to resume from ({reason})", remedy="begin anew with --overwrite"
+        ) from error
+    return progress
+
+
+def _below(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name[len(prefix) :]: tensor for name, tensor in tensors.items() if name.startswith(prefix)}
