@@ -136,12 +136,16 @@ class Batch:
         Raises:
             typer.Exit: something failed.
         """
+        self.summarise()
+        if self.exit_code:
+            raise typer.Exit(self.exit_code)
+
+    def summarise(self) -> None:
+        """Print the summary of a batch."""
         if self.many:
             skipped = f", {self.skipped} skipped (already done)" if self.skipped else ""
             failed = f", {len(self.errors)} failed" if self.errors else ""
             self.say(f"{self.done} {self.verb}{skipped}{failed}")
-        if self.exit_code:
-            raise typer.Exit(self.exit_code)
 
     @property
     def exit_code(self) -> int:

@@ -74,7 +74,7 @@ def extract(
             "one file of --weights for several backbones",
             remedy="put their files into a folder and give that",
         )
-    chosen = _sampling(sampling, frames=frames, clean=clean)
+    chosen = read_sampling(sampling, frames=frames, clean=clean)
     batch = common.Batch(verb="extracted", many=common.is_many(inputs))
     videos = common.collect(inputs, batch, recursive=recursive, fail_fast=fail_fast)
     if not videos:
@@ -94,7 +94,7 @@ def extract(
         )
         for number, name in enumerate(backbone)
     ]
-    _extract_into(
+    extract_into(
         output,
         videos,
         loaded,
@@ -109,8 +109,8 @@ def extract(
     batch.finish()
 
 
-def _sampling(text: str | None, *, frames: int | None, clean: bool) -> Sampling:
-    """Read which frames to take.
+def read_sampling(text: str | None, *, frames: int | None, clean: bool) -> Sampling:
+    """Read which frames to take: ``text``, or so many ``frames``, 28 if neither is given.
 
     Raises:
         UsageError: both ``--frames`` and ``--sampling``, or a sampling that is not understood.
@@ -123,7 +123,7 @@ def _sampling(text: str | None, *, frames: int | None, clean: bool) -> Sampling:
     return parse_sampling(text if not clean or text.endswith("+clean") else f"{text}+clean")
 
 
-def _extract_into(
+def extract_into(
     folder: Path,
     videos: Sequence[VideoInput],
     backbones: Sequence[Backbone],
@@ -131,12 +131,25 @@ def _extract_into(
     batch: common.Batch,
     *,
     workers: int,
-    timeout: float | None,
-    batch_size: int,
-    overwrite: bool,
-    fail_fast: bool,
+    timeout: float | None = 600,
+    batch_size: int = 32,
+    overwrite: bool = False,
+    fail_fast: bool = False,
 ) -> None:
-    """Extract what is not done yet, each video into its file as it comes."""
+    """Extract what is not done yet, each video into its file as it comes; ``batch`` counts.
+
+    Args:
+        folder: for the files, named by the videos' keys.
+        videos: what to extract.
+        backbones: one stream each.
+        sampling: which frames to take.
+        batch: is told what is done and what fails.
+        workers: processes that decode.
+        timeout: seconds after which a file is given up; None waits for ever.
+        batch_size: frames gathered for a backbone.
+        overwrite: also do what is done.
+        fail_fast: stop at the first video that fails.
+    """
     from capvid.features.extract import extract_features
     from capvid.features.file import save_features
     from capvid.files import remove_leftovers

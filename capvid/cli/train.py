@@ -40,6 +40,26 @@ def train(
             show_default=False,
         ),
     ] = None,
+    videos: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="In place of --features: videos, or folders of them; the features are extracted first, into "
+            "RUN/features, those of the videos that the data name. May be repeated.",
+            show_default=False,
+        ),
+    ] = None,
+    backbone: Annotated[
+        list[str] | None,
+        typer.Option(
+            show_default="capvid-small", help="With --videos: name of a backbone; again for further streams."
+        ),
+    ] = None,
+    sampling: Annotated[
+        str | None,
+        typer.Option(
+            show_default="uniform:28", help="With --videos: which frames, as capvid extract has it."
+        ),
+    ] = None,
     values: Annotated[
         list[str] | None,
         typer.Option(
@@ -117,11 +137,13 @@ def train(
             overwrite=overwrite,
         )
         return
-    if not features or pictures:
+    if bool(features) == bool(videos) or pictures:
         raise UsageError(
-            f"{recipe} trains a captioner: it needs --features, and does not know --pictures",
+            f"{recipe} trains a captioner: it needs --features or --videos, and does not know --pictures",
             remedy="see capvid train --help",
         )
+    if (backbone or sampling) and not videos:
+        raise UsageError("--backbone and --sampling are for --videos", remedy="leave them out")
     _check_folder(output, resume=resume, overwrite=overwrite)
 
     from capvid.data.captions import load_captions
@@ -129,16 +151,30 @@ def train(
     from capvid.features.store import FeatureStore
     from capvid.training.loop import Trainer
 
-    store = FeatureStore([*features, *(values or [])])
+    captioned, place = load_captions(data), resolve_device(device)
+    if videos:
+        from capvid.cli.prepare import extract_features_of
+
+        features = [str(output / "features")]
+        captioned = extract_features_of(
+            captioned,
+            videos,
+            output / "features",
+            backbones=backbone or ["capvid-small"],
+            sampling=sampling,
+            weights=weights,
+            device=place,
+        )
+    store = FeatureStore([*(features or []), *(values or [])])
     if weights is not None:
         _keep_weights(weights, store.header, output)
     with _Progress(chosen.training.epochs) as reporter:
         trainer = Trainer(
             chosen,
-            videos=load_captions(data),
+            videos=captioned,
             store=store,
             folder=output,
-            device=resolve_device(device),
+            device=place,
             reporter=reporter,
             value_width=FeatureStore(values).header.width if values else 0,
             resume=resume,
@@ -176,27 +212,35 @@ def _print_recipes() -> None:
 
 
 def _keep_weights(weights: Path, header: Any, folder: Path) -> None:
-    """Copy the backbone's verified weights into the run folder."""
+    """Copy the backbones' verified weights, of which ``weights`` is the file or the folder, into the run.
+
+    Raises:
+        WeightsError: they are not there.
+    """
     from capvid.errors import WeightsError
     from capvid.features.registry import backbones
-    from capvid.files import atomic_path, sha256_file
+    from capvid.features.weights import local_weights, own_file_name
+    from capvid.files import atomic_path, file_digest
 
-    if not weights.is_file():
+    if not weights.exists():
         raise WeightsError(f"{weights}: no such weights file")
-    digest = sha256_file(weights)
-    needed = [backbones()[s.backbone] for s in header.streams if s.backbone in backbones()]
-    for entry in needed:
-        if entry.sha256 == digest:
-            target = folder / "weights" / entry.source.partition(":")[2]
+    needed = {s.backbone: s for s in header.streams if s.backbone in backbones()}
+    copied = 0
+    for name, stream in needed.items():
+        entry = backbones()[name]
+        path = None if entry.source == "none" else local_weights(name, weights=weights)
+        if path is not None and file_digest(path) in (entry.sha256, stream.weights_sha256):
+            target = folder / "weights" / own_file_name(entry)
             target.parent.mkdir(parents=True, exist_ok=True)
             with atomic_path(target) as temporary:
-                temporary.write_bytes(weights.read_bytes())
-            return
-    names = ", ".join(entry.name for entry in needed) or "backbones unknown to capvid"
-    raise WeightsError(
-        f"{weights}: not the weights of the features' backbone ({names})",
-        remedy="give the file that the features were made with",
-    )
+                temporary.write_bytes(path.read_bytes())
+            copied += 1
+    if not copied:
+        names = ", ".join(needed) or "unknown to capvid"
+        raise WeightsError(
+            f"{weights}: not the weights of the features' backbone ({names})",
+            remedy="give the file that the features were made with",
+        )
 
 
 class _Progress:

@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from toy import Run, Toy, write_video
+
+SIZES = ["embedding=12", "hidden=16", "attention=8", "projection=16", "output=16", "memory_rows=4"]
+SETTINGS = [
+    *(f"model.{size}" for size in SIZES),
+    "model.memory_width=8",
+    "training.epochs=1",
+    "data.min_count=1",
+]
+SET = [part for setting in SETTINGS for part in ("--set", setting)]
+
+
+@pytest.fixture
+def videos(tmp_path: Path) -> Path:
+    """Six videos in folders of a folder, one that is none, and one that the data do not name."""
+    folder = tmp_path / "my videos"
+    for number in range(7):
+        write_video(folder / "a" / f"v{number}.mp4", seed=number, frames=5)
+    (folder / "a" / "broken.mp4").write_bytes(b"nothing of a video" * 100)
+    rows = [
+        {"id": f"a/v{number}", "split": "val" if number > 3 else "train", "captions": ["a dog runs"]}
+        for number in range(6)
+    ]
+    rows.append({"id": "a/broken", "split": "train", "captions": ["nobody knows"]})
+    (tmp_path / "data.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    return folder
+
+
+def test_from_videos_to_a_captioner_in_one_step(capvid: Run, toy: Toy, videos: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    command = ["train", "m3-small", "--data", tmp_path / "data.jsonl", "--videos", videos, "-o", run, *SET]
+    streams = ["--backbone", "toy", "--sampling", "uniform:3", "--weights", toy.weights]
+    code, out, err = capvid(*command, *streams)
+    assert (code, out) == (0, ""), err
+    said = err.splitlines()
+    assert said[0].startswith(f"error: {videos}/a/broken.mp4: not a video file")
+    assert said[1] == "6 extracted, 1 failed"
+    assert said[2] == "warning: 1 of 7 videos of the data have no features and are left out (a/broken)"
+    assert said[3].startswith("4 videos, 4 captions an epoch")
+    assert sorted(path.stem for path in (run / "features").rglob("*.safetensors")) == [
+        f"v{number}" for number in range(6)
+    ]
+    code, out, err = capvid("caption", videos / "a" / "v0.mp4", "--model", run)  # with the weights in the run
+    assert (code, err) == (0, "") and out.strip()
+
+    code, _, err = capvid(*command, *streams, "--resume")
+    assert code == 0 and "0 extracted, 6 skipped (already done), 1 failed" in err.splitlines()
+
+
+def test_what_does_not_go_together(capvid: Run, toy: Toy, videos: Path, tmp_path: Path) -> None:
+    data = ["train", "m3-small", "--data", tmp_path / "data.jsonl", "-o", tmp_path / "run"]
+    for wrong in (["--features", "f", "--videos", videos], []):
+        code, _, err = capvid(*data, *wrong)
+        assert code == 2 and "m3-small trains a captioner: it needs --features or --videos" in err
+    code, _, err = capvid(*data, "--features", "f", "--backbone", "toy")
+    assert code == 2 and "--backbone and --sampling are for --videos" in err
+    code, _, err = capvid(*data, "--videos", videos / "a", "--backbone", "toy")
+    assert code == 1
+    assert "none of the 8 videos is one of the data, such as 'a/v0'; " in err and "would be 'broken'" in err
+    assert not (tmp_path / "run" / "best").exists()
