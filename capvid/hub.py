@@ -11,7 +11,7 @@ import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from capvid.errors import HubError
@@ -31,31 +31,50 @@ class _File:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Place:
-    """A repository at a commit, ``None`` before the first download from one that is not pinned."""
+class Place:
+    """A repository at a commit, and what a user can do where a file cannot be had from there.
+
+    Attributes:
+        repository: ``OWNER/NAME``.
+        revision: the commit's 40 hexadecimal digits; ``None`` before the first download from a branch.
+        branch: the branch or tag that is meant where there is no commit.
+        files: those to name in the command that downloads by hand; empty names the one that is sought.
+        instead: what will do in place of a download.
+    """
 
     repository: str
-    revision: str | None
+    revision: str | None = None
+    branch: str = "main"
+    files: tuple[str, ...] = ()
+    instead: str = "give the file with --weights FILE"
 
     def __str__(self) -> str:
-        return f"{self.repository} at {self.revision[:8] if self.revision else 'main'}"
+        return f"{self.repository} at {self.revision[:8] if self.revision else self.branch}"
+
+    @property
+    def reference(self) -> str:
+        """The name under which the branch's commit is recorded."""
+        return f"{self.repository}@{self.branch}"
 
     def remedy(self, filename: str) -> str:
         """Say how to get the file by hand."""
-        revision = f" --revision {self.revision}" if self.revision else ""
-        return (
-            f"run `hf download {self.repository} {filename}{revision}`, or give the file with --weights FILE"
-        )
+        wanted = self.revision or ("" if self.branch == "main" else self.branch)
+        revision = f" --revision {wanted}" if wanted else ""
+        files = " ".join(self.files or (filename,))
+        return f"run `hf download {self.repository} {files}{revision}`, or {self.instead}"
 
 
-def fetch(source: str, filename: str, *, sha256: str | None = None, alternatives: Sequence[str] = ()) -> Path:
+def fetch(
+    source: str | Place, filename: str, *, sha256: str | None = None, alternatives: Sequence[str] = ()
+) -> Path:
     """Give a file of a Hub repository at one commit, downloaded unless it is in the cache.
 
-    Where no commit is given, that of ``main`` at the first download is recorded in ``HF_HOME`` and stays.
+    Where no commit is given, that of the branch at the first download is recorded in ``HF_HOME`` and stays.
     Where no digest is known, that of the first download is recorded there too and checked from then on.
 
     Args:
-        source: ``hub:OWNER/NAME@COMMIT`` with the 40 hexadecimal digits of the commit, or ``hub:OWNER/NAME``.
+        source: ``hub:OWNER/NAME@COMMIT`` with the 40 hexadecimal digits of the commit, ``hub:OWNER/NAME``,
+            or the place itself.
         filename: path of the file in the repository.
         sha256: the digest, where it is known.
         alternatives: files that will do where the repository has none of that name, in their order.
@@ -67,7 +86,7 @@ def fetch(source: str, filename: str, *, sha256: str | None = None, alternatives
     names = (filename, *alternatives)
     file = _cached(place, names) or _download(place, names)
     if place.revision is None:
-        record(f"{place.repository}@main", file.revision)
+        record(place.reference, file.revision)
     found = file_digest(file.path)
     expected = sha256 or record(f"{place.repository}@{file.revision}/{file.name}", found)
     if found != expected:
@@ -79,7 +98,7 @@ def fetch(source: str, filename: str, *, sha256: str | None = None, alternatives
     return file.path
 
 
-def cached(source: str, filename: str, *, alternatives: Sequence[str] = ()) -> Path | None:
+def cached(source: str | Place, filename: str, *, alternatives: Sequence[str] = ()) -> Path | None:
     """Give the file that ``fetch`` would give if it is in the cache, not verified.
 
     Raises:
@@ -89,21 +108,22 @@ def cached(source: str, filename: str, *, alternatives: Sequence[str] = ()) -> P
     return None if file is None else file.path
 
 
-def _place(source: str) -> _Place:
+def _place(source: str | Place) -> Place:
+    if isinstance(source, Place):
+        return replace(source, revision=source.revision or recorded(source.reference))
     match = _SOURCE.fullmatch(source)
     if match is None:
         raise HubError(
             f"{source}: not a pinned Hub source", remedy="write it as hub:OWNER/NAME@40-HEX-COMMIT"
         )
-    repository = match["repository"]
-    return _Place(repository=repository, revision=match["revision"] or recorded(f"{repository}@main"))
+    return _place(Place(repository=match["repository"], revision=match["revision"]))
 
 
-def _cached(place: _Place, names: Sequence[str]) -> _File | None:
+def _cached(place: Place, names: Sequence[str]) -> _File | None:
     from huggingface_hub import try_to_load_from_cache
 
     for name in names:
-        found = try_to_load_from_cache(place.repository, name, revision=place.revision)
+        found = try_to_load_from_cache(place.repository, name, revision=place.revision or place.branch)
         if isinstance(found, str):
             path = Path(found)
             folder = path.parents[name.count("/")]  # of the commit, and named by it
@@ -111,7 +131,7 @@ def _cached(place: _Place, names: Sequence[str]) -> _File | None:
     return None
 
 
-def _download(place: _Place, names: Sequence[str]) -> _File:
+def _download(place: Place, names: Sequence[str]) -> _File:
     """Download the first of the files that there is."""
     from huggingface_hub import constants, errors, get_hf_file_metadata, hf_hub_download, hf_hub_url
 
@@ -122,13 +142,13 @@ def _download(place: _Place, names: Sequence[str]) -> _File:
             remedy=f"where there is a network {place.remedy(name)}",
         )
     try:
-        with _quiet():
+        with quiet():
             # one question without retries: the download itself goes on trying for half a minute or more
-            url = hf_hub_url(place.repository, name, revision=place.revision)
+            url = hf_hub_url(place.repository, name, revision=place.revision or place.branch)
             commit = get_hf_file_metadata(url).commit_hash
             if commit is None:
                 raise HubError(f"{place}: {constants.ENDPOINT} does not say which commit that is")
-            revision = place.revision or record(f"{place.repository}@main", commit)
+            revision = place.revision or record(place.reference, commit)
             path = Path(hf_hub_download(place.repository, name, revision=revision))
             return _File(path=path, name=name, revision=revision)
     except HubError:
@@ -140,7 +160,7 @@ def _download(place: _Place, names: Sequence[str]) -> _File:
         raise _explained(error, place, name) from error
 
 
-def _explained(error: Exception, place: _Place, name: str) -> HubError:
+def _explained(error: Exception, place: Place, name: str) -> HubError:
     """Say why a download failed and what to do."""
     from huggingface_hub import constants, errors
 
@@ -148,17 +168,19 @@ def _explained(error: Exception, place: _Place, name: str) -> HubError:
         return HubError(f"{place}: access is restricted", remedy="ask for it, then set HF_TOKEN")
     gone = (errors.RepositoryNotFoundError, errors.RevisionNotFoundError, errors.EntryNotFoundError)
     if isinstance(error, gone) and not isinstance(error, errors.LocalEntryNotFoundError):
+        hidden = isinstance(error, errors.RepositoryNotFoundError)
+        private = ", log in with `hf auth login` if it is private" if hidden else ""
         return HubError(
             f"{place}: {constants.ENDPOINT} has no such file ({name})",
-            remedy="check HF_ENDPOINT, or give the file with --weights FILE",
+            remedy=f"check HF_ENDPOINT{private}, or {place.instead}",
         )
     return HubError(
-        f"{place}: {name} cannot be downloaded from {constants.ENDPOINT} ({_cause(error)})",
+        f"{place}: {name} cannot be downloaded from {constants.ENDPOINT} ({cause(error)})",
         remedy=f"check the connection, {place.remedy(name)}",
     )
 
 
-def _cause(error: Exception) -> str:
+def cause(error: Exception) -> str:
     """Give the first line of what lies behind an error."""
     root: BaseException = error
     while root.__cause__ is not None:
@@ -168,7 +190,7 @@ def _cause(error: Exception) -> str:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Keep the client's log and, unless stderr is a terminal, its progress bars silent."""
     from huggingface_hub.utils import (
         are_progress_bars_disabled,

@@ -27,6 +27,7 @@ from capvid.features.extract import TIMEOUT, ExtractionResult, extract_features
 from capvid.features.file import load_features
 from capvid.features.registry import captioners, default_captioner
 from capvid.files import sha256_file
+from capvid.hub_models import HubModel, fetch_model, is_name
 from capvid.video.sampling import Sampling, UniformSampling, parse_sampling
 from capvid.video.workers import WorkerPool
 
@@ -234,8 +235,9 @@ def load(
     """Make the pipeline of a trained captioner.
 
     Args:
-        model: the folder of a captioner that was trained with capvid, or the name of one that comes with
-            it; None takes the default.
+        model: the folder of a captioner that was trained with capvid, the name of one that comes with it,
+            or ``OWNER/NAME`` on the Hugging Face Hub, ``@`` and a commit, branch or tag after it; None takes
+            the default.
         device: ``auto``, ``cpu``, ``cuda``, ``cuda:N`` or ``mps``.
         weights: file of the backbone's weights, or a folder that holds it; otherwise they are sought in
             ``model/weights``, the places in ``CAPVID_WEIGHTS`` and the cache.
@@ -247,10 +249,11 @@ def load(
 
     Raises:
         CheckpointError: there is no such captioner.
+        HubError: one on the Hub cannot be had.
         UsageError: an argument that cannot be used.
     """
     options = DecodingOptions.from_dict(decoding)
-    folder = model_folder(model)
+    folder, published = _find(model)
     resolved = resolve_device(device)
     checkpoint = load_checkpoint(folder)
     home = checkpoint.folder or folder  # of a training run, its folder "best"
@@ -261,14 +264,14 @@ def load(
     )
     return CaptionPipeline(
         checkpoint,
-        lambda: _load_backbones(checkpoint, [home, folder], weights=weights, device=resolved),
+        lambda: _load_backbones(checkpoint, [home, folder], published, weights=weights, device=resolved),
         device=resolved,
         sampling=sampling,
         options=options,
         batch_size=batch_size,
         workers=workers,
         timeout=timeout,
-        model=f"{checkpoint.name}@{revision(home)}",
+        model=published.label if published else f"{checkpoint.name}@{revision(home)}",
     )
 
 
@@ -277,12 +280,21 @@ def model_folder(model: str | Path | None) -> Path:
 
     Raises:
         CheckpointError: there is neither, or the files that come with capvid are not as they should be.
+        HubError: the name is one on the Hub, and the captioner cannot be had.
     """
+    return _find(model)[0]
+
+
+def _find(model: str | Path | None) -> tuple[Path, HubModel | None]:
+    """Find the folder of a captioner, and what it is on the Hub where it comes from there."""
     if model is not None and Path(model).is_dir():
-        return Path(model)
+        return Path(model), None
     trained = {name: entry for name, entry in captioners().items() if entry.source}
     name = default_captioner() if model is None else str(model)
     if name not in trained:
+        if isinstance(model, str) and name not in captioners() and is_name(name):
+            found = fetch_model(name)
+            return found.folder, found
         what = (
             "comes untrained"
             if name in captioners()
@@ -290,7 +302,8 @@ def model_folder(model: str | Path | None) -> Path:
         )
         raise CheckpointError(
             f"{name}: {what}",
-            remedy=f"give the folder of a captioner that you trained, or one of {', '.join(trained)}",
+            remedy=f"give the folder of a captioner that you trained, one of {', '.join(trained)}, or a name "
+            "on the Hugging Face Hub (OWNER/NAME)",
         )
     entry = trained[name]
     folder = FOLDER / str(entry.source).partition(":")[2]
@@ -302,7 +315,7 @@ def model_folder(model: str | Path | None) -> Path:
         ) from error
     if digest != entry.sha256:
         raise CheckpointError(f"{folder}: damaged, not the captioner {name}", remedy="install capvid again")
-    return folder
+    return folder, None
 
 
 def revision(folder: str | Path) -> str:
@@ -312,15 +325,23 @@ def revision(folder: str | Path) -> str:
 
 
 def _load_backbones(
-    checkpoint: Checkpoint, folders: Sequence[Path], *, weights: str | Path | None, device: torch.device
+    checkpoint: Checkpoint,
+    folders: Sequence[Path],
+    published: HubModel | None,
+    *,
+    weights: str | Path | None,
+    device: torch.device,
 ) -> list[Backbone]:
     """Load the backbones that make the features the captioner was trained on.
 
     Raises:
         FeatureMismatchError: capvid has no such backbone, or makes other features with it.
+        HubError: the captioner was published with their weights, which cannot be had.
     """
     from capvid.features.backbones import load_backbone
 
+    if published is not None and weights is None:
+        published.fetch_weights(checkpoint.header)
     streams = checkpoint.header.streams
     search = [folder / "weights" for folder in folders]
     given = None if weights is None else Path(weights)
@@ -330,13 +351,7 @@ def _load_backbones(
     found = []
     for stream in streams:
         name = _known_backbone(stream.backbone, width=stream.width)
-        backbone = load_backbone(
-            name,
-            layer=stream.layer,
-            weights=given,
-            device=device,
-            search=search,
-        )
+        backbone = load_backbone(name, layer=stream.layer, weights=given, device=device, search=search)
         differing = stream.mismatches(backbone.header)
         if differing:
             raise FeatureMismatchError(

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hub_server import FakeHub, environment
 
 from capvid.features.registry import backbone_entry
+from capvid.hub_models import is_name
 
 RESNET = backbone_entry("resnet50")
 CLIP = backbone_entry("clip-vit-b32")
@@ -41,106 +40,11 @@ np.savez(sys.argv[2], features=backbone(np.load(sys.argv[1])), digest=backbone.h
 """
 
 
-class FakeHub:
-    """Files by ``OWNER/NAME/COMMIT/PATH``, served as the Hub serves large files: by a redirect.
-
-    ``main`` is the commit of that branch. Each of ``cuts`` breaks one answer off after so many bytes, and
-    with ``gone_after_cut`` there are no further answers then. ``ranges`` are those that were asked for.
-    """
-
-    def __init__(self, port: int = 0) -> None:
-        self.files: dict[str, bytes] = {}
-        self.requests: list[str] = []
-        self.main = COMMIT
-        self.cuts: list[int] = []
-        self.gone_after_cut = self.gone = False
-        self.ranges: list[str] = []
-        hub = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_HEAD(self) -> None:
-                self.answer(with_body=False)
-
-            def do_GET(self) -> None:
-                self.answer(with_body=True)
-
-            def answer(self, *, with_body: bool) -> None:
-                if hub.gone:
-                    self.close_connection = True
-                    return
-                if "/api/" not in self.path:  # what the client asks about itself
-                    hub.requests.append(f"{self.command} {self.path}")
-                stored = self.path.startswith("/storage/")
-                path = self.path.replace("/resolve/main/", f"/resolve/{hub.main}/")
-                name = path.removeprefix("/storage").replace("/resolve/", "/").lstrip("/")
-                content = hub.files.get(name)
-                if content is None:
-                    known = any(other.startswith(f"{name.rpartition('/')[0]}/") for other in hub.files)
-                    self.send_response(404)
-                    self.send_header("X-Error-Code", "EntryNotFound" if known else "RepoNotFound")
-                    self.send_header("Content-Length", "0")
-                    self.end_headers()
-                    return
-                etag = f'"{hashlib.sha256(content).hexdigest()}"'
-                whole, asked = len(content), self.headers.get("Range", "")
-                begin = int(asked.removeprefix("bytes=").rstrip("-")) if asked and stored else 0
-                body = content[begin:]
-                self.send_response((206 if begin else 200) if stored else 302)
-                self.send_header("ETag", etag)
-                self.send_header("X-Repo-Commit", name.split("/")[2])
-                self.send_header("Content-Length", str(len(body)) if stored else "0")
-                if begin:
-                    hub.ranges.append(asked)
-                    self.send_header("Content-Range", f"bytes {begin}-{whole - 1}/{whole}")
-                if not stored:
-                    self.send_header("X-Linked-ETag", etag)
-                    self.send_header("X-Linked-Size", str(len(content)))
-                    self.send_header("Location", f"{hub.url}/storage/{name}")
-                self.end_headers()
-                if stored and with_body:
-                    cut = hub.cuts.pop(0) if hub.cuts else len(body)
-                    self.wfile.write(body[:cut])
-                    if cut < len(body):
-                        hub.gone, self.close_connection = hub.gone_after_cut, True
-
-            def log_message(self, *args: object) -> None:
-                pass
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
-        self.url = f"http://127.0.0.1:{self.server.server_port}"
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
-
-    def put(
-        self,
-        content: bytes,
-        filename: str = RESNET.file,
-        *,
-        repository: str = REPOSITORY,
-        commit: str = COMMIT,
-    ) -> None:
-        self.files[f"{repository}/{commit}/{filename}"] = content
-
-    def close(self) -> None:
-        self.server.shutdown()
-        self.server.server_close()
-
-
 @pytest.fixture
 def hub() -> Iterator[FakeHub]:
     server = FakeHub()
     yield server
     server.close()
-
-
-def environment(home: Path, endpoint: str, *, offline: bool = False) -> dict[str, str]:
-    kept = {
-        k: v
-        for k, v in os.environ.items()
-        if not k.startswith(("HF_", "CAPVID_")) and "proxy" not in k.lower()
-    }
-    settings = {"HF_HOME": str(home), "HF_ENDPOINT": endpoint, "HF_HUB_OFFLINE": str(int(offline))}
-    settings |= {"CAPVID_CACHE": str(home / "capvid"), "OMP_NUM_THREADS": "1", "NO_PROXY": "*"}
-    return kept | settings
 
 
 def run(code: str, *arguments: str, home: Path, endpoint: str, offline: bool = False) -> str:
@@ -172,7 +76,7 @@ def fetch(
 
 
 def test_first_download_is_recorded_and_then_served_from_the_cache(hub: FakeHub, tmp_path: Path) -> None:
-    hub.put(b"some weights")
+    hub.put(b"some weights", RESNET.file)
     path = Path(fetch(tmp_path, hub.url)["path"])
     assert path.read_bytes() == b"some weights"
     assert path.is_relative_to(tmp_path)
@@ -186,7 +90,7 @@ def test_first_download_is_recorded_and_then_served_from_the_cache(hub: FakeHub,
 
 
 def test_no_such_file_repository_or_revision(hub: FakeHub, tmp_path: Path) -> None:
-    hub.put(b"some weights")
+    hub.put(b"some weights", RESNET.file)
     missing = fetch(tmp_path, hub.url, filename="other.safetensors")["error"]
     assert f"{REPOSITORY} at {COMMIT[:8]}: {hub.url} has no such file (other.safetensors)" in missing
     assert "--weights FILE" in missing
@@ -200,7 +104,7 @@ def test_unreachable_endpoint(tmp_path: Path) -> None:
 
 
 def test_offline_without_the_file(tmp_path: Path, hub: FakeHub) -> None:
-    hub.put(b"some weights")
+    hub.put(b"some weights", RESNET.file)
     error = fetch(tmp_path, hub.url, offline=True)["error"]
     assert f"{RESNET.file} is not in the cache, and HF_HUB_OFFLINE forbids downloads" in error
     assert COMMAND in error and "--weights FILE" in error
@@ -211,7 +115,7 @@ def test_offline_without_the_file(tmp_path: Path, hub: FakeHub) -> None:
 
 
 def test_content_that_changed_since_the_first_download(hub: FakeHub, tmp_path: Path) -> None:
-    hub.put(b"some weights")
+    hub.put(b"some weights", RESNET.file)
     path = Path(fetch(tmp_path, hub.url)["path"])
     cached = path.resolve()
     cached.write_bytes(b"damaged")
@@ -221,12 +125,12 @@ def test_content_that_changed_since_the_first_download(hub: FakeHub, tmp_path: P
     cached.unlink()
     assert Path(fetch(tmp_path, hub.url)["path"]).read_bytes() == b"some weights"
     path.resolve().unlink()
-    hub.put(b"other weights")
+    hub.put(b"other weights", RESNET.file)
     assert "has changed" in fetch(tmp_path, hub.url)["error"]
 
 
 def test_a_known_digest_is_checked_at_the_first_download(hub: FakeHub, tmp_path: Path) -> None:
-    hub.put(b"some weights")
+    hub.put(b"some weights", RESNET.file)
     assert "has changed" in fetch(tmp_path, hub.url, sha256="0" * 64)["error"]
     assert not (tmp_path / "capvid-digests.json").exists()
     right = hashlib.sha256(b"some weights").hexdigest()
@@ -241,7 +145,7 @@ def test_a_source_that_is_not_pinned(source: str, tmp_path: Path) -> None:
 
 
 def test_a_damaged_record_is_reported(hub: FakeHub, tmp_path: Path) -> None:
-    hub.put(b"some weights")
+    hub.put(b"some weights", RESNET.file)
     (tmp_path / "capvid-digests.json").write_text("{")
     assert "capvid-digests.json: cannot be read" in fetch(tmp_path, hub.url)["error"]
 
@@ -250,7 +154,7 @@ LARGE = bytes(range(256)) * 100_000  # more than the client reads at once
 
 
 def test_a_connection_that_breaks_is_resumed(hub: FakeHub, tmp_path: Path) -> None:
-    hub.put(LARGE)
+    hub.put(LARGE, RESNET.file)
     hub.cuts = [22_000_000]
     found = fetch(tmp_path, hub.url)
     if "error" in found:  # clients before version 1 go on at the next call
@@ -260,7 +164,7 @@ def test_a_connection_that_breaks_is_resumed(hub: FakeHub, tmp_path: Path) -> No
 
 
 def test_a_server_that_goes_away_and_comes_back(hub: FakeHub, tmp_path: Path) -> None:
-    hub.put(LARGE)
+    hub.put(LARGE, RESNET.file)
     hub.cuts, hub.gone_after_cut = [22_000_000], True
     error = fetch(tmp_path, hub.url)["error"]
     assert f"{RESNET.file} cannot be downloaded from {hub.url}" in error and COMMAND in error
@@ -271,7 +175,7 @@ def test_a_server_that_goes_away_and_comes_back(hub: FakeHub, tmp_path: Path) ->
 
 
 def test_two_processes_at_once(hub: FakeHub, tmp_path: Path) -> None:
-    hub.put(LARGE)
+    hub.put(LARGE, RESNET.file)
     hub.put(b"values", CLIP.file, repository="openai/clip-vit-base-patch32")
     sources = [(RESNET.source, RESNET.file), (CLIP.source, CLIP.file)] * 2
     running = [
@@ -303,14 +207,14 @@ def test_an_unpinned_repository_stays_at_the_commit_of_the_first_download(
     hub: FakeHub, tmp_path: Path
 ) -> None:
     later = "b" * 40
-    hub.put(b"first", repository="timm/other")
+    hub.put(b"first", RESNET.file, repository="timm/other")
     source = {"source": "hub:timm/other"}
     path = Path(fetch(tmp_path, hub.url, **source)["path"])
     assert path.read_bytes() == b"first"
     records = json.loads((tmp_path / "capvid-digests.json").read_text())
     assert records["timm/other@main"] == COMMIT
     assert records[f"timm/other@{COMMIT}/{RESNET.file}"] == hashlib.sha256(b"first").hexdigest()
-    hub.put(b"second", repository="timm/other", commit=later)
+    hub.put(b"second", RESNET.file, repository="timm/other", commit=later)
     hub.main = later
     assert fetch(tmp_path, hub.url, **source) == {"path": str(path)}
     assert fetch(tmp_path, "http://127.0.0.1:9", offline=True, **source) == {"path": str(path)}
@@ -322,7 +226,7 @@ def test_an_unpinned_repository_stays_at_the_commit_of_the_first_download(
 
 
 def test_what_the_hubs_own_client_downloaded_before_is_taken_offline(hub: FakeHub, tmp_path: Path) -> None:
-    hub.put(b"first", repository="timm/other")
+    hub.put(b"first", RESNET.file, repository="timm/other")
     code = "import sys, huggingface_hub as h; print(h.hf_hub_download(*sys.argv[1:]))"
     path = run(code, "timm/other", RESNET.file, home=tmp_path, endpoint=hub.url).strip()
     found = fetch(tmp_path, "http://127.0.0.1:9", source="hub:timm/other", offline=True)
@@ -341,6 +245,13 @@ def test_another_file_of_the_repository_will_do(hub: FakeHub, tmp_path: Path) ->
     assert "no such file (gone.bin)" in fetch(tmp_path, hub.url, alternatives=("gone.bin",))["error"]
 
 
+def test_names_on_the_hub() -> None:
+    for name in ("anna/toy", "anna/toy@main", f"anna/toy@{'a' * 40}", "a.b/c_d-e@refs/pr/1"):
+        assert is_name(name)
+    for name in ("toy", "./toy", "../toy", "runs/", "/runs", "a/b/c", "a/b@", "a--b/c", "a b/c", "m3@main"):
+        assert not is_name(name)
+
+
 def test_resnet50_from_the_hub_computes_what_timm_computes(hub: FakeHub, tmp_path: Path) -> None:
     import timm
     import torch
@@ -355,7 +266,7 @@ def test_resnet50_from_the_hub_computes_what_timm_computes(hub: FakeHub, tmp_pat
         if name.endswith("bn3.weight"):
             torch.nn.init.uniform_(parameter, 0.5, 1.5)
     content = save(network.state_dict())
-    hub.put(content)
+    hub.put(content, RESNET.file)
     frames = (
         np.random.default_rng(0).integers(0, 256, (2, 224, 224, 3), dtype=np.uint8).repeat(2, 1).repeat(2, 2)
     )

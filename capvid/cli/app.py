@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from capvid.cli import caption, convert, extract, info, models, train
+from capvid.cli import caption, convert, data, extract, info, models, push, train
 
 # Plain help: rendering it with rich would double the time of `capvid --help`.
 app = typer.Typer(name="capvid", no_args_is_help=True, rich_markup_mode=None)
@@ -16,7 +16,9 @@ app.command("extract")(extract.extract)
 app.command("train")(train.train)
 app.command("models")(models.models)
 app.command("convert")(convert.convert)
+app.command("push")(push.push)
 app.command("info")(info.info)
+app.add_typer(data.app, name="data")
 
 
 def _show_version(wanted: bool) -> None:

@@ -37,7 +37,8 @@ def caption(
         str | None,
         typer.Option(
             show_default="the one that comes with capvid",
-            help="Name of a trained captioner (see capvid models), or the folder of one.",
+            help="Name of a trained captioner (see capvid models), the folder of one, or "
+            "OWNER/NAME[@REVISION] on the Hugging Face Hub, which stays at the commit of its first download.",
         ),
     ] = None,
     output: Annotated[

@@ -40,6 +40,9 @@ class Batch:
     inputs: Tensor
     targets: Tensor
 
+    def __len__(self) -> int:
+        return len(self.targets)
+
     def to(self, device: torch.device) -> Batch:
         """Move the batch to ``device``."""
         return Batch(

@@ -107,6 +107,12 @@ class CiderD:
         }
         return math.fsum(scores.values()) / len(scores), scores
 
+    def score_captions(self, video: str, captions: Sequence[Caption]) -> list[float]:
+        """Score several captions of one video of the references; each from 0 to 10."""
+        index = self._videos[video]
+        lines = (tokenised(caption, tokenizer=self._tokenizer).split() for caption in captions)
+        return [self._score_video(index, line) for line in lines]
+
     def _score_video(self, video: _Video, words: list[str]) -> float:
         similarity = [0.0] * len(video.lengths)  # summed over n, for each reference
         for order in ngram_counts(words):

@@ -8,17 +8,17 @@ import math
 import random
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from capvid.captioners import Captioner, build, captioner_class
 from capvid.captioners.checkpoint import load_checkpoint, save_checkpoint
 from capvid.captioners.layers import Standardise
-from capvid.data.batches import Batch
 from capvid.data.captions import CaptionedVideo
 from capvid.device import release_memory
 from capvid.errors import DataError, TrainingError, UsageError
@@ -34,80 +34,13 @@ from capvid.training.optimise import (
     learning_rate_factor,
     make_optimizer,
 )
+from capvid.training.progress import EpochResult, Progress, Reporter
 from capvid.training.recipe import Recipe
 from capvid.training.state import STATE, Learner, load_state, save_state
 from capvid.training.tasks import Prediction, task_of
 
 RELEASE_EVERY = 50  # batches
 LAST = "last"  # folder of the last checkpoint, with the state to resume from
-
-
-@dataclass(frozen=True)
-class EpochResult:
-    """What one epoch gave.
-
-    Attributes:
-        epoch: its number, from 1.
-        loss: mean training loss per word.
-        cider: CIDEr-D on the validation split.
-        best: whether that is the best so far.
-        seconds: of training and validation together.
-        captions_per_second: in training.
-        samples: a few validation captions, by video id.
-    """
-
-    epoch: int
-    loss: float
-    cider: float
-    best: bool
-    seconds: float
-    captions_per_second: float
-    samples: dict[str, Prediction]
-
-
-@dataclass(kw_only=True)
-class _Progress:
-    """Where a run stands.
-
-    Attributes:
-        epoch: that is trained now, from 1.
-        batch: how many batches of it are done.
-        loss: sum over their words.
-        words: number of these.
-        best: the best epoch so far.
-        log: the lines of ``metrics.jsonl``.
-    """
-
-    epoch: int = 1
-    batch: int = 0
-    loss: float = 0.0
-    words: int = 0
-    best: EpochResult | None = None
-    log: list[str] = field(default_factory=list)
-
-    def next_epoch(self, result: EpochResult) -> None:
-        """Note the epoch that is done and go on to the next."""
-        self.best = result if result.best else self.best
-        self.epoch, self.batch, self.loss, self.words = self.epoch + 1, 0, 0.0, 0
-
-    def is_over(self, patience: int) -> bool:
-        """Whether so many epochs have gone by without a better one."""
-        return self.best is not None and self.epoch - 1 - self.best.epoch >= patience
-
-
-class Reporter(Protocol):
-    """Is told how training goes on."""
-
-    def started(
-        self, *, captions: int, videos: int, validation: int, words: int, batches: int, epoch: int
-    ) -> None:
-        """Training begins, or goes on, with ``epoch``: ``batches`` in each."""
-
-    def stepped(self, *, epoch: int, batch: int, loss: float, captions_per_second: float) -> None:
-        """One batch is done."""
-
-    def finished_epoch(self, result: EpochResult) -> None:
-        """One epoch is done, validated and saved."""
 
 
 def seed_everything(seed: int) -> None:
@@ -161,9 +94,7 @@ class Trainer:
         store.header.check_alike()
         self.task = task_of(captioner_class(recipe.captioner), data)
         self.task.check(videos, recipe.captioner)
-        self.vocabulary = Vocabulary.build(
-            self.task.sentences(train), min_count=data.min_count, max_size=data.max_vocabulary
-        )
+        self.vocabulary = self._vocabulary(train)
         if len(self.vocabulary) == len(SPECIAL):
             raise DataError(
                 f"no word comes {data.min_count} times in the training captions",
@@ -173,12 +104,11 @@ class Trainer:
         examples = self.task.examples(train, store, self.vocabulary)
         if not examples:
             raise DataError(f"no training caption has 1 to {data.max_words} words")
-        self.batches = self.task.batches(examples, batch_size=options.batch_size, seed=options.seed)
+        self.batches = self._batches(examples)
         self.validation = self.task.examples(val, store, None)
         self.test = [video for video in videos if video.split == "test"]
         self.cider = self.task.cider(val)
-        if isinstance(self.captioner.standardise, Standardise):
-            self.captioner.standardise.fit(self.task.features(examples))
+        self._fit(examples)
         self.captioner.to(device)
         self.optimizer = make_optimizer(self.captioner, options)
         self.schedule = torch.optim.lr_scheduler.LambdaLR(
@@ -193,24 +123,39 @@ class Trainer:
             average=self.average,
             device=device,
         )
-        self.progress = _Progress()
+        self.progress = Progress()
         if resume and self.state.is_file():
             found = load_state(self.state, self.learner, self._run())
             best = found.pop("best")
-            self.progress = _Progress(**found, best=None if best is None else EpochResult(**best))
+            self.progress = Progress(**found, best=None if best is None else EpochResult(**best))
 
     @property
     def state(self) -> Path:
         """The file from which the run can be resumed."""
         return self.folder / LAST / STATE
 
-    def _run(self) -> dict[str, Any]:
+    def _run(self) -> Mapping[str, Any]:
         """What a state must agree with."""
         seen = [*self.vocabulary.words, *(video.id for video in self.videos), self.store.header.to_json()]
         return {
             "recipe": self.recipe.to_dict(),
             "data": hashlib.sha256("\n".join([*seen, str(self.batches.captions)]).encode()).hexdigest(),
         }
+
+    def _vocabulary(self, train: Sequence[CaptionedVideo]) -> Vocabulary:
+        data = self.recipe.data
+        return Vocabulary.build(
+            self.task.sentences(train), min_count=data.min_count, max_size=data.max_vocabulary
+        )
+
+    def _batches(self, examples: Sequence[Any]) -> Any:
+        options = self.recipe.training
+        return self.task.batches(examples, batch_size=options.batch_size, seed=options.seed)
+
+    def _fit(self, examples: Sequence[Any]) -> None:
+        """Measure the features, if the captioner standardises them."""
+        if isinstance(self.captioner.standardise, Standardise):
+            self.captioner.standardise.fit(self.task.features(examples))
 
     def _build(self, value_width: int) -> Captioner:
         """A fresh captioner for the features, its weights as the recipe wants them at the beginning."""
@@ -240,8 +185,9 @@ class Trainer:
         self.folder.mkdir(parents=True, exist_ok=True)
         atomic_write_text(self.folder / "recipe.json", json.dumps(self.recipe.to_dict(), indent=1))
         progress = self.progress
-        if progress == _Progress():
+        if progress == Progress():
             self.state.unlink(missing_ok=True)  # that of a run that is overwritten
+            self._begin()
         self.reporter.started(
             captions=self.batches.captions,
             videos=len(self.batches.examples),
@@ -260,6 +206,14 @@ class Trainer:
         assert progress.best is not None
         return progress.best, self._test(self.test) if self.test else None
 
+    def _begin(self) -> None:
+        """What comes before the first epoch."""
+
+    def _validate(self) -> tuple[float, dict[str, Prediction]]:
+        """CIDEr-D on the validation split, and the captions."""
+        captions = self.task.predict(self.captioner, self.vocabulary, self.validation, self.recipe.decoding)
+        return self.cider(captions), captions
+
     def _epoch(self) -> EpochResult:
         """Train for an epoch, or what is left of it, validate, and save the weights if they are the best."""
         start, progress = time.monotonic(), self.progress
@@ -267,8 +221,7 @@ class Trainer:
         loss = progress.loss / progress.words
         if self.average:
             self.average.swap(self.captioner)
-        captions = self.task.predict(self.captioner, self.vocabulary, self.validation, self.recipe.decoding)
-        cider = self.cider(captions)
+        cider, captions = self._validate()
         better = progress.best is None or cider > progress.best.cider
         if better:
             self._save("best", progress.epoch, cider)
@@ -311,7 +264,7 @@ class Trainer:
             loss, words = self._step(batch.to(self.device))
             progress.loss, progress.words = progress.loss + loss * words, progress.words + words
             progress.batch = number
-            captions += len(batch.targets)
+            captions += len(batch)
             if number % RELEASE_EVERY == 0:
                 release_memory()
             if time.monotonic() - kept > 60 * options.save_every and number < len(self.batches):
@@ -325,15 +278,20 @@ class Trainer:
             )
         return captions / (time.monotonic() - start)
 
-    def _step(self, batch: Batch) -> tuple[float, int]:
-        """Learn from one batch; returns the mean loss per word and the number of words.
+    def _loss(self, batch: Any) -> tuple[Tensor, float, int]:
+        """What a batch is learned by; the loss to log, a mean; and of how many words or samples."""
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16):
+            loss = caption_loss(self.captioner, batch, self.recipe.training.label_smoothing)
+        return loss, loss.item(), int((batch.targets != PAD).sum())
+
+    def _step(self, batch: Any) -> tuple[float, int]:
+        """Learn from one batch; returns the mean loss, and of how many words or samples.
 
         Raises:
             TrainingError: the loss is not finite.
         """
         options, progress = self.recipe.training, self.progress
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16):
-            loss = caption_loss(self.captioner, batch, options.label_smoothing)
+        loss, value, count = self._loss(batch)
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
         clip_gradients(self.captioner, options)
@@ -341,14 +299,13 @@ class Trainer:
         self.schedule.step()
         if self.average:
             self.average.update(self.captioner)
-        value = loss.item()
         if not math.isfinite(value):
             best = f"; {self.folder / 'best'} keeps epoch {progress.best.epoch}" if progress.best else ""
             raise TrainingError(
                 f"the loss is {value} in epoch {progress.epoch}, batch {progress.batch + 1}{best}",
                 remedy="lower training.learning_rate, or clip gradients with training.clip_norm",
             )
-        return value, int((batch.targets != PAD).sum())
+        return value, count
 
     def _test(self, videos: Sequence[CaptionedVideo]) -> Evaluation:
         """Score the best checkpoint on the test split, once, at the end."""

@@ -98,6 +98,25 @@ class TrainingOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SelfCriticalOptions:
+    """How a trained captioner is fine-tuned on CIDEr-D, with Adam.
+
+    Attributes:
+        learning_rate: it stays the same.
+        epochs: at most.
+        patience: epochs without a better validation CIDEr-D before stopping.
+        batch_size: videos.
+        samples: captions drawn for each of them.
+    """
+
+    learning_rate: float = 2e-5
+    epochs: int = 5
+    patience: int = 2
+    batch_size: int = 64
+    samples: int = 5
+
+
+@dataclass(frozen=True, kw_only=True)
 class Recipe:
     """A captioner with its options."""
 
@@ -108,13 +127,19 @@ class Recipe:
     data: DataOptions = field(default_factory=DataOptions)
     training: TrainingOptions = field(default_factory=TrainingOptions)
     decoding: DecodingOptions = field(default_factory=DecodingOptions)
+    self_critical: SelfCriticalOptions = field(default_factory=SelfCriticalOptions)
 
     def to_dict(self) -> dict[str, Any]:
         """All values, as they are saved with a run."""
         return asdict(self)
 
 
-_SECTIONS: dict[str, type] = {"data": DataOptions, "training": TrainingOptions, "decoding": DecodingOptions}
+_SECTIONS: dict[str, type] = {
+    "data": DataOptions,
+    "training": TrainingOptions,
+    "decoding": DecodingOptions,
+    "self_critical": SelfCriticalOptions,
+}
 _CHOICES: dict[str, dict[str, tuple[str, ...]]] = {
     "data": {"frames": ("spread", "first"), "long_captions": ("drop", "cut")},
     "training": {
@@ -168,7 +193,8 @@ def _set(values: dict[str, Any], override: str) -> None:
     section, dot, option = key.strip().partition(".")
     if not equals or not dot or section not in (*_SECTIONS, "model"):
         raise RecipeError(
-            f"--set {override}: not understood", remedy="write model|data|training|decoding.KEY=VALUE"
+            f"--set {override}: not understood",
+            remedy="write model|data|training|decoding|self_critical.KEY=VALUE",
         )
     try:
         value = tomllib.loads(f"value = {text.strip()}")["value"]

@@ -57,7 +57,9 @@ def test_what_does_not_go_together(capvid: Run, toy: Toy, videos: Path, tmp_path
     data = ["train", "m3-small", "--data", tmp_path / "data.jsonl", "-o", tmp_path / "run"]
     for wrong in (["--features", "f", "--videos", videos], []):
         code, _, err = capvid(*data, *wrong)
-        assert code == 2 and "m3-small trains a captioner: it needs --features or --videos" in err
+        assert (
+            code == 2 and "m3-small trains a captioner: it needs --features or --videos, and not both" in err
+        )
     code, _, err = capvid(*data, "--features", "f", "--backbone", "toy")
     assert code == 2 and "--backbone and --sampling are for --videos" in err
     code, _, err = capvid(*data, "--videos", videos / "a", "--backbone", "toy")

@@ -1,0 +1,56 @@
+"""``capvid data``: what is in a data set."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from capvid.cli.common import SOME_FAILED
+from capvid.errors import DataError
+
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Look at data sets before training.")
+
+
+@app.command("check")
+def check(
+    specs: Annotated[list[str], typer.Argument(metavar="SPEC", show_default=False)],
+    features: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--features",
+            help="Folder of feature files, or a packed features file, to look for the videos in. May be "
+            "repeated.",
+            show_default=False,
+        ),
+    ] = None,
+    min_count: Annotated[
+        int, typer.Option("--min-count", min=1, help="How often a word must come in train to be known.")
+    ] = 1,
+    skip_bad: Annotated[
+        bool,
+        typer.Option("--skip-bad", help="Take unusable rows as left out: they do not change the exit code."),
+    ] = False,
+) -> None:
+    """Count what is in data sets and list what cannot be used.
+
+    SPEC is jsonl:FILE, tsv:FILE, coco:FILE (with #split=val for pictures that name no split), or msvd:DIR,
+    msrvtt:DIR, charades:DIR, activitynet:DIR or youcook2:DIR with the annotation files as published.
+
+    Leaves with 0 if everything can be used, 3 if some rows or files cannot or features are missing, 1 if
+    nothing can be used.
+    """
+    from capvid.data.check import check_data, report_lines
+
+    report = check_data(specs, features=features or [], min_count=min_count)
+    if len(report.data.failed) == 1 and not report.data.videos and not report.data.skipped:
+        raise report.data.failed[0]
+    for line in report_lines(report):
+        typer.echo(line)
+    if not report.usable:
+        what = (
+            "no video of the data has features" if report.data.videos else "nothing in the data can be used"
+        )
+        raise DataError(what, remedy="see the report")
+    if report.data.failed or report.lacks_features or (report.data.skipped and not skip_bad):
+        raise typer.Exit(SOME_FAILED)

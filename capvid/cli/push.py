@@ -1,0 +1,41 @@
+"""``capvid push``: publish a trained captioner on the Hugging Face Hub."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def push(
+    run: Annotated[Path, typer.Argument(metavar="RUN", show_default=False)],
+    repository: Annotated[str, typer.Argument(metavar="OWNER/NAME", show_default=False)],
+    private: Annotated[
+        bool, typer.Option("--private", help="Make the repository private if it is new.")
+    ] = False,
+    message: Annotated[
+        str | None, typer.Option(show_default="says which captioner it is", help="Of the commit.")
+    ] = None,
+    revision: Annotated[
+        str, typer.Option(metavar="BRANCH", help="Branch to commit to; made if need be.")
+    ] = "main",
+    licence: Annotated[
+        str | None,
+        typer.Option(
+            "--licence", "--license", show_default="none is named", help="Of the captioner: apache-2.0, say."
+        ),
+    ] = None,
+) -> None:
+    """Publish a captioner that capvid train wrote, with a model card, on the Hugging Face Hub.
+
+    Uploads the best checkpoint, the recipe, the scores, and weights in RUN/weights if their licence allows
+    it, in one commit; nothing else of the folder. Prints OWNER/NAME@COMMIT, which capvid caption --model
+    takes.
+    """
+    from capvid.publish import publish
+
+    published = publish(run, repository, private=private, message=message, branch=revision, licence=licence)
+    for name, reason in published.left_out.items():
+        typer.echo(f"left out: {name} ({reason})", err=True)
+    typer.echo(f"{repository}@{published.commit}")

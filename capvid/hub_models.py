@@ -1,0 +1,262 @@
+"""Trained captioners on the Hugging Face Hub: had by ``OWNER/NAME[@REVISION]``, and uploaded."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from capvid import hub
+from capvid.captioners.checkpoint import CONFIG, WEIGHTS
+from capvid.errors import HubError, UsageError
+from capvid.features.file import FeatureHeader, StreamHeader
+from capvid.features.registry import BackboneEntry, backbone_entry
+from capvid.features.weights import local_weights, own_file_name
+from capvid.files import file_digest
+from capvid.records import record, recorded
+
+WEIGHTS_FOLDER = "weights"
+_NAME = re.compile(r"(?P<repository>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w.-]+(?:/[\w.-]+)*))?", re.ASCII)
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+_INSTEAD = "give the folder of a captioner"
+_ABSENT = "absent"
+
+
+@dataclass(frozen=True, kw_only=True)
+class HubModel:
+    """A captioner that was downloaded: its repository, the commit, and the folder of that commit's files."""
+
+    repository: str
+    commit: str
+    folder: Path
+
+    @property
+    def label(self) -> str:
+        """Name and revision for results."""
+        return f"{self.repository}@{self.commit[:12]}"
+
+    def fetch_weights(self, header: FeatureHeader) -> None:
+        """Download those weights of the captioner's backbones that the repository has and this machine lacks.
+
+        They are for the backbones' loader to find in ``folder / "weights"``.
+
+        Raises:
+            HubError: no connection, or content other than that the captioner was trained with.
+        """
+        for stream in header.streams:
+            entry = known_backbone(stream)
+            if entry is not None and published_apart(entry) and not self._has_weights(stream, entry):
+                self._fetch_if_there(f"{WEIGHTS_FOLDER}/{own_file_name(entry)}", stream.weights_sha256)
+
+    def _has_weights(self, stream: StreamHeader, entry: BackboneEntry) -> bool:
+        path = local_weights(entry.name)
+        return path is not None and stream.weights_sha256 in (None, file_digest(path))
+
+    def _fetch_if_there(self, filename: str, sha256: str | None) -> None:
+        """Download a file; that a commit has none of that name is recorded, since it stays so."""
+        from huggingface_hub import constants, errors
+
+        place = hub.Place(repository=self.repository, revision=self.commit, files=(filename,))
+        name = f"{self.repository}@{self.commit}/{filename}"
+        if recorded(name) == _ABSENT:
+            return
+        if constants.HF_HUB_OFFLINE and hub.cached(place, filename) is None:
+            return  # the loader says what is missing if it finds no weights elsewhere
+        try:
+            hub.fetch(place, filename, sha256=sha256)
+        except HubError as error:
+            cause = error.__cause__
+            missing = isinstance(cause, errors.EntryNotFoundError)
+            if not missing or isinstance(cause, errors.LocalEntryNotFoundError):
+                raise  # the latter is no answer from the Hub
+            record(name, _ABSENT)
+
+
+def is_name(name: str) -> bool:
+    """Whether this is the form of a captioner's name on the Hub: exactly one slash before the revision."""
+    match = _NAME.fullmatch(name)
+    if match is None:
+        return False
+    try:
+        check_repository(match["repository"])
+    except UsageError:
+        return False
+    return True
+
+
+def fetch_model(name: str) -> HubModel:
+    """Give a captioner of the Hub, downloaded unless it is in the cache.
+
+    A branch or tag, ``main`` where no revision is given, means the commit it was at when first asked for.
+
+    Args:
+        name: ``OWNER/NAME``, ``OWNER/NAME@COMMIT`` or ``OWNER/NAME@BRANCH``.
+
+    Raises:
+        UsageError: not such a name.
+        HubError: there is no such captioner, no connection, or content that has changed.
+    """
+    match = _NAME.fullmatch(name)
+    if match is None:
+        raise UsageError(f"{name}: not a name on the Hub", remedy="write OWNER/NAME or OWNER/NAME@REVISION")
+    check_repository(match["repository"])
+    revision = match["revision"] or "main"
+    commit = revision if _COMMIT.fullmatch(revision) else None
+    place = hub.Place(
+        repository=match["repository"],
+        revision=commit,
+        branch=revision,
+        files=(CONFIG, WEIGHTS),
+        instead=_INSTEAD,
+    )
+    folder = hub.fetch(place, CONFIG).parent  # of the commit, and named by it
+    hub.fetch(replace(place, revision=folder.name), WEIGHTS)
+    return HubModel(repository=place.repository, commit=folder.name, folder=folder)
+
+
+def check_repository(name: str) -> None:
+    """See that this is a name that a repository can have.
+
+    Raises:
+        UsageError: it is not.
+    """
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id
+
+    remedy = "write it as OWNER/NAME, of letters, digits and . - _"
+    if name.count("/") != 1 or not name.isascii():
+        raise UsageError(f"{name}: not the name of a repository", remedy=remedy)
+    try:
+        validate_repo_id(name)
+        for part in name.split("/"):
+            validate_repo_id(part)
+    except HFValidationError as error:
+        raise UsageError(f"{name}: not the name of a repository", remedy=remedy) from error
+
+
+def known_backbone(stream: StreamHeader) -> BackboneEntry | None:
+    """Give the backbone that made a stream of features; ``None`` where capvid does not know it."""
+    try:
+        return None if stream.backbone is None else backbone_entry(stream.backbone)
+    except UsageError:
+        return None
+
+
+def published_apart(entry: BackboneEntry) -> bool:
+    """Whether a backbone has weights that do not come with capvid."""
+    return entry.source != "none" and not entry.source.startswith("bundled:")
+
+
+def _check_can_upload(repository: str) -> None:
+    """See that the Hub may be asked.
+
+    Raises:
+        HubError: HF_HUB_OFFLINE forbids it, or there is no token.
+    """
+    from huggingface_hub import constants, get_token
+
+    if constants.HF_HUB_OFFLINE:
+        raise HubError(
+            f"{repository}: HF_HUB_OFFLINE forbids uploads", remedy="unset it where there is a network"
+        )
+    if not get_token():
+        raise HubError(f"{repository}: no token for the Hub", remedy="run `hf auth login`, or set HF_TOKEN")
+
+
+def upload(
+    files: Mapping[str, Path | bytes],
+    repository: str,
+    *,
+    private: bool,
+    message: str,
+    branch: str,
+    replaces: Callable[[str], bool],
+) -> str:
+    """Upload files in one commit and give its digits; repository and branch are made if need be.
+
+    Args:
+        files: paths on this machine, or contents, by their names in the repository.
+        repository: ``OWNER/NAME``.
+        private: make it private; one that is public already is refused.
+        message: of the commit.
+        branch: to commit to.
+        replaces: tells of a name in the repository whether the file goes unless it is among ``files``.
+
+    Raises:
+        HubError: HF_HUB_OFFLINE forbids it, no token, no permission, or no connection.
+    """
+    _check_can_upload(repository)
+    try:
+        with hub.quiet(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return _commit(
+                files, repository, private=private, message=message, branch=branch, replaces=replaces
+            )
+    except HubError:
+        raise
+    except Exception as error:  # which of the HTTP library's errors come through depends on the version
+        raise _explained(error, repository) from error
+
+
+def _commit(
+    files: Mapping[str, Path | bytes],
+    repository: str,
+    *,
+    private: bool,
+    message: str,
+    branch: str,
+    replaces: Callable[[str], bool],
+) -> str:
+    from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
+
+    api = HfApi()
+    api.create_repo(repository, private=private or None, exist_ok=True)
+    if private and not api.model_info(repository).private:
+        raise HubError(
+            f"{repository}: public already", remedy="make it private on the Hub, or give another name"
+        )
+    if branch != "main":
+        api.create_branch(repository, branch=branch, exist_ok=True)
+    there = [sibling.rfilename for sibling in api.model_info(repository, revision=branch).siblings or []]
+    operations: list[CommitOperationAdd | CommitOperationDelete] = [
+        CommitOperationAdd(path_in_repo=name, path_or_fileobj=content) for name, content in files.items()
+    ]
+    operations += [
+        CommitOperationDelete(path_in_repo=name) for name in there if name not in files and replaces(name)
+    ]
+    return str(api.create_commit(repository, operations, commit_message=message, revision=branch).oid)
+
+
+def _explained(error: Exception, repository: str) -> HubError:
+    """Say why an upload failed and what to do."""
+    from huggingface_hub import constants
+    from huggingface_hub.errors import HfHubHTTPError
+
+    reason: BaseException | None = error
+    while reason is not None and not isinstance(reason, HfHubHTTPError):
+        reason = reason.__cause__
+    status = getattr(getattr(reason, "response", None), "status_code", None)
+    if status == 401:
+        return HubError(
+            f"{repository}: {constants.ENDPOINT} does not accept the token",
+            remedy="run `hf auth login` again, or set HF_TOKEN to a valid one",
+        )
+    if status == 403:
+        return HubError(
+            f"{repository}: the token may not write there",
+            remedy="take a token with the right to write, or a name under your own account",
+        )
+    what = hub.cause(
+        error if reason is None or not reason.server_message else Exception(reason.server_message)
+    )
+    if status is not None:
+        return HubError(
+            f"{repository}: {constants.ENDPOINT} refuses the upload ({what})",
+            remedy="check the name and the branch, and try again",
+        )
+    return HubError(
+        f"{repository}: cannot be uploaded to {constants.ENDPOINT} ({what})",
+        remedy="check the connection and HF_ENDPOINT, and try again",
+    )

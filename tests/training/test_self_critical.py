@@ -1,0 +1,147 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from test_loop import NOUNS, SMALL, VERBS, Silent, data, trainer
+from test_resume import Breaks, BrokenError, outcome
+
+from capvid.captioners.checkpoint import Checkpoint, load_checkpoint
+from capvid.decoding import Hypothesis, decode
+from capvid.errors import FeatureMismatchError, UsageError
+from capvid.metrics.cider import CiderD
+from capvid.training import self_critical as module
+from capvid.training.loop import Trainer
+from capvid.training.recipe import load_recipe
+from capvid.training.self_critical import SelfCriticalTrainer
+
+RATE = [
+    "self_critical.learning_rate=4e-3",
+    "self_critical.epochs=10",
+    "self_critical.patience=10",
+    "self_critical.batch_size=5",
+    "self_critical.samples=8",
+]
+
+
+@pytest.fixture
+def half_trained(tmp_path: Path) -> Trainer:
+    """A captioner that has seen its twenty captions a few times and knows them by half."""
+    made = trainer(tmp_path, "m3", "training.epochs=6", "training.average=0.0")
+    made.run()
+    return made
+
+
+def fine_tuner(before: Trainer, *settings: str, reporter: Any = None, **options: Any) -> SelfCriticalTrainer:
+    return SelfCriticalTrainer(
+        load_recipe("m3-small", [*SMALL, "training.average=0.0", *RATE, *settings]),
+        start=load_checkpoint(before.folder),
+        **{
+            "videos": before.videos,
+            "store": before.store,
+            "folder": before.folder.parent / "fine",
+            "device": before.device,
+            "reporter": reporter or Silent(),
+            **options,
+        },
+    )
+
+
+def test_it_raises_what_it_is_rewarded_with(half_trained: Trainer) -> None:
+    made = fine_tuner(half_trained)
+    best, _ = made.run()
+    log = [json.loads(line) for line in (made.folder / "metrics.jsonl").read_text().splitlines()]
+    start = json.loads((half_trained.folder / "metrics.jsonl").read_text().splitlines()[-1])["val_cider"]
+    assert log[-1]["loss"] < log[0]["loss"] - 0.2  # minus the CIDEr-D of what is drawn
+    assert best.cider > start
+    assert load_checkpoint(made.folder).info["val_cider"] == best.cider
+
+
+def test_the_captioner_it_begins_with_stays_the_best_until_there_is_a_better(half_trained: Trainer) -> None:
+    start = load_checkpoint(half_trained.folder)
+    made = fine_tuner(half_trained, "self_critical.learning_rate=0.0", "self_critical.epochs=2")
+    best, _ = made.run()
+    assert best.epoch == 0 and [result.best for result in made.reporter.results] == [False, False]  # type: ignore[attr-defined]
+    kept = load_checkpoint(made.folder)
+    assert kept.info["val_cider"] == pytest.approx(start.info["val_cider"])
+    for name, tensor in start.captioner.state_dict().items():
+        assert torch.equal(kept.captioner.state_dict()[name], tensor)
+
+
+def test_the_loss_is_that_of_the_papers(half_trained: Trainer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Word by word: each sample's CIDEr-D less the mean of the video's other samples, times -log p."""
+    drawn: list[Sequence[Sequence[Hypothesis]]] = []
+
+    def noted(*arguments: Any) -> Sequence[Sequence[Hypothesis]]:
+        drawn.append(decode(*arguments))
+        return drawn[-1]
+
+    monkeypatch.setattr(module, "decode", noted)
+    made = fine_tuner(half_trained, "decoding.max_length=4", "self_critical.samples=3")
+    batch = next(iter(made.batches.epoch(1)))
+    loss, shown, count = made._loss(batch)
+    told = {video.id: list(video.captions) for video in made.videos if video.split == "train"}
+    scorer = CiderD(told)
+    total, words, rewards = 0.0, 0, []
+    for name, samples in zip(batch.ids, drawn[0], strict=True):
+        said = [" ".join(made.vocabulary.decode(sample.tokens)) for sample in samples]
+        scores = [scorer.score({**dict.fromkeys(told, "x"), name: text})[1][name] for text in said]
+        rewards += scores
+        for number, (sample, score) in enumerate(zip(samples, scores, strict=True)):
+            others = [other for place, other in enumerate(scores) if place != number]
+            spoken = sample.logprobs[: len(sample.tokens) + (len(sample.tokens) < 4)]  # no end where cut off
+            total -= (score - sum(others) / len(others)) * sum(spoken)
+            words += len(spoken)
+    assert max(rewards) > 0 and len(set(rewards)) > 5
+    assert any(len(s.tokens) == 4 for some in drawn[0] for s in some)
+    assert loss.item() == pytest.approx(total / words, rel=2e-3)  # samples are never the unknown word
+    assert shown == pytest.approx(-sum(rewards) / len(rewards)) and count == len(rewards)
+
+
+def test_broken_off_and_resumed(half_trained: Trainer, tmp_path: Path) -> None:
+    settings = ["self_critical.epochs=3", "training.save_every=0.0", "self_critical.batch_size=6"]
+    whole = fine_tuner(half_trained, *settings, folder=tmp_path / "whole")
+    whole.run()
+    with pytest.raises(BrokenError):
+        fine_tuner(half_trained, *settings, reporter=Breaks(6)).run()
+    again = fine_tuner(half_trained, *settings, resume=True)
+    assert (again.progress.epoch, again.progress.batch) == (2, 2)
+    again.run()
+    assert outcome(tmp_path / "whole") == outcome(again.folder)
+
+
+def test_what_cannot_be_fine_tuned(half_trained: Trainer, tmp_path: Path) -> None:
+    start = load_checkpoint(half_trained.folder)
+    options: dict[str, Any] = {
+        "videos": half_trained.videos,
+        "store": half_trained.store,
+        "folder": tmp_path / "fine",
+        "device": half_trained.device,
+        "reporter": Silent(),
+    }
+    with pytest.raises(UsageError, match="holds m3, and soft-attention-small is a recipe of soft-attention"):
+        SelfCriticalTrainer(load_recipe("soft-attention-small"), start=start, **options)
+    paragraphs = tmp_path / "p"
+    paragraphs.mkdir()
+    told = trainer(paragraphs, "mart", "training.epochs=1")
+    told.run()
+    with pytest.raises(UsageError, match="mart writes paragraphs, and only single captions are fine-tuned"):
+        SelfCriticalTrainer(load_recipe("mart-small"), start=load_checkpoint(told.folder), **options)
+    other: Checkpoint = replace(start, header=replace(start.header, sampling="uniform:3"))
+    options["store"] = data(tmp_path)[1]
+    options["store"]._header = replace(options["store"].header, sampling="uniform:9")
+    with pytest.raises(FeatureMismatchError, match="sampling: trained on uniform:3, got uniform:9"):
+        SelfCriticalTrainer(load_recipe("m3-small", SMALL), start=other, **options)
+
+
+def test_several_captions_of_a_video_are_scored_as_one_by_one() -> None:
+    references = {f"v{n}": [f"a {noun} {VERBS[n % 4]}"] for n, noun in enumerate(NOUNS)}
+    scorer = CiderD(references)
+    said = ["a man runs very fast", "a man sings", "nothing of that"]
+    alone = [scorer.score({**dict.fromkeys(references, "x"), "v0": text})[1]["v0"] for text in said]
+    assert scorer.score_captions("v0", said) == alone and alone[0] > alone[1] > alone[2]
