@@ -24,8 +24,8 @@ def train(
             "--data",
             help='Captions: jsonl:FILE with {"id", "split", "captions"} on each line, or "segments" and '
             '"paragraphs" for captioners of paragraphs; tsv:FILE, coco:FILE[#split=val], msvd:DIR, '
-            "msrvtt:DIR, charades:DIR, activitynet:DIR or youcook2:DIR, with the annotation files as they were "
-            "published (see capvid data check). May be repeated.",
+            "msrvtt:DIR, charades:DIR, activitynet:DIR or youcook2:DIR, with the annotation files as they "
+            "were published (see capvid data check). May be repeated.",
             show_default=False,
         ),
     ] = None,
