@@ -46,6 +46,7 @@ class Lanes:
 
     def _begin(self) -> None:
         torch.set_num_threads(self._threads)
+        torch.get_num_threads()  # at the first question a thread takes over the number that was set last
         if self._device.type == "cuda":
             self._local.stream = torch.cuda.Stream(self._device)
         self._begun.wait()

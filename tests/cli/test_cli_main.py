@@ -45,7 +45,7 @@ def test_python_dash_m() -> None:
 def test_help_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
     text = capsys.readouterr().out
-    for command in ("caption", "extract", "train", "models", "info"):
+    for command in ("caption", "convert", "data", "extract", "info", "models", "push", "train"):
         assert f"\n  {command} " in text
 
 
