@@ -15,6 +15,19 @@ from odd_files import make_odd_files
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="pipes, sockets and links are made in other ways")
 
 
+def marked(mark: str) -> list[int]:
+    """Process ids of all processes with this in their environment, whoever their parent is now, on Linux."""
+    found = []
+    for entry in Path("/proc").iterdir() if Path("/proc/self/environ").exists() else ():
+        if entry.name.isdigit():
+            try:
+                if mark.encode() in (entry / "environ").read_bytes():
+                    found.append(int(entry.name))
+            except OSError:
+                continue
+    return found
+
+
 def children(parent: int) -> list[int]:
     """Process ids of all processes below one, on Linux."""
     found = []
@@ -46,9 +59,21 @@ def test_every_file_counts_once(odd: tuple[Path, dict[str, bool]], tmp_path: Pat
     extract = command(
         "extract", folder, "--backbone", "colour-grid", "--frames", 4, "-o", out, "--timeout", 60
     )
-    process = subprocess.Popen(extract, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    mark = f"CAPVID_TEST_RUN={tmp_path}"
+    environment = {**os.environ, "CAPVID_TEST_RUN": str(tmp_path)}
+    process = subprocess.Popen(
+        extract, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    )
+    while not list(out.glob("*.safetensors")):
+        assert process.poll() is None
+        time.sleep(0.01)
+    if Path("/proc/self/environ").exists():
+        assert len(marked(mark)) > 1  # the run and those that decode
     stdout, stderr = process.communicate(timeout=250)
-    assert not children(process.pid)
+    end = time.monotonic() + 5
+    while marked(mark) and time.monotonic() < end:
+        time.sleep(0.01)
+    assert not marked(mark)
     good = sum(expected.values())
     lines = stderr.splitlines()
     said_to_fail = {

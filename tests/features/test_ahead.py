@@ -1,0 +1,37 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import misbehaving
+import pytest
+from toy import write_video
+
+from capvid.errors import DecoderError
+from capvid.features import ahead
+from capvid.features.ahead import Decoder
+from capvid.features.decode import View
+from capvid.features.registry import backbone_entry
+from capvid.video.sampling import UniformSampling
+from capvid.video.workers import WorkerPool
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals")
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_process_that_hangs_or_dies_costs_its_own_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int
+) -> None:
+    monkeypatch.setattr(ahead, "decode_video", misbehaving.decode)
+    names = ["a", "sleeps", "b", "killed", "c", "crashes", "d", "crashes once", "e"]
+    paths = [write_video(tmp_path / f"{name}.mp4", seed=1, frames=3) for name in names]
+    views = [View.of(backbone_entry("colour-grid"))]
+    with WorkerPool(workers, timeout=5) as pool:
+        decoder = Decoder(pool, sampling=UniformSampling(3), views=views)
+        videos = list(decoder.videos(paths, frames=8))
+    assert [video.name for video in videos] == names
+    failed = {video.name: str(video.error) for video in videos if video.error is not None}
+    assert list(failed) == ["sleeps", "killed", "crashes"]
+    assert all(isinstance(video.error, DecoderError) for video in videos if video.error)
+    assert "not decoded within 5 seconds" in failed["sleeps"]
+    assert "was ended (SIGKILL)" in failed["killed"] and "was ended (SIGSEGV)" in failed["crashes"]
+    assert all(len(video) == 3 for video in videos if video.name not in failed)
