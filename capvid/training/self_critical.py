@@ -97,7 +97,7 @@ class SelfCriticalTrainer(Trainer):
         options: as for :class:`Trainer`.
 
     Raises:
-        UsageError: it is another captioner than the recipe's, or one of paragraphs.
+        UsageError: it is another captioner than the recipe's, or one of paragraphs, or there is one sample.
         FeatureMismatchError: it was trained on other features.
     """
 
@@ -114,6 +114,11 @@ class SelfCriticalTrainer(Trainer):
             )
         start.header.checked(options["store"].header)
         critical = recipe.self_critical
+        if critical.samples < 2:
+            raise UsageError(
+                "self_critical.samples = 1: a caption is rewarded for being better than others of its video",
+                remedy="draw at least 2",
+            )
         training = replace(
             recipe.training,
             optimizer="adam",

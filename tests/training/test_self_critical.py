@@ -126,6 +126,9 @@ def test_what_cannot_be_fine_tuned(half_trained: Trainer, tmp_path: Path) -> Non
     }
     with pytest.raises(UsageError, match="holds m3, and soft-attention-small is a recipe of soft-attention"):
         SelfCriticalTrainer(load_recipe("soft-attention-small"), start=start, **options)
+    alone = load_recipe("m3-small", [*SMALL, "self_critical.samples=1"])
+    with pytest.raises(UsageError, match=r"self_critical.samples = 1: .*; draw at least 2"):
+        SelfCriticalTrainer(alone, start=start, **options)
     paragraphs = tmp_path / "p"
     paragraphs.mkdir()
     told = trainer(paragraphs, "mart", "training.epochs=1")
