@@ -15,8 +15,8 @@ from made import SEGMENTS, VOCABULARY, features_for, make
 
 from capvid.captioners import CAPTIONERS, Captioner
 from capvid.data.batches import Batch
-from capvid.text.vocabulary import BOS, EOS
-from capvid.training.optimise import bf16_in_hardware, caption_loss, clip_gradients, make_optimizer
+from capvid.text.vocabulary import BOS, EOS, PAD
+from capvid.training.optimise import Objective, bf16_in_hardware, clip_gradients, make_optimizer
 from capvid.training.recipe import load_recipe
 
 WORDS = 9
@@ -39,11 +39,13 @@ def samples_per_second(name: str, device: torch.device, *, bf16: bool, steps: in
     captioner = make(recipe).to(device).train()
     optimizer = make_optimizer(captioner, recipe.training)
     batch = random_batch(captioner, recipe.training.batch_size).to(device)
+    objective = Objective(captioner, recipe.training.label_smoothing)
+    words = int((batch.targets != PAD).sum())
     seconds = []
     for _ in range(steps + 2):  # two to warm up
         start = time.perf_counter()
         with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
-            loss = caption_loss(captioner, batch, recipe.training.label_smoothing)
+            loss = objective(batch.features, batch.mask, batch.inputs, batch.targets) / words
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         clip_gradients(captioner, recipe.training)

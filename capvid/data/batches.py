@@ -7,18 +7,18 @@ sentence, D feature width; feature maps have their locations before D.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Generic, TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Generic, TypeVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from capvid.data.captions import CaptionedVideo, Segment
+from capvid.data.captions import CaptionedVideo
+from capvid.data.frames import FrameReader, segment_rows
 from capvid.decoding import pad_frames, pad_segments
 from capvid.errors import DataError
-from capvid.features.file import Features
 from capvid.features.store import FeatureStore
 from capvid.text.tokenize import words
 from capvid.text.vocabulary import BOS, EOS, PAD, Vocabulary
@@ -29,7 +29,7 @@ class Batch:
     """Captions with the frames of their videos; for paragraphs there are S segments after B.
 
     Attributes:
-        features: (B, T, D) or (B, S, T, D), zero beyond a video's frames; maps in half precision.
+        features: (B, T, D) or (B, S, T, D), zero beyond a video's frames, in half precision.
         mask: (B, T) or (B, S, T), True at frames.
         inputs: (B, L) or (B, S, L) the words, from the start token on.
         targets: of the same shape, the words after them, up to the end token; padding after that.
@@ -44,10 +44,11 @@ class Batch:
         return len(self.targets)
 
     def to(self, device: torch.device) -> Batch:
-        """Move the batch to ``device``."""
-        return Batch(
-            self.features.to(device), self.mask.to(device), self.inputs.to(device), self.targets.to(device)
-        )
+        """Move the batch to ``device``, and its features into single precision; maps stay, for their size."""
+        features = self.features.to(device, non_blocking=True)
+        maps = features.dim() == 3 + self.inputs.dim() - 1
+        rest = (part.to(device, non_blocking=True) for part in (self.mask, self.inputs, self.targets))
+        return Batch(features if maps else features.float(), *rest)
 
 
 @dataclass(frozen=True)
@@ -55,8 +56,14 @@ class Example:
     """A video with its captions in numbers."""
 
     id: str
-    frames: Tensor  # (T, D) or (T, L, D) float16
+    length: int  # T
     captions: tuple[list[int], ...]
+    reader: Callable[[str], Tensor]
+
+    @property
+    def frames(self) -> Tensor:
+        """The frames, (T, D) or (T, L, D) float16, read when asked for."""
+        return self.reader(self.id)
 
 
 @dataclass(frozen=True)
@@ -64,8 +71,15 @@ class ParagraphExample:
     """The segments of a video with its paragraphs in numbers, a sentence for each segment."""
 
     id: str
-    segments: tuple[Tensor, ...]  # each (T, D) or (T, L, D) float16, T may be 0
+    rows: tuple[Tensor, ...]  # the numbers (T,) of each segment's frames, T may be 0
     paragraphs: tuple[tuple[list[int], ...], ...]
+    reader: Callable[[str], Tensor]
+
+    @property
+    def segments(self) -> tuple[Tensor, ...]:
+        """The frames of each segment, (T, D) or (T, L, D) float16, read when asked for."""
+        frames = self.reader(self.id)
+        return tuple(frames[rows] for rows in self.rows)
 
 
 @dataclass(frozen=True)
@@ -118,24 +132,25 @@ def check_features(videos: Sequence[CaptionedVideo], store: FeatureStore) -> Non
 
 
 def make_examples(
-    videos: Sequence[CaptionedVideo], store: FeatureStore, vocabulary: Vocabulary | None, lengths: Lengths
+    videos: Sequence[CaptionedVideo], reader: FrameReader, vocabulary: Vocabulary | None, lengths: Lengths
 ) -> list[Example]:
-    """Put frames and captions together; videos without a usable caption are left out.
+    """Put videos and captions together; videos without a usable caption are left out.
 
     Without a ``vocabulary``, as for evaluation, all videos are kept and no captions.
 
     Raises:
         DataError: a video has no features.
     """
-    check_features(videos, store)
+    check_features(videos, reader.store)
     spoken = tokenised(videos, lengths)
     return [
         Example(
             video.id,
-            torch.from_numpy(store.get(video.id).concatenated().astype(np.float16)),
+            reader.length(video.id),
             tuple(vocabulary.encode(caption) for caption in spoken[video.id])
             if vocabulary is not None
             else (),
+            reader,
         )
         for video in videos
         if spoken[video.id] or vocabulary is None
@@ -144,7 +159,7 @@ def make_examples(
 
 def make_paragraph_examples(
     videos: Sequence[CaptionedVideo],
-    store: FeatureStore,
+    reader: FrameReader,
     vocabulary: Vocabulary | None,
     lengths: Lengths,
     *,
@@ -157,60 +172,73 @@ def make_paragraph_examples(
     Raises:
         DataError: a video has no features, or a segment lies beyond them.
     """
-    check_features(videos, store)
+    check_features(videos, reader.store)
     spoken = tokenised_paragraphs(videos, lengths, max_segments=max_segments)
     return [
         ParagraphExample(
             video.id,
-            tuple(cut_segments(store.get(video.id), video.segments[:max_segments])),
+            segment_rows(video.id, video.segments[:max_segments], reader.store),
             tuple(tuple(map(vocabulary.encode, paragraph)) for paragraph in spoken[video.id])
             if vocabulary is not None
             else (),
+            reader,
         )
         for video in videos
         if spoken[video.id] or vocabulary is None
     ]
 
 
-def cut_segments(features: Features, segments: Sequence[Segment]) -> list[Tensor]:
-    """The frames (T, ...) float16 of every segment; one that lies between two frames has T = 0.
+def thinned(length: int, count: int, dropout: float, generator: torch.Generator) -> Tensor:
+    """The numbers of at most ``count`` of ``length`` frames at random, in order.
 
-    Raises:
-        DataError: a segment of frames ends beyond the last one, or seconds are given and the features do not
-            know their times.
+    Each is left out at rate ``dropout``, but never all.
     """
-    frames = torch.from_numpy(features.concatenated().astype(np.float16))
-    parts = []
-    for segment in segments:
-        if segment.unit == "seconds":
-            if features.times is None:
-                raise DataError(
-                    f"{features.video}: segments in seconds, and features that do not know their times",
-                    remedy="extract the features with capvid, or give segments in frames",
-                )
-            inside = (features.times >= segment.start) & (features.times < segment.end)
-            parts.append(frames[torch.from_numpy(inside)])
-        elif segment.end > len(frames):
-            raise DataError(
-                f"{features.video}: a segment ends at frame {segment.end:g}, the features at {len(frames)}",
-                remedy="extract the frames that the segments count",
-            )
-        else:
-            parts.append(frames[int(segment.start) : int(segment.end)])
-    return parts
-
-
-def thinned(frames: Tensor, count: int, dropout: float, generator: torch.Generator) -> Tensor:
-    """At most ``count`` frames at random, in order; each is left out at rate ``dropout``, but never all."""
-    if not len(frames):
-        return frames
-    kept = torch.randperm(len(frames), generator=generator)[:count]
+    if not length:
+        return torch.empty(0, dtype=torch.long)
+    kept = torch.randperm(length, generator=generator)[:count]
     stay = torch.rand(len(kept), generator=generator) >= dropout
     stay[0] = True
-    return frames[kept[stay].sort().values]
+    return kept[stay].sort().values
 
 
 _Example = TypeVar("_Example")
+_Drawn = Any  # the frames that are seen this time: numbers (T,), or those of each segment
+
+
+@dataclass(frozen=True)
+class Row(Generic[_Example]):
+    """One of a batch's captions: whose, which, and the frames that go with it."""
+
+    example: _Example
+    choice: int
+    drawn: _Drawn
+
+
+@dataclass(frozen=True)
+class Plan(Generic[_Example]):
+    """What a batch is made of, drawn but not read yet.
+
+    Attributes:
+        rows: its captions, or paragraphs; none of a batch that has no share for a process.
+        words: of the whole batch, ends of sentences included.
+        make: reads the frames and puts the batch together.
+    """
+
+    rows: Sequence[Row[_Example]]
+    words: int
+    make: Callable[[Sequence[Row[_Example]]], Batch]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def part(self, number: int, parts: int) -> Callable[[], Batch]:
+        """What reads part ``number`` of ``parts``; one that would be empty has a caption without words."""
+        rows = self.rows[number::parts]
+        return partial(self.make, rows) if rows else partial(self._silent, self.rows[:1])
+
+    def _silent(self, rows: Sequence[Row[_Example]]) -> Batch:
+        batch = self.make(rows)
+        return replace(batch, targets=torch.full_like(batch.targets, PAD))
 
 
 class _Batches(ABC, Generic[_Example]):
@@ -252,9 +280,21 @@ class _Batches(ABC, Generic[_Example]):
 
     @abstractmethod
     def sizes(self, example: _Example) -> Sequence[int]:
-        """The length of every caption, or paragraph, of an example."""
+        """The length of every caption, or paragraph, of an example, by which batches are sorted."""
 
-    def epoch(self, number: int) -> Iterator[Batch]:
+    @abstractmethod
+    def words(self, example: _Example, choice: int) -> int:
+        """The number of words, ends of sentences included, of a caption or paragraph."""
+
+    @abstractmethod
+    def drawn(self, example: _Example, generator: torch.Generator) -> _Drawn:
+        """The frames of a video, or of its segments, that are seen this time."""
+
+    @abstractmethod
+    def batch(self, rows: Sequence[Row[_Example]]) -> Batch:
+        """Read the frames and put everything into one batch."""
+
+    def epoch(self, number: int) -> Iterator[Plan[_Example]]:
         """Batches of epoch ``number``: captions of like length together, in random order."""
         generator = torch.Generator().manual_seed(self.seed * 1_000_003 + number)
         drawn = [
@@ -267,17 +307,18 @@ class _Batches(ABC, Generic[_Example]):
         noise = torch.rand(len(drawn), generator=generator) * 2
         order = (lengths + noise).argsort().split(self.batch_size)
         for batch in torch.randperm(len(order), generator=generator).tolist():
-            rows = [drawn[row] for row in order[batch].tolist()]
-            yield self.batch([(self.examples[index], choice) for index, choice, _ in rows], generator)
+            chosen = [drawn[row] for row in order[batch].tolist()]
+            rows = [
+                Row(self.examples[index], choice, self.drawn(self.examples[index], generator))
+                for index, choice, _ in chosen
+            ]
+            words = sum(self.words(row.example, row.choice) for row in rows)
+            yield Plan(rows, words, self.batch)
 
-    @abstractmethod
-    def batch(self, rows: Sequence[tuple[_Example, int]], generator: torch.Generator) -> Batch:
-        """Put examples, each with the number of one of its captions, into one batch."""
-
-    def drawn(self, frames: Tensor, generator: torch.Generator) -> Tensor:
-        """The frames of a video or segment that are seen this time."""
-        frames = frames[: self.max_frames] if self.first else frames
-        return thinned(frames, self.max_frames, self.frame_dropout, generator)
+    def thinned(self, length: int, generator: torch.Generator) -> Tensor:
+        """The numbers (T,) of frames that are drawn of a video or segment."""
+        length = min(length, self.max_frames) if self.first else length
+        return thinned(length, self.max_frames, self.frame_dropout, generator)
 
 
 class TrainingBatches(_Batches[Example]):
@@ -287,12 +328,18 @@ class TrainingBatches(_Batches[Example]):
         """The number of words of every caption."""
         return [len(caption) for caption in example.captions]
 
-    def batch(self, rows: Sequence[tuple[Example, int]], generator: torch.Generator) -> Batch:
+    def words(self, example: Example, choice: int) -> int:
+        """The words of a caption and its end."""
+        return len(example.captions[choice]) + 1
+
+    def drawn(self, example: Example, generator: torch.Generator) -> Tensor:
+        """Some of the video's frames."""
+        return self.thinned(example.length, generator)
+
+    def batch(self, rows: Sequence[Row[Example]]) -> Batch:
         """A batch of captions with their videos."""
-        features, mask = pad_frames([self.drawn(example.frames, generator) for example, _ in rows])
-        inputs, targets = _padded([example.captions[choice] for example, choice in rows])
-        maps = features.dim() == 4  # (B, T, L, D): they stay as they are kept, for their size
-        return Batch(features if maps else features.float(), mask, inputs, targets)
+        features, mask = pad_frames([row.example.frames[row.drawn] for row in rows])
+        return Batch(features, mask, *_padded([row.example.captions[row.choice] for row in rows]))
 
 
 class ParagraphBatches(_Batches[ParagraphExample]):
@@ -302,18 +349,29 @@ class ParagraphBatches(_Batches[ParagraphExample]):
         """The number of words of the longest sentence of every paragraph."""
         return [max(map(len, paragraph)) for paragraph in example.paragraphs]
 
-    def batch(self, rows: Sequence[tuple[ParagraphExample, int]], generator: torch.Generator) -> Batch:
+    def words(self, example: ParagraphExample, choice: int) -> int:
+        """The words of all sentences of a paragraph and their ends."""
+        return sum(len(sentence) + 1 for sentence in example.paragraphs[choice])
+
+    def drawn(self, example: ParagraphExample, generator: torch.Generator) -> list[Tensor]:
+        """Some frames of every segment."""
+        return [rows[self.thinned(len(rows), generator)] for rows in example.rows]
+
+    def batch(self, rows: Sequence[Row[ParagraphExample]]) -> Batch:
         """A batch of paragraphs with their videos' segments; missing segments have no frames and no words."""
-        clips = [[self.drawn(segment, generator) for segment in example.segments] for example, _ in rows]
+        clips = []
+        for row in rows:
+            frames = row.example.reader(row.example.id)
+            clips.append([frames[some] for some in row.drawn])
         features, mask, _ = pad_segments(clips)  # (B, S, T, D), (B, S, T)
         segments = mask.shape[1]
         sentences: list[list[int] | None] = []
-        for example, choice in rows:
-            paragraph = example.paragraphs[choice]
+        for row in rows:
+            paragraph = row.example.paragraphs[row.choice]
             sentences += [*paragraph, *[None] * (segments - len(paragraph))]
         inputs, targets = _padded(sentences)
         shape = (len(rows), segments)
-        return Batch(features.float(), mask, inputs.unflatten(0, shape), targets.unflatten(0, shape))
+        return Batch(features, mask, inputs.unflatten(0, shape), targets.unflatten(0, shape))
 
 
 def _padded(sentences: Sequence[list[int] | None]) -> tuple[Tensor, Tensor]:

@@ -276,6 +276,16 @@ def load_features(path: str | Path) -> Features:
         ) from error
 
 
+def load_times(path: str | Path) -> np.ndarray | None:
+    """Read the times (T,) of one video's frames in seconds, if they are known, and nothing else.
+
+    Raises:
+        FeatureFileError: missing, not safetensors, or cut short.
+    """
+    with open_safetensors(path) as handle:
+        return handle.get_tensor("times").astype(np.float64) if "times" in handle.keys() else None  # noqa: SIM118
+
+
 def load_header(path: str | Path) -> FeatureHeader:
     """Read how one video's features were made, and see that they are all there, without reading them.
 

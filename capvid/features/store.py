@@ -24,6 +24,7 @@ from capvid.features.file import (
     StreamHeader,
     header_in,
     load_features,
+    load_times,
     open_safetensors,
 )
 from capvid.features.registry import canonical_backbone
@@ -47,6 +48,9 @@ class _Source(Protocol):
 
     def length(self, video: str) -> int:
         """Give the number of frames T of a video."""
+
+    def times(self, video: str) -> np.ndarray | None:
+        """Give the times (T,) of a video's frames in seconds, if they are known."""
 
     def header(self, video: str) -> FeatureHeader:
         """Give how a video's features were made."""
@@ -94,21 +98,41 @@ class FeatureStore:
     def __len__(self) -> int:
         return len(self._holders)
 
+    def length(self, video: str) -> int:
+        """Give the number of frames T of a video, without reading them.
+
+        Raises:
+            FeatureFileError: no source holds the video.
+        """
+        return self._sources(video)[0].length(video)
+
+    def times(self, video: str) -> np.ndarray | None:
+        """Read the times (T,) of a video's frames in seconds, if a source knows them.
+
+        Raises:
+            FeatureFileError: no source holds the video, or its file cannot be read.
+        """
+        found = (source.times(video) for source in self._sources(video))
+        return next((times for times in found if times is not None), None)
+
     def get(self, video: str) -> Features:
         """Read the features of one video: every stream (T, D) or (T, L, D) float32.
 
         Raises:
             FeatureFileError: no source holds the video, or its tensors cannot be read.
         """
-        if video not in self._holders:
-            raise FeatureFileError(f"no features of the video {video!r}", remedy="extract them first")
-        parts = [source.get(video) for source in self._holders[video]]
+        parts = [source.get(video) for source in self._sources(video)]
         return Features(
             header=self._header,
             streams=tuple(stream for part in parts for stream in part.streams),
             times=next((part.times for part in parts if part.times is not None), None),
             video=video,
         )
+
+    def _sources(self, video: str) -> Sequence[_Source]:
+        if video not in self._holders:
+            raise FeatureFileError(f"no features of the video {video!r}", remedy="extract them first")
+        return self._holders[video]
 
     def _common_header(self) -> FeatureHeader:
         common: FeatureHeader | None = None
@@ -237,6 +261,9 @@ class _FileSource:
     def header(self, video: str) -> FeatureHeader:
         return self._summaries[video].header
 
+    def times(self, video: str) -> np.ndarray | None:
+        return load_times(self._files[video])
+
     def get(self, video: str) -> Features:
         return load_features(self._files[video])
 
@@ -272,6 +299,9 @@ class _PackedSource:
 
     def length(self, video: str) -> int:
         return self._shapes[video][0]
+
+    def times(self, video: str) -> np.ndarray | None:
+        return None
 
     def header(self, video: str) -> FeatureHeader:
         return self._headers[self._shapes[video][1:]]

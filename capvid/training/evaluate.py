@@ -8,6 +8,7 @@ from typing import Any
 
 from capvid.captioners.checkpoint import Checkpoint
 from capvid.data.captions import CaptionedVideo
+from capvid.data.frames import FrameReader
 from capvid.decoding import DecodingOptions
 from capvid.errors import DataError
 from capvid.features.store import FeatureStore
@@ -51,6 +52,6 @@ def evaluate(
     )
     task = task_of(checkpoint.captioner, data)
     task.check(videos, checkpoint.name)
-    examples = task.examples(videos, store, None)
+    examples = task.examples(videos, FrameReader(store), None)
     said = task.predict(checkpoint.captioner, checkpoint.vocabulary, examples, options)
     return Evaluation(task.score(said, videos), said)

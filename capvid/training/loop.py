@@ -5,49 +5,47 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import random
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, fields
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor
 
-from capvid.captioners import Captioner, build, captioner_class
+from capvid.captioners import Captioner, captioner_class
 from capvid.captioners.checkpoint import load_checkpoint, save_checkpoint
 from capvid.captioners.layers import Standardise
 from capvid.data.captions import CaptionedVideo
+from capvid.data.frames import FrameReader
 from capvid.device import release_memory
-from capvid.errors import DataError, TrainingError, UsageError
+from capvid.errors import CapvidError, DataError, TrainingError
 from capvid.features.store import FeatureStore
 from capvid.files import atomic_write_text
-from capvid.text.vocabulary import PAD, SPECIAL, Vocabulary
+from capvid.text.vocabulary import SPECIAL, Vocabulary
+from capvid.training.beginning import fresh_captioner, seed_everything, split_of
 from capvid.training.evaluate import Evaluation, evaluate
+from capvid.training.failures import disk_that_may_fill, memory_that_may_end
+from capvid.training.lessons import Lessons, Share, shares_of
 from capvid.training.optimise import (
     AveragedWeights,
-    bf16_in_hardware,
-    caption_loss,
+    Objective,
     clip_gradients,
     learning_rate_factor,
     make_optimizer,
 )
+from capvid.training.parallel import accelerator_on, device_of, merged, wants_bf16
 from capvid.training.progress import EpochResult, Progress, Reporter
 from capvid.training.recipe import Recipe
+from capvid.training.scheduled import with_own_words
 from capvid.training.state import STATE, Learner, load_state, save_state
 from capvid.training.tasks import Prediction, task_of
 
 RELEASE_EVERY = 50  # batches
+LOOK_EVERY = 10  # batches: a GPU is asked for its losses no more often, since it would have to wait
 LAST = "last"  # folder of the last checkpoint, with the state to resume from
-
-
-def seed_everything(seed: int) -> None:
-    """Seed Python's, NumPy's and torch's generators."""
-    random.seed(seed)
-    np.random.seed(seed % 2**32)
-    torch.manual_seed(seed)
+_FREE = ("accumulate", "save_every")  # options that a run may be resumed with others of
 
 
 class Trainer:
@@ -83,13 +81,11 @@ class Trainer:
         resume: bool = False,
     ) -> None:
         self.recipe, self.videos, self.store, self.folder = recipe, videos, store, folder
-        self.device, self.reporter = device, reporter
+        self.reporter, self.reader = reporter, FrameReader(store)
+        self.accelerator = accelerator_on(device)
+        self.device = device_of(self.accelerator, device)
         options, data = recipe.training, recipe.data
-        train = [video for video in videos if video.split == "train"]
-        val = [video for video in videos if video.split == "val"]
-        for name, split in (("train", train), ("val", val)):
-            if not split:
-                raise DataError(f"no video of the data is in the {name} split", remedy="add some to the data")
+        train, val = split_of(videos, "train"), split_of(videos, "val")
         seed_everything(options.seed)
         store.header.check_alike()
         self.task = task_of(captioner_class(recipe.captioner), data)
@@ -101,28 +97,34 @@ class Trainer:
                 remedy="lower data.min_count",
             )
         self.captioner = self._build(value_width)
-        examples = self.task.examples(train, store, self.vocabulary)
+        examples = self.task.examples(train, self.reader, self.vocabulary)
         if not examples:
             raise DataError(f"no training caption has 1 to {data.max_words} words")
         self.batches = self._batches(examples)
-        self.validation = self.task.examples(val, store, None)
+        self.validation = self.task.examples(val, self.reader, None)
         self.test = [video for video in videos if video.split == "test"]
         self.cider = self.task.cider(val)
         self._fit(examples)
-        self.captioner.to(device)
+        self.captioner.to(self.device)
         self.optimizer = make_optimizer(self.captioner, options)
         self.schedule = torch.optim.lr_scheduler.LambdaLR(
             self.optimizer, learning_rate_factor(options, options.epochs * len(self.batches))
         )
         self.average = AveragedWeights(self.captioner, options.average) if options.average else None
-        self.bf16 = options.precision == "bf16" or (options.precision == "auto" and bf16_in_hardware(device))
+        self.bf16 = wants_bf16(options.precision, self.device)
+        self.objective = self.accelerator.prepare_model(
+            Objective(self.captioner, options.label_smoothing), device_placement=False
+        )
         self.learner = Learner(
             module=self.captioner,
             optimizer=self.optimizer,
             schedule=self.schedule,
             average=self.average,
-            device=device,
+            device=self.device,
+            accelerator=self.accelerator,
         )
+        torch.manual_seed(torch.initial_seed() + self.accelerator.process_index)  # dropout of its own
+        self.unseen = torch.zeros((), dtype=torch.float64, device=self.device)  # losses since the last look
         self.progress = Progress()
         if resume and self.state.is_file():
             found = load_state(self.state, self.learner, self._run())
@@ -137,8 +139,10 @@ class Trainer:
     def _run(self) -> Mapping[str, Any]:
         """What a state must agree with."""
         seen = [*self.vocabulary.words, *(video.id for video in self.videos), self.store.header.to_json()]
+        recipe = self.recipe.to_dict()
+        recipe["training"] = {k: v for k, v in recipe["training"].items() if k not in _FREE}
         return {
-            "recipe": self.recipe.to_dict(),
+            "recipe": recipe,
             "data": hashlib.sha256("\n".join([*seen, str(self.batches.captions)]).encode()).hexdigest(),
         }
 
@@ -158,36 +162,23 @@ class Trainer:
             self.captioner.standardise.fit(self.task.features(examples))
 
     def _build(self, value_width: int) -> Captioner:
-        """A fresh captioner for the features, its weights as the recipe wants them at the beginning."""
-        header, kind = self.store.header, captioner_class(self.recipe.captioner)
-        sizes = {
-            "vocabulary_size": len(self.vocabulary),
-            "feature_width": header.width,
-            "locations": header.locations,
-        }
-        if value_width:
-            sizes["value_width"] = value_width
-            if "value_width" not in {field.name for field in fields(kind.config_class)}:
-                raise UsageError(
-                    f"{self.recipe.captioner} has no values beside its features",
-                    remedy="leave out --values, or give the stream as --features",
-                )
-        captioner = build(self.recipe.captioner, {**sizes, **self.recipe.model})
-        limit = self.recipe.training.init_range
-        if limit:
-            for parameter in captioner.parameters():
-                torch.nn.init.uniform_(parameter, -limit, limit)
-        return captioner
+        """A fresh captioner for the features."""
+        return fresh_captioner(self.recipe, self.store.header, len(self.vocabulary), value_width)
 
     def run(self) -> tuple[EpochResult, Evaluation | None]:
-        """Train to the end; returns the best epoch and what it scores on the test split, if there is one."""
-        options = self.recipe.training
-        self.folder.mkdir(parents=True, exist_ok=True)
-        atomic_write_text(self.folder / "recipe.json", json.dumps(self.recipe.to_dict(), indent=1))
-        progress = self.progress
-        if progress == Progress():
-            self.state.unlink(missing_ok=True)  # that of a run that is overwritten
-            self._begin()
+        """Train to the end; returns the best epoch and what it scores on the test split, if there is one.
+
+        Raises:
+            TrainingError: the loss is not finite, memory or disk do not suffice, or features are gone; what
+                was saved before is kept.
+        """
+        options, progress = self.recipe.training, self.progress
+        with self._saving():
+            if self.accelerator.is_main_process:
+                atomic_write_text(self.folder / "recipe.json", json.dumps(self.recipe.to_dict(), indent=1))
+            if progress == Progress():
+                self.state.unlink(missing_ok=True)  # that of a run that is overwritten
+                self._begin()
         self.reporter.started(
             captions=self.batches.captions,
             videos=len(self.batches.examples),
@@ -199,40 +190,64 @@ class Trainer:
         while progress.epoch <= options.epochs and not progress.is_over(options.patience):
             result = self._epoch()
             progress.log.append(json.dumps(self._record(result)))
-            atomic_write_text(self.folder / "metrics.jsonl", "\n".join(progress.log) + "\n")
             progress.next_epoch(result)
-            self._keep()
+            with self._saving():
+                if self.accelerator.is_main_process:
+                    atomic_write_text(self.folder / "metrics.jsonl", "\n".join(progress.log) + "\n")
+                self._keep()
             self.reporter.finished_epoch(result)
         assert progress.best is not None
-        return progress.best, self._test(self.test) if self.test else None
+        tested = self.test and self.accelerator.is_main_process
+        return progress.best, self._test(self.test) if tested else None
+
+    def _saving(self) -> AbstractContextManager[None]:
+        return disk_that_may_fill(self.folder, self._kept())
+
+    def _kept(self) -> str:
+        """What there is of the run on the disk, for messages."""
+        best = self.progress.best
+        return f"{self.folder / 'best'} keeps epoch {best.epoch}" if best else "no epoch is kept yet"
 
     def _begin(self) -> None:
         """What comes before the first epoch."""
 
     def _validate(self) -> tuple[float, dict[str, Prediction]]:
         """CIDEr-D on the validation split, and the captions."""
-        captions = self.task.predict(self.captioner, self.vocabulary, self.validation, self.recipe.decoding)
+        mine = self.validation[self.accelerator.process_index :: self.accelerator.num_processes]
+        found = self.task.predict(self.captioner, self.vocabulary, mine, self.recipe.decoding)
+        all_of_them = merged(self.accelerator, found)
+        captions = {example.id: all_of_them[example.id] for example in self.validation}
         return self.cider(captions), captions
 
     def _epoch(self) -> EpochResult:
         """Train for an epoch, or what is left of it, validate, and save the weights if they are the best."""
         start, progress = time.monotonic(), self.progress
-        speed = self._train()
-        loss = progress.loss / progress.words
+        speed, waited = self._train()
         if self.average:
             self.average.swap(self.captioner)
         cider, captions = self._validate()
         better = progress.best is None or cider > progress.best.cider
-        if better:
-            self._save("best", progress.epoch, cider)
-        self._save(LAST, progress.epoch, cider)
+        with self._saving():
+            if better:
+                self._save("best", progress.epoch, cider)
+            self._save(LAST, progress.epoch, cider)
         if self.average:
             self.average.swap(self.captioner)
-        samples = dict(list(captions.items())[:3])
-        return EpochResult(progress.epoch, loss, cider, better, time.monotonic() - start, speed, samples)
+        return EpochResult(
+            epoch=progress.epoch,
+            loss=progress.loss / progress.words,
+            cider=cider,
+            best=better,
+            seconds=time.monotonic() - start,
+            captions_per_second=speed,
+            samples=dict(list(captions.items())[:3]),
+            waited=waited,
+        )
 
     def _save(self, name: str, epoch: int, cider: float) -> None:
         """Write a checkpoint into one of the run's folders."""
+        if not self.accelerator.is_main_process:
+            return
         info = {
             "recipe": self.recipe.name,
             "epoch": epoch,
@@ -248,64 +263,118 @@ class Trainer:
         )
 
     def _keep(self) -> None:
-        """Write the state from which the run can be resumed."""
-        self.state.parent.mkdir(parents=True, exist_ok=True)
+        """Write the state from which the run can be resumed; all processes must do so at once."""
         save_state(self.state, self.learner, self._run(), asdict(self.progress))
 
-    def _train(self) -> float:
-        """What is left of one pass over the batches; returns captions per second."""
-        options, progress = self.recipe.training, self.progress
+    def _train(self) -> tuple[float, float]:
+        """What is left of one pass over the batches; returns captions per second, and seconds of waiting."""
+        progress, every = self.progress, 1 if self.device.type == "cpu" else LOOK_EVERY
         self.captioner.train()
-        captions, start = 0, time.monotonic()
-        kept = start
-        for number, batch in enumerate(self.batches.epoch(progress.epoch), 1):
-            if number <= progress.batch:  # done before the run was broken off
-                continue
-            loss, words = self._step(batch.to(self.device))
-            progress.loss, progress.words = progress.loss + loss * words, progress.words + words
-            progress.batch = number
-            captions += len(batch)
-            if number % RELEASE_EVERY == 0:
+        captions, waited, start = 0, 0.0, time.monotonic()
+        shares = shares_of(
+            self.batches, progress.epoch, progress.batch, self.recipe.training.accumulate, self.accelerator
+        )
+        saved = start
+        while True:
+            asked = time.monotonic()
+            with self._reading():
+                share = next(shares, None)
+            waited += time.monotonic() - asked
+            if share is None:
+                break
+            self._step(share)
+            captions += share.captions
+            if share.number % RELEASE_EVERY == 0:
                 release_memory()
-            if time.monotonic() - kept > 60 * options.save_every and number < len(self.batches):
-                self._keep()
-                kept = time.monotonic()
+            if share.number % every and share.number < len(self.batches):
+                continue
+            if self._look(save=time.monotonic() - saved > 60 * self.recipe.training.save_every):
+                saved = time.monotonic()
             self.reporter.stepped(
                 epoch=progress.epoch,
-                batch=number,
+                batch=share.number,
                 loss=progress.loss / progress.words,
                 captions_per_second=captions / (time.monotonic() - start),
             )
-        return captions / (time.monotonic() - start)
+        return captions / (time.monotonic() - start), waited
 
-    def _loss(self, batch: Any) -> tuple[Tensor, float, int]:
-        """What a batch is learned by; the loss to log, a mean; and of how many words or samples."""
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16):
-            loss = caption_loss(self.captioner, batch, self.recipe.training.label_smoothing)
-        return loss, loss.item(), int((batch.targets != PAD).sum())
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        """Where features cannot be read any more, keep the run up to here."""
+        try:
+            yield
+        except CapvidError as error:
+            if self.accelerator.num_processes == 1:  # others would have to keep theirs at the same time
+                self._look(save=True)
+            raise TrainingError(
+                f"{error.message}; {self._kept()}", remedy="bring it back and go on with --resume"
+            ) from error
 
-    def _step(self, batch: Any) -> tuple[float, int]:
-        """Learn from one batch; returns the mean loss, and of how many words or samples.
+    def _look(self, *, save: bool) -> bool:
+        """Take the losses since the last look into the progress, and save the state if the first process wants.
 
         Raises:
-            TrainingError: the loss is not finite.
+            TrainingError: a loss was not finite.
         """
+        progress, wish = self.progress, save and self.accelerator.is_main_process
+        report = torch.stack([self.unseen, torch.full_like(self.unseen, float(wish))])
+        loss, wishes = self.accelerator.reduce(report).tolist()
+        self.unseen = torch.zeros_like(self.unseen)
+        if not math.isfinite(loss):
+            raise TrainingError(
+                f"the loss is {loss} in epoch {progress.epoch}, batch {progress.batch}; {self._kept()}",
+                remedy="lower training.learning_rate, or clip gradients with training.clip_norm",
+            )
+        progress.loss += loss
+        saved = wishes > 0 and progress.batch < len(self.batches)
+        if saved:
+            with self._saving():
+                self._keep()
+        return saved
+
+    def _lessons(self, share: Share) -> Lessons:
+        """What there is to learn from this process's share of a batch."""
         options, progress = self.recipe.training, self.progress
-        loss, value, count = self._loss(batch)
-        self.optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        clip_gradients(self.captioner, options)
-        self.optimizer.step()
+        parts = [part.to(self.device) for part in share.parts]
+        done = (progress.epoch - 1) * len(self.batches) + share.number - 1
+        rate = options.scheduled_sampling * done / (options.epochs * len(self.batches))
+        if rate:
+            with self._autocast():
+                parts = [with_own_words(self.captioner, part, rate) for part in parts]
+        return Lessons([(part, None) for part in parts], share.words, share.words)
+
+    def _step(self, share: Share) -> None:
+        """Learn from one batch.
+
+        Raises:
+            TrainingError: there is not enough memory.
+        """
+        options, progress, accelerator = self.recipe.training, self.progress, self.accelerator
+        where = f"epoch {progress.epoch}, batch {share.number}"
+        with memory_that_may_end(where, self._kept()):
+            lessons = self._lessons(share)
+            self.optimizer.zero_grad(set_to_none=True)
+            losses = torch.zeros_like(self.unseen)
+            for number, (batch, weights) in enumerate(lessons.parts, 1):
+                whole = number == len(lessons.parts)  # gradients are exchanged once
+                with nullcontext() if whole else accelerator.no_sync(self.objective):
+                    with self._autocast():
+                        loss = self.objective(
+                            batch.features, batch.mask, batch.inputs, batch.targets, weights
+                        )
+                    # they are averaged over the processes, while the loss is a sum
+                    accelerator.backward(loss * (accelerator.num_processes / lessons.divisor))
+                losses += loss.detach()
+            clip_gradients(self.captioner, options)
+            self.optimizer.step()
         self.schedule.step()
         if self.average:
             self.average.update(self.captioner)
-        if not math.isfinite(value):
-            best = f"; {self.folder / 'best'} keeps epoch {progress.best.epoch}" if progress.best else ""
-            raise TrainingError(
-                f"the loss is {value} in epoch {progress.epoch}, batch {progress.batch + 1}{best}",
-                remedy="lower training.learning_rate, or clip gradients with training.clip_norm",
-            )
-        return value, count
+        self.unseen = self.unseen + (losses if lessons.shown is None else lessons.shown)
+        progress.batch, progress.words = share.number, progress.words + lessons.count
+
+    def _autocast(self) -> AbstractContextManager[None]:
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16)
 
     def _test(self, videos: Sequence[CaptionedVideo]) -> Evaluation:
         """Score the best checkpoint on the test split, once, at the end."""
@@ -323,5 +392,6 @@ class Trainer:
             "best": result.best,
             "seconds": round(result.seconds, 3),
             "captions_per_second": round(result.captions_per_second, 1),
+            "seconds_waiting": round(result.waited, 3),
             "samples": result.samples,
         }

@@ -11,20 +11,38 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from capvid.captioners import Captioner
-from capvid.data.batches import Batch
 from capvid.text.vocabulary import PAD
 from capvid.training.recipe import TrainingOptions
 
 
-def caption_loss(captioner: Captioner, batch: Batch, label_smoothing: float) -> Tensor:
-    """Mean negative log-likelihood per word, ends included (M3, Eq. 24, without its regularisation term).
+class Objective(nn.Module):
+    """The negative log-likelihood of a batch's words, ends included (M3, Eq. 24, without its regularisation).
 
-    Only the places of real words go through the vocabulary layer.
+    It is a module of its own, so that several processes can share it. Only places of real words go through the
+    vocabulary layer.
+
+    Args:
+        captioner: whose words.
+        label_smoothing: probability spread over the vocabulary.
     """
-    z = captioner.teacher_forced(batch.features, batch.mask, batch.inputs)  # (B, L, Z)
-    spoken = batch.targets != PAD
-    logits = captioner.logits(z[spoken])  # (words, V)
-    return F.cross_entropy(logits.float(), batch.targets[spoken], label_smoothing=label_smoothing)
+
+    def __init__(self, captioner: Captioner, label_smoothing: float) -> None:
+        super().__init__()
+        self.captioner = captioner
+        self.label_smoothing = label_smoothing
+
+    def forward(
+        self, features: Tensor, mask: Tensor, inputs: Tensor, targets: Tensor, weights: Tensor | None = None
+    ) -> Tensor:
+        """The sum over all words, each times its weight if there are ``weights``, like ``targets``."""
+        z = self.captioner.teacher_forced(features, mask, inputs)  # (B, L, Z)
+        spoken = targets != PAD
+        logits = self.captioner.logits(z[spoken]).float()  # (words, V)
+        if weights is None:
+            return F.cross_entropy(
+                logits, targets[spoken], label_smoothing=self.label_smoothing, reduction="sum"
+            )
+        return (F.cross_entropy(logits, targets[spoken], reduction="none") * weights[spoken]).sum()
 
 
 def make_optimizer(module: nn.Module, options: TrainingOptions) -> torch.optim.Optimizer:
@@ -124,7 +142,7 @@ def _averaged(module: nn.Module) -> list[Tensor]:
 def bf16_in_hardware(device: torch.device) -> bool:
     """Whether matrices are multiplied in bfloat16 by instructions made for it."""
     if device.type == "cuda":
-        return torch.cuda.is_bf16_supported()
+        return torch.cuda.is_bf16_supported(including_emulation=False)
     if device.type != "cpu":
         return False
     probes = ("_is_amx_tile_supported", "_is_avx512_bf16_supported")

@@ -20,6 +20,7 @@ class EpochResult:
         seconds: of training and validation together.
         captions_per_second: in training.
         samples: a few validation captions, by video id.
+        waited: seconds for which training waited for its input.
     """
 
     epoch: int
@@ -29,6 +30,7 @@ class EpochResult:
     seconds: float
     captions_per_second: float
     samples: dict[str, Prediction]
+    waited: float = 0.0
 
 
 @dataclass(kw_only=True)
@@ -78,3 +80,16 @@ class Reporter(Protocol):
 
     def finished_epoch(self, result: EpochResult) -> None:
         """One epoch is done, validated and saved."""
+
+
+class NoReporter:
+    """Tells nobody: for the processes beside the first one."""
+
+    def started(self, **_: int) -> None:
+        """Training begins."""
+
+    def stepped(self, **_: float) -> None:
+        """One batch is done."""
+
+    def finished_epoch(self, result: EpochResult) -> None:
+        """One epoch is done."""

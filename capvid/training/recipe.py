@@ -63,15 +63,20 @@ class TrainingOptions:
         warmup: share of all steps.
         epochs: at most.
         patience: epochs without a better validation CIDEr-D before stopping.
-        batch_size: captions.
+        batch_size: captions, of all processes together.
+        accumulate: parts that a process takes its share of a batch in, one after another; more of them need
+            less memory, and learn the same.
         weight_decay: decoupled for adamw, an L2 term for the others.
         label_smoothing: probability spread over the vocabulary.
+        scheduled_sampling: rate at which input words are replaced by the captioner's own; it grows from 0 to
+            this in the course of training.
         init_range: all weights begin uniformly in [-value, value]; 0 leaves each layer its own beginning.
         clip_value: gradients are clipped to [-value, value] element by element; 0 leaves them.
         clip_norm: gradients are scaled to at most this norm; 0 leaves them.
         average: decay of the running average of the weights that is validated and saved; 0 saves the weights.
         stored: numbers in which checkpoints are stored, float32 or float16 (half the size).
-        precision: fp32, bf16 (autocast), or auto (bf16 where the processor multiplies it in hardware).
+        precision: fp32, bf16 (autocast), or auto (what accelerate was launched with, else bf16 where the
+            processor multiplies it in hardware).
         save_every: minutes after which the state of a run is saved in the midst of an epoch.
         seed: of weights, batches and dropout.
     """
@@ -85,8 +90,10 @@ class TrainingOptions:
     epochs: int = 50
     patience: int = 10
     batch_size: int = 64
+    accumulate: int = 1
     weight_decay: float = 0.0
     label_smoothing: float = 0.0
+    scheduled_sampling: float = 0.0
     init_range: float = 0.0
     clip_value: float = 0.0
     clip_norm: float = 0.0

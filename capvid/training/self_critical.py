@@ -9,23 +9,24 @@ Notation for tensor shapes: B videos, K samples of each, T frames, D feature wid
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from capvid.captioners import Captioner
 from capvid.captioners.checkpoint import Checkpoint
-from capvid.data.batches import Example, thinned
+from capvid.data.batches import Batch, Example, thinned
 from capvid.data.captions import CaptionedVideo
 from capvid.decoding import DecodingOptions, Hypothesis, decode, pad_frames
 from capvid.device import release_memory
 from capvid.errors import UsageError
 from capvid.metrics.cider import CiderD
 from capvid.text.vocabulary import BOS, EOS, PAD
+from capvid.training.lessons import Lessons, Share
 from capvid.training.loop import Trainer
 from capvid.training.recipe import Recipe
 
@@ -46,12 +47,31 @@ class VideoBatch:
     ids: tuple[str, ...]
     seed: int
 
-    def __len__(self) -> int:
-        return len(self.ids)
-
     def to(self, device: torch.device) -> VideoBatch:
-        """Move the batch to ``device``."""
-        return replace(self, features=self.features.to(device), mask=self.mask.to(device))
+        """Move the batch to ``device``, and its features into single precision; maps stay, for their size."""
+        features = self.features.to(device)
+        features = features if features.dim() == 4 else features.float()
+        return replace(self, features=features, mask=self.mask.to(device))
+
+
+@dataclass(frozen=True)
+class VideoPlan:
+    """The videos of a batch with the frames (T,) that are drawn of each, not read yet."""
+
+    rows: Sequence[tuple[Example, Tensor]]
+    seed: int
+    words: int = 0  # not known before captions are drawn
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def part(self, number: int, parts: int) -> Callable[[], VideoBatch]:
+        """What reads part ``number`` of ``parts``; one that would be empty has the first video, unnamed."""
+        return partial(self._read, self.rows[number::parts])
+
+    def _read(self, rows: Sequence[tuple[Example, Tensor]]) -> VideoBatch:
+        features, mask = pad_frames([example.frames[drawn] for example, drawn in rows or self.rows[:1]])
+        return VideoBatch(features, mask, tuple(example.id for example, _ in rows), self.seed)
 
 
 class VideoBatches:
@@ -71,7 +91,7 @@ class VideoBatches:
         """Batches per epoch."""
         return -(-len(self.examples) // self.recipe.training.batch_size)
 
-    def epoch(self, number: int) -> Iterator[VideoBatch]:
+    def epoch(self, number: int) -> Iterator[VideoPlan]:
         """Batches of epoch ``number``."""
         data, options = self.recipe.data, self.recipe.training
         first = options.seed * 1_000_003 + number
@@ -79,10 +99,9 @@ class VideoBatches:
         order = torch.randperm(len(self.examples), generator=generator)
         for place, rows in enumerate(order.split(options.batch_size)):
             some = [self.examples[row] for row in rows.tolist()]
-            clips = [e.frames[: data.max_frames] if data.frames == "first" else e.frames for e in some]
-            drawn = [thinned(clip, data.max_frames, data.frame_dropout, generator) for clip in clips]
-            features, mask = pad_frames(drawn)
-            yield VideoBatch(features.float(), mask, tuple(e.id for e in some), first * 100_003 + place)
+            lengths = [min(e.length, data.max_frames) if data.frames == "first" else e.length for e in some]
+            drawn = [thinned(n, data.max_frames, data.frame_dropout, generator) for n in lengths]
+            yield VideoPlan(list(zip(some, drawn, strict=True)), first * 100_003 + place)
 
 
 class SelfCriticalTrainer(Trainer):
@@ -154,28 +173,40 @@ class SelfCriticalTrainer(Trainer):
         self._save("best", 0, cider)
         self.progress.begin(cider, dict(list(captions.items())[:3]))
 
-    def _loss(self, batch: Any) -> tuple[Tensor, float, int]:
-        self.captioner.eval()  # the captions that are drawn are those of the captioner as it is used
+    def _lessons(self, share: Share) -> Lessons:
+        """Captions that the captioner draws, each weighed by how much better it scores than the others."""
+        self.captioner.eval()  # they are drawn by the captioner as it is used
+        samples = self.recipe.self_critical.samples
+        shown = torch.zeros_like(self.unseen)
+        parts: list[tuple[Batch, Tensor | None]] = []
+        for part in share.parts:
+            batch, rewards = self._drawn(part.to(self.device))
+            # Luo: a sample's score against the mean of the others'
+            advantage = (rewards - rewards.mean(1, keepdim=True)) * samples / (samples - 1)  # (B, K)
+            weights = advantage.to(self.device).reshape(-1, 1).expand(batch.targets.shape)
+            parts.append((batch, weights))
+            shown -= rewards.sum().to(self.device)
+        spoken = torch.stack([(batch.targets != PAD).sum() for batch, _ in parts]).sum()
+        words = float(self.accelerator.reduce(spoken))
+        release_memory()
+        return Lessons(parts, max(words, 1.0), share.captions * samples, shown)
+
+    def _drawn(self, videos: VideoBatch) -> tuple[Batch, Tensor]:
+        """Captions (B K, L) of the videos as a batch to learn from, and their CIDEr-D (B, K)."""
         critical, decoding = self.recipe.self_critical, self.recipe.decoding
         drawing = DecodingOptions(
             temperature=1.0,
             num_captions=critical.samples,
             max_length=decoding.max_length,
-            seed=batch.seed,
+            seed=videos.seed,
         )
-        samples = decode(self.captioner, batch.features, batch.mask, drawing)
-        rewards = self._rewards(batch.ids, samples).to(self.device)  # (B, K)
-        inputs, targets = _teacher(samples, decoding.max_length, self.device)  # (B K, L)
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16):
-            hidden = self.captioner.teacher_forced(batch.features, batch.mask, inputs)
-            spoken = targets != PAD
-            logits = self.captioner.logits(hidden[spoken]).float()  # (words, V)
-        # Luo: a sample's score against the mean of the others'
-        advantage = (rewards - rewards.mean(1, keepdim=True)) * critical.samples / (critical.samples - 1)
-        weights = advantage.reshape(-1, 1).expand(targets.shape)[spoken]
-        loss = (F.cross_entropy(logits, targets[spoken], reduction="none") * weights).sum() / spoken.sum()
-        release_memory()
-        return loss, -float(rewards.mean()), rewards.numel()
+        samples = decode(self.captioner, videos.features, videos.mask, drawing)
+        inputs, targets = _teacher(samples, decoding.max_length, self.device)
+        if not videos.ids:  # a share without videos learns nothing
+            return Batch(videos.features, videos.mask, inputs, torch.full_like(targets, PAD)), torch.zeros(
+                1, critical.samples
+            )
+        return Batch(videos.features, videos.mask, inputs, targets), self._rewards(videos.ids, samples)
 
     def _rewards(self, ids: Sequence[str], samples: Sequence[Sequence[Hypothesis]]) -> Tensor:
         """CIDEr-D of every sample, (B, K)."""

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate import Accelerator
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
@@ -21,7 +22,7 @@ from capvid.files import atomic_path
 from capvid.training.optimise import AveragedWeights
 
 STATE = "state.safetensors"
-_FORMAT = 1
+_FORMAT = 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +35,7 @@ class Learner:
         schedule: of the learning rate.
         average: the running average of the weights, if there is one.
         device: where it is trained; of its generator, the numbers of dropout are drawn.
+        accelerator: the processes that train; their generators differ, all the rest is the same in each.
     """
 
     module: nn.Module
@@ -41,18 +43,24 @@ class Learner:
     schedule: torch.optim.lr_scheduler.LambdaLR
     average: AveragedWeights | None
     device: torch.device
+    accelerator: Accelerator
 
     def tensors(self) -> dict[str, Tensor]:
-        """All of it that are tensors, by name."""
+        """All of it that are tensors, by name; all processes must ask at once."""
         found = {f"module.{name}": tensor for name, tensor in self.module.state_dict().items()}
         for index, kept in self.optimizer.state_dict()["state"].items():
             found |= {f"optimizer.{index}.{key}": torch.as_tensor(value) for key, value in kept.items()}
         weights = self.average.weights if self.average else ()
         found |= {f"average.{number}": weight for number, weight in enumerate(weights)}
-        found["generator.cpu"] = torch.get_rng_state()
+        found["generators.cpu"] = self._of_all(torch.get_rng_state())
         if self.device.type == "cuda":
-            found["generator.cuda"] = torch.cuda.get_rng_state(self.device)
+            found["generators.cuda"] = self._of_all(torch.cuda.get_rng_state(self.device))
         return {name: tensor.detach().cpu().contiguous() for name, tensor in found.items()}
+
+    def _of_all(self, state: Tensor) -> Tensor:
+        """The generators' states of all processes, (processes, bytes)."""
+        gathered: Tensor = self.accelerator.gather(state.unsqueeze(0).to(self.device))
+        return gathered
 
     def numbers(self) -> dict[str, Any]:
         """The rest of it, fit for JSON."""
@@ -83,13 +91,15 @@ class Learner:
             for index, weight in enumerate(self.average.weights):
                 weight.copy_(tensors[f"average.{index}"])
             self.average.steps = numbers["averaged"]
-        torch.set_rng_state(tensors["generator.cpu"])
-        if self.device.type == "cuda":
-            torch.cuda.set_rng_state(tensors["generator.cuda"], self.device)
+        rank = self.accelerator.process_index
+        if rank < len(tensors["generators.cpu"]):  # else it was saved by fewer processes
+            torch.set_rng_state(tensors["generators.cpu"][rank])
+            if self.device.type == "cuda" and "generators.cuda" in tensors:
+                torch.cuda.set_rng_state(tensors["generators.cuda"][rank], self.device)
 
 
 def save_state(path: Path, learner: Learner, run: Mapping[str, Any], progress: Mapping[str, Any]) -> None:
-    """Write the state, whole or not at all.
+    """Write the state, whole or not at all; the first process does, and all must ask at once.
 
     Args:
         path: the file.
@@ -98,8 +108,11 @@ def save_state(path: Path, learner: Learner, run: Mapping[str, Any], progress: M
         progress: where the run stands.
     """
     note = {"format": _FORMAT, "run": dict(run), "progress": dict(progress), **learner.numbers()}
-    with atomic_path(path) as temporary:
-        save_file(learner.tensors(), temporary, metadata={"capvid": json.dumps(note)})
+    tensors = learner.tensors()
+    if learner.accelerator.is_main_process:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_path(path) as temporary:
+            save_file(tensors, temporary, metadata={"capvid": json.dumps(note)})
 
 
 def load_state(path: Path, learner: Learner, run: Mapping[str, Any]) -> dict[str, Any]:

@@ -26,9 +26,9 @@ from capvid.data.batches import (
     tokenised_paragraphs,
 )
 from capvid.data.captions import CaptionedVideo
+from capvid.data.frames import FrameReader
 from capvid.decoding import DecodingOptions, decode, decode_paragraphs, pad_frames, pad_segments
 from capvid.errors import DataError
-from capvid.features.store import FeatureStore
 from capvid.metrics import paragraph_text, score, score_paragraphs
 from capvid.metrics.cider import CiderD
 from capvid.text.vocabulary import Vocabulary
@@ -63,7 +63,7 @@ class Task(ABC, Generic[_Example]):
     def examples(
         self,
         videos: Sequence[CaptionedVideo],
-        store: FeatureStore,
+        reader: FrameReader,
         vocabulary: Vocabulary | None,
     ) -> list[_Example]:
         """The videos with usable sentences; without a ``vocabulary`` all of them, and no sentences."""
@@ -128,11 +128,11 @@ class Captions(Task[Example]):
     def examples(
         self,
         videos: Sequence[CaptionedVideo],
-        store: FeatureStore,
+        reader: FrameReader,
         vocabulary: Vocabulary | None,
     ) -> list[Example]:
         """The videos with their frames and captions."""
-        return make_examples(videos, store, vocabulary, self.lengths)
+        return make_examples(videos, reader, vocabulary, self.lengths)
 
     def features(self, examples: Sequence[Example]) -> Iterator[Tensor]:
         """The frames of each video."""
@@ -193,12 +193,12 @@ class Paragraphs(Task[ParagraphExample]):
     def examples(
         self,
         videos: Sequence[CaptionedVideo],
-        store: FeatureStore,
+        reader: FrameReader,
         vocabulary: Vocabulary | None,
     ) -> list[ParagraphExample]:
         """The videos with their segments and paragraphs."""
         return make_paragraph_examples(
-            videos, store, vocabulary, self.lengths, max_segments=self.data.max_segments
+            videos, reader, vocabulary, self.lengths, max_segments=self.data.max_segments
         )
 
     def features(self, examples: Sequence[ParagraphExample]) -> Iterator[Tensor]:

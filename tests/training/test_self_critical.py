@@ -16,6 +16,7 @@ from capvid.decoding import Hypothesis, decode
 from capvid.errors import FeatureMismatchError, UsageError
 from capvid.metrics.cider import CiderD
 from capvid.training import self_critical as module
+from capvid.training.lessons import shares_of
 from capvid.training.loop import Trainer
 from capvid.training.recipe import load_recipe
 from capvid.training.self_critical import SelfCriticalTrainer
@@ -83,12 +84,15 @@ def test_the_loss_is_that_of_the_papers(half_trained: Trainer, monkeypatch: pyte
 
     monkeypatch.setattr(module, "decode", noted)
     made = fine_tuner(half_trained, "decoding.max_length=4", "self_critical.samples=3")
-    batch = next(iter(made.batches.epoch(1)))
-    loss, shown, count = made._loss(batch)
+    share = next(shares_of(made.batches, 1, 0, 1, made.accelerator))
+    lessons = made._lessons(share)
+    ((batch, weights),) = lessons.parts
+    ids = share.parts[0].ids
+    loss = made.objective(batch.features, batch.mask, batch.inputs, batch.targets, weights) / lessons.divisor
     told = {video.id: list(video.captions) for video in made.videos if video.split == "train"}
     scorer = CiderD(told)
     total, words, rewards = 0.0, 0, []
-    for name, samples in zip(batch.ids, drawn[0], strict=True):
+    for name, samples in zip(ids, drawn[0], strict=True):
         said = [" ".join(made.vocabulary.decode(sample.tokens)) for sample in samples]
         scores = [scorer.score({**dict.fromkeys(told, "x"), name: text})[1][name] for text in said]
         rewards += scores
@@ -100,7 +104,8 @@ def test_the_loss_is_that_of_the_papers(half_trained: Trainer, monkeypatch: pyte
     assert max(rewards) > 0 and len(set(rewards)) > 5
     assert any(len(s.tokens) == 4 for some in drawn[0] for s in some)
     assert loss.item() == pytest.approx(total / words, rel=2e-3)  # samples are never the unknown word
-    assert shown == pytest.approx(-sum(rewards) / len(rewards)) and count == len(rewards)
+    assert lessons.shown is not None and lessons.count == len(rewards)
+    assert lessons.shown.item() == pytest.approx(-sum(rewards))
 
 
 def test_broken_off_and_resumed(half_trained: Trainer, tmp_path: Path) -> None:

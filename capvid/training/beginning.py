@@ -1,0 +1,64 @@
+"""What a training run begins with: its splits, a seed, and a fresh captioner."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import fields
+
+import numpy as np
+import torch
+
+from capvid.captioners import Captioner, build, captioner_class
+from capvid.data.captions import CaptionedVideo
+from capvid.errors import DataError, UsageError
+from capvid.features.file import FeatureHeader
+from capvid.training.recipe import Recipe
+
+
+def split_of(videos: Sequence[CaptionedVideo], name: str) -> list[CaptionedVideo]:
+    """The videos of a split.
+
+    Raises:
+        DataError: there are none.
+    """
+    found = [video for video in videos if video.split == name]
+    if not found:
+        raise DataError(f"no video of the data is in the {name} split", remedy="add some to the data")
+    return found
+
+
+def seed_everything(seed: int) -> None:
+    """Seed Python's, NumPy's and torch's generators."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+
+
+def fresh_captioner(recipe: Recipe, header: FeatureHeader, words: int, value_width: int) -> Captioner:
+    """A captioner for such features, its weights as the recipe wants them at the beginning.
+
+    Args:
+        recipe: what to train.
+        header: of the features.
+        words: in the vocabulary.
+        value_width: of the features, the last columns that are a captioner's values, not keys.
+
+    Raises:
+        UsageError: the captioner cannot be made for such features.
+    """
+    sizes = {"vocabulary_size": words, "feature_width": header.width, "locations": header.locations}
+    if value_width:
+        sizes["value_width"] = value_width
+        kind = captioner_class(recipe.captioner)
+        if "value_width" not in {field.name for field in fields(kind.config_class)}:
+            raise UsageError(
+                f"{recipe.captioner} has no values beside its features",
+                remedy="leave out --values, or give the stream as --features",
+            )
+    captioner = build(recipe.captioner, {**sizes, **recipe.model})
+    limit = recipe.training.init_range
+    if limit:
+        for parameter in captioner.parameters():
+            torch.nn.init.uniform_(parameter, -limit, limit)
+    return captioner

@@ -1,0 +1,58 @@
+"""What can go wrong in the midst of a run, on one line that says what is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+
+from capvid.errors import TrainingError
+
+_FULL = ("can't allocate memory", "out of memory", "bad_alloc")
+
+
+@contextmanager
+def memory_that_may_end(where: str, kept: str) -> Iterator[None]:
+    """Turn a lack of memory into one line.
+
+    Args:
+        where: in the run.
+        kept: what of the run is kept.
+
+    Raises:
+        TrainingError: there was not enough memory.
+    """
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:  # torch's own errors are RuntimeErrors
+        text = str(error)
+        if isinstance(error, (MemoryError, torch.OutOfMemoryError)) or any(full in text for full in _FULL):
+            raise TrainingError(
+                f"out of memory in {where}; {kept}",
+                remedy="take the batches in parts, with --set training.accumulate=2 or more, and --resume",
+            ) from error
+        raise
+
+
+@contextmanager
+def disk_that_may_fill(folder: Path, kept: str) -> Iterator[None]:
+    """Turn a file that cannot be written into one line.
+
+    Args:
+        folder: of the run.
+        kept: what of it is kept.
+
+    Raises:
+        TrainingError: a file could not be written.
+    """
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        reason = getattr(error, "strerror", None) or str(error).splitlines()[0].split("I/O error: ")[-1]
+        raise TrainingError(
+            f"{folder}: the run cannot be saved ({reason}); {kept}",
+            remedy="make room, and go on with --resume",
+        ) from error
