@@ -25,6 +25,7 @@ from capvid.errors import DataError, TrainingError, UsageError
 from capvid.features.store import FeatureStore
 from capvid.files import atomic_write_text
 from capvid.text.vocabulary import PAD, SPECIAL, Vocabulary
+from capvid.training import provenance
 from capvid.training.evaluate import Evaluation, evaluate
 from capvid.training.optimise import (
     AveragedWeights,
@@ -57,8 +58,8 @@ class Trainer:
         recipe: what to train and how.
         videos: the data set; train and val are needed; a test split is scored at the end.
         store: features of all of them.
-        folder: the run folder; gets ``recipe.json``, ``metrics.jsonl``, ``best/`` and, with a
-            test split, ``test.json``.
+        folder: the run folder; gets ``recipe.json``, ``metrics.jsonl``, ``best/``, ``last/``, the files of
+            :mod:`capvid.training.provenance` and, with a test split, ``test.json``.
         device: where to train.
         reporter: told of every batch and epoch.
         value_width: of the features, the last columns that are a captioner's values, not keys.
@@ -134,6 +135,12 @@ class Trainer:
         """The file from which the run can be resumed."""
         return self.folder / LAST / STATE
 
+    @property
+    def over(self) -> bool:
+        """Whether no epoch is left to train."""
+        options, progress = self.recipe.training, self.progress
+        return progress.epoch > options.epochs or progress.is_over(options.patience)
+
     def _run(self) -> Mapping[str, Any]:
         """What a state must agree with."""
         seen = [*self.vocabulary.words, *(video.id for video in self.videos), self.store.header.to_json()]
@@ -181,10 +188,10 @@ class Trainer:
 
     def run(self) -> tuple[EpochResult, Evaluation | None]:
         """Train to the end; returns the best epoch and what it scores on the test split, if there is one."""
-        options = self.recipe.training
         self.folder.mkdir(parents=True, exist_ok=True)
         atomic_write_text(self.folder / "recipe.json", json.dumps(self.recipe.to_dict(), indent=1))
         progress = self.progress
+        self._write_provenance()
         if progress == Progress():
             self.state.unlink(missing_ok=True)  # that of a run that is overwritten
             self._begin()
@@ -195,16 +202,33 @@ class Trainer:
             words=len(self.vocabulary),
             batches=len(self.batches),
             epoch=progress.epoch,
+            batch=progress.batch,
         )
-        while progress.epoch <= options.epochs and not progress.is_over(options.patience):
+        while not self.over:
             result = self._epoch()
             progress.log.append(json.dumps(self._record(result)))
             atomic_write_text(self.folder / "metrics.jsonl", "\n".join(progress.log) + "\n")
             progress.next_epoch(result)
-            self._keep()
             self.reporter.finished_epoch(result)
+            self._keep()
         assert progress.best is not None
-        return progress.best, self._test(self.test) if self.test else None
+        found = self._test(self.test) if self.test else None
+        provenance.end(self.folder, progress)
+        self.reporter.finished(progress.best, found.scores if found else {})
+        return progress.best, found
+
+    def _write_provenance(self) -> None:
+        """Say what the run is made of and with, unless it is over already."""
+        if not self.over:
+            provenance.begin(
+                self.folder,
+                recipe=self.recipe,
+                videos=self.videos,
+                vocabulary=self.vocabulary,
+                header=self.store.header,
+                device=self.device,
+                progress=self.progress,
+            )
 
     def _begin(self) -> None:
         """What comes before the first epoch."""
@@ -275,6 +299,7 @@ class Trainer:
                 batch=number,
                 loss=progress.loss / progress.words,
                 captions_per_second=captions / (time.monotonic() - start),
+                learning_rate=self.optimizer.param_groups[0]["lr"],
             )
         return captions / (time.monotonic() - start)
 
