@@ -19,6 +19,7 @@ SIZES = ["embedding=12", "hidden=16", "attention=8", "projection=16", "output=16
 SETTINGS = [
     *(f"model.{size}" for size in SIZES),
     "model.memory_width=8",
+    "data.min_count=1",
     "training.epochs=7",
     "training.patience=9",
     "training.batch_size=2",
