@@ -97,15 +97,26 @@ def test_a_run_that_is_broken_off_has_the_events_of_an_unbroken_one(
     assert [step for step, _ in found["steps/captions_per_second"]] == list(range(1, 13))
 
 
-def test_an_epoch_that_ended_without_its_state_is_told_once(new: Callable[[str], Trainer]) -> None:
+@pytest.mark.parametrize("told", [True, False])
+def test_an_epoch_that_ended_without_its_state_is_told_once(
+    new: Callable[[str], Trainer], told: bool
+) -> None:
+    """The run ends between the epoch and its state, after its events were written or before."""
+
     class Dies(Silent):
         def finished_epoch(self, result: Any) -> None:
-            raise BrokenError
+            if result.epoch == 2:
+                raise BrokenError
 
     made = new("run")
-    assert len(run(made, Dies())["epochs/loss"]) == 1  # and the state was not written
-    found = run(resumed(made))
-    assert timeless(found) == timeless(run(new("whole")))
+    with Events(made.folder / "events", every=0.0) as events:
+        made.reporter = Reporters(events, Dies()) if told else Reporters(Dies(), events)
+        with pytest.raises(BrokenError):
+            made.run()
+    assert len(points(made.folder / "events")["epochs/loss"]) == 1 + told
+    again = resumed(made)
+    assert again.progress.epoch == 2
+    assert timeless(run(again)) == timeless(run(new("whole")))
 
 
 def test_scores_on_the_test_split_stay_single(new: Callable[[str], Trainer]) -> None:
