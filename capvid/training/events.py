@@ -1,12 +1,13 @@
 """Training as events for TensorBoard: ``tensorboard --logdir RUN`` draws them, also while training goes on.
 
 Every point stands at the number of batches that were learned from, so that those of steps and of epochs share
-an axis and a run that is resumed takes back what it lost (TensorBoard drops the points from the step on at
-which a later file begins). Scores are fractions, as in ``metrics.jsonl``.
+an axis and a run that is resumed takes back what it lost: it is cut off the files, and a TensorBoard that saw
+it drops it, as the later file says from which step on it begins. Scores are fractions, as in ``metrics.jsonl``.
 """
 
 from __future__ import annotations
 
+import os
 import struct
 import time
 from collections.abc import Mapping
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 EVENTS = "events"
 _NAME = "events.out.tfevents.{:06d}"  # TensorBoard reads them in the order of their names
+_HEAD, _TAIL = 12, 4  # bytes of an event's length and its checksum, and of the checksum of its bytes
 
 
 class Events:
@@ -63,8 +65,11 @@ class Events:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             older = sorted(self.folder.glob("events.out.tfevents.*"))
-            for path in older if self._step == 0 else ():
-                path.unlink()
+            for path in older:
+                if self._step:
+                    _cut(path, self._step)
+                else:
+                    path.unlink()
             numbers = [int(path.suffix[1:]) for path in older if path.suffix[1:].isdecimal()]
             number = 1 + max(numbers, default=0) if self._step else 1
             self._file = (self.folder / _NAME.format(number)).open("xb", buffering=0)
@@ -143,3 +148,22 @@ class Events:
             f"{self.folder}: events cannot be written ({error.strerror})",
             remedy="make room or the folder writable, and go on with --resume",
         )
+
+
+def _cut(path: Path, step: int) -> None:
+    """Cut off a file what comes after ``step``, or is damaged."""
+    from google.protobuf.message import DecodeError
+    from tensorboardX.proto.event_pb2 import Event
+
+    data, kept = path.read_bytes(), 0
+    while kept + _HEAD <= len(data):
+        (length,) = struct.unpack_from("<Q", data, kept)
+        end = kept + _HEAD + length + _TAIL
+        try:
+            whole = end <= len(data) and Event.FromString(data[kept + _HEAD : end - _TAIL]).step <= step
+        except DecodeError:
+            whole = False
+        if not whole:
+            break
+        kept = end
+    os.truncate(path, kept)

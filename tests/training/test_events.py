@@ -88,12 +88,16 @@ def test_a_run_that_is_broken_off_has_the_events_of_an_unbroken_one(
     made = new("broken")
     object.__setattr__(made.recipe.training, "save_every", save_every)
     assert len(run(made, Breaks(6))["steps/loss"]) == 6
+    watching = EventAccumulator(str(made.folder / "events"), size_guidance={"scalars": 0}).Reload()
     for _ in range(2):
         made = resumed(made)
         run(made, Breaks(5))
     found = points(made.folder / "events")
     assert len(list((made.folder / "events").iterdir())) == 3
     assert timeless(found) == timeless(whole)
+    watching.Reload()  # it has seen what was lost
+    for tag in watching.Tags()["scalars"]:
+        assert [(event.step, event.value) for event in watching.Scalars(tag)] == found[tag]
     assert [step for step, _ in found["steps/captions_per_second"]] == list(range(1, 13))
 
 
@@ -117,6 +121,17 @@ def test_an_epoch_that_ended_without_its_state_is_told_once(
     again = resumed(made)
     assert again.progress.epoch == 2
     assert timeless(run(again)) == timeless(run(new("whole")))
+
+
+def test_a_file_that_is_damaged_at_its_end_is_mended(new: Callable[[str], Trainer]) -> None:
+    whole = run(new("whole"))
+    for number, damage in enumerate([b"\x05", b"\xff" * 40, b"\x04" + b"\0" * 11 + b"\xff" * 30]):
+        made = new(f"damaged{number}")
+        object.__setattr__(made.recipe.training, "save_every", 0.0)
+        run(made, Breaks(6))
+        with next((made.folder / "events").iterdir()).open("ab") as file:
+            file.write(damage)
+        assert timeless(run(resumed(made))) == timeless(whole)
 
 
 def test_scores_on_the_test_split_stay_single(new: Callable[[str], Trainer]) -> None:
