@@ -2,7 +2,7 @@
 
 Every point stands at the number of batches that were learned from, so that those of steps and of epochs share
 an axis and a run that is resumed takes back what it lost: it is cut off the files, and a TensorBoard that saw
-it drops it, as the later file says from which step on it begins. Scores are fractions, as in ``metrics.jsonl``.
+it drops it, as the later file says from which step on it begins. Scores are fractions, as in the log.
 """
 
 from __future__ import annotations
