@@ -14,7 +14,8 @@ from types import TracebackType
 SERVE = """
 import json, os, sys, torch
 import capvid.cli, capvid.features.backbones, capvid.features.extract, capvid.features.googlenet
-import capvid.publish, capvid.training.loop
+import capvid.publish, capvid.training.events, capvid.training.loop, capvid.training.plot
+import tensorboardX
 
 for line in sys.stdin:
     child = os.fork()

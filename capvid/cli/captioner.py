@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -11,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from capvid.cli.common import training_bar
+from capvid.cli.common import check_writable_folder, training_bar
 from capvid.errors import UsageError
 
 if TYPE_CHECKING:
     import torch
+    from accelerate import Accelerator
 
     from capvid.data.captions import CaptionedVideo
-    from capvid.training.evaluate import Evaluation
     from capvid.training.loop import Trainer
     from capvid.training.progress import EpochResult
     from capvid.training.recipe import Recipe
@@ -58,6 +60,7 @@ def train_captioner(
     self_critical: Path | None,
     resume: bool,
     overwrite: bool,
+    plot: Path | None = None,
 ) -> None:
     """Train a captioner, or fine-tune that of the run ``self_critical``, and write the run's folder.
 
@@ -73,35 +76,87 @@ def train_captioner(
     if (inputs.backbones or inputs.sampling) and not inputs.videos:
         raise UsageError("--backbone and --sampling are for --videos", remedy="leave them out")
     _check_folder(folder, resume=resume, overwrite=overwrite)
+    if plot is not None:
+        _check_plot(plot)
 
     from capvid.device import resolve_device
+    from capvid.training.parallel import accelerator_on, device_of
+
+    place = resolve_device(device)
+    accelerator = accelerator_on(place)
+    with _heard(accelerator):
+        _train(
+            recipe,
+            inputs,
+            folder,
+            device=device_of(accelerator, place),
+            accelerator=accelerator,
+            self_critical=self_critical,
+            resume=resume,
+            plot=plot,
+        )
+    if accelerator.num_processes > 1:
+        accelerator.end_training()
+
+
+@contextmanager
+def _heard(accelerator: Accelerator) -> Iterator[None]:
+    """Let only the first of several processes print; errors of all are."""
+    with ExitStack() as stack:
+        if not accelerator.is_main_process:
+            nowhere = stack.enter_context(Path(os.devnull).open("w"))
+            stack.enter_context(redirect_stdout(nowhere))
+            stack.enter_context(redirect_stderr(nowhere))
+        yield
+
+
+def _train(
+    recipe: Recipe,
+    inputs: Inputs,
+    folder: Path,
+    *,
+    device: torch.device,
+    accelerator: Accelerator,
+    self_critical: Path | None,
+    resume: bool,
+    plot: Path | None,
+) -> None:
+    """Train, and print and draw what came out."""
+    from capvid.cli.table import print_summary
     from capvid.features.store import FeatureStore
     from capvid.files import atomic_write_text
     from capvid.publish import CARD, model_card
+    from capvid.training.events import EVENTS, Events
+    from capvid.training.plot import save_plot
+    from capvid.training.progress import Reporters
 
-    place = resolve_device(device)
-    videos, features = _prepared(inputs, folder, place)
+    videos, features = _prepared(inputs, folder, device, accelerator)
     store = FeatureStore([*features, *inputs.values])
-    if inputs.weights is not None:
+    if inputs.weights is not None and accelerator.is_main_process:
         _keep_weights(inputs.weights, store.header, folder)
     make, epochs = _trainer(recipe, self_critical)
-    with _Progress(epochs) as reporter:
+    with _Progress(epochs, folder) as terminal, Events(folder / EVENTS) as events:
         trainer = make(
             videos=videos,
             store=store,
             folder=folder,
-            device=place,
-            reporter=reporter,
+            device=device,
+            reporter=Reporters(terminal, events) if accelerator.is_main_process else Reporters(),
             value_width=FeatureStore(inputs.values).header.width if inputs.values else 0,
             resume=resume,
         )
         best, test = trainer.run()
+    if not accelerator.is_main_process:
+        return
     atomic_write_text(folder / CARD, model_card(folder))
-    reporter.conclude(best, test, folder)
+    rows = trainer.progress.rows
+    if plot is not None:
+        save_plot(plot, rows, best, title=recipe.name)
+    print_summary(rows, best, test)
 
 
 def _prepared(
-    inputs: Inputs, folder: Path, device: torch.device
+    inputs: Inputs, folder: Path, device: torch.device, accelerator: Accelerator
 ) -> tuple[list[CaptionedVideo], Sequence[str]]:
     """Read the data and, of videos, extract the features; gives the data and where their features are."""
     data = _load(inputs.data, skip_bad=inputs.skip_bad)
@@ -118,6 +173,7 @@ def _prepared(
         sampling=inputs.sampling,
         weights=inputs.weights,
         device=device,
+        accelerator=accelerator,
     )
     return kept, [str(made)]
 
@@ -162,6 +218,18 @@ def _check_folder(folder: Path, *, resume: bool, overwrite: bool) -> None:
         )
 
 
+def _check_plot(path: Path) -> None:
+    """See before training that the picture can be drawn at its end.
+
+    Raises:
+        UsageError: it cannot.
+    """
+    from capvid.training.plot import check_plot
+
+    check_plot(path)
+    check_writable_folder(path.parent)
+
+
 def _keep_weights(weights: Path, header: Any, folder: Path) -> None:
     """Copy the backbones' verified weights, of which ``weights`` is the file or the folder, into the run.
 
@@ -197,10 +265,10 @@ def _keep_weights(weights: Path, header: Any, folder: Path) -> None:
 class _Progress:
     """Training on the terminal: a bar on a terminal, one line per epoch anywhere, all on stderr."""
 
-    def __init__(self, epochs: int) -> None:
+    def __init__(self, epochs: int, folder: Path) -> None:
         from rich.console import Console
 
-        self.epochs = epochs
+        self.epochs, self.folder = epochs, folder
         self.begun = time.monotonic()
         self.console = Console(stderr=True, highlight=False)
         self.bar = training_bar(self.console, "loss {task.fields[loss]}  {task.fields[speed]} captions/s")
@@ -214,7 +282,7 @@ class _Progress:
         self.bar.stop()
 
     def started(
-        self, *, captions: int, videos: int, validation: int, words: int, batches: int, epoch: int
+        self, *, captions: int, videos: int, validation: int, words: int, batches: int, epoch: int, batch: int
     ) -> None:
         """Say what there is to learn from."""
         self.begun = time.monotonic()
@@ -227,7 +295,9 @@ class _Progress:
             f"{validation} videos to validate on"
         )
 
-    def stepped(self, *, epoch: int, batch: int, loss: float, captions_per_second: float) -> None:
+    def stepped(
+        self, *, epoch: int, batch: int, loss: float, captions_per_second: float, learning_rate: float
+    ) -> None:
         """Move the bar."""
         self.bar.update(
             self.task,
@@ -245,16 +315,7 @@ class _Progress:
             f"{result.captions_per_second:.0f} captions/s"
         )
 
-    def conclude(self, best: EpochResult, test: Evaluation | None, folder: Path) -> None:
-        """Say which epoch was kept, where, and what it scores on the test split."""
+    def finished(self, best: EpochResult, scores: Mapping[str, float]) -> None:
+        """Say where the captioner is, and how long it took."""
         minutes = (time.monotonic() - self.begun) / 60
-        self.console.print(
-            f"best: epoch {best.epoch}, val CIDEr-D {best.cider:.3f}, after {minutes:.1f} min in all; "
-            f"saved in {folder / 'best'}",
-            soft_wrap=True,
-        )
-        if test:
-            names = [name for name in ("CIDEr-D", "BLEU-4", "ROUGE_L", "R@4") if name in test.scores]
-            shown = ", ".join(f"{name} {test.scores[name]:.3f}" for name in names)
-            distinct = len({str(caption) for caption in test.captions.values()})
-            self.console.print(f"test: {shown}; {distinct} distinct captions of {len(test.captions)} videos")
+        self.console.print(f"saved in {self.folder / 'best'}, after {minutes:.1f} min in all", soft_wrap=True)

@@ -12,6 +12,7 @@ from capvid.errors import DataError
 
 if TYPE_CHECKING:
     import torch
+    from accelerate import Accelerator
 
     from capvid.data.captions import CaptionedVideo
 
@@ -27,6 +28,7 @@ def extract_features_of(
     sampling: str | None,
     weights: Path | None,
     device: torch.device,
+    accelerator: Accelerator,
 ) -> list[CaptionedVideo]:
     """Extract the features of a data set's videos into a folder; what is there is not made again.
 
@@ -38,6 +40,7 @@ def extract_features_of(
         sampling: which frames; None takes 28 of each video.
         weights: the backbones' weights: a file, or the folder they are in.
         device: where the backbones compute.
+        accelerator: the processes that share the videos among them.
 
     Returns:
         those of the data that have features now; how many have none is said on stderr.
@@ -60,13 +63,14 @@ def extract_features_of(
     loaded = [load_backbone(name, weights=weights, device=device) for name in backbones]
     extract_into(
         folder,
-        named,
+        named[accelerator.process_index :: accelerator.num_processes],
         loaded,
         read_sampling(sampling, frames=None, clean=False),
         batch,
         workers=common.default_workers(),
     )
     batch.summarise()
+    accelerator.wait_for_everyone()
     kept = [video for video in data if (folder / f"{video.id}.safetensors").is_file()]
     missing = sorted(wanted - {video.id for video in kept})
     if missing:

@@ -113,6 +113,14 @@ def train(
     seed: Annotated[int | None, typer.Option(help="Seed of weights, batches and dropout.")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")] = "auto",
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run in the folder.")] = False,
+    plot: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.png",
+            help="Draw loss and val CIDEr-D over the epochs (.png, .svg, .pdf; not of backbones).",
+            show_default=False,
+        ),
+    ] = None,
     list_recipes: Annotated[bool, typer.Option("--list", help="Show the recipes and exit.")] = False,
 ) -> None:
     """Train a captioner on a local data set, or a backbone on pictures.
@@ -133,6 +141,8 @@ def train(
     overrides = [*(settings or []), *([f"training.seed={seed}"] if seed is not None else [])]
     chosen = load_recipe(recipe, overrides)
     if isinstance(chosen, DistilRecipe):
+        if plot is not None:
+            raise UsageError(f"{recipe} trains a backbone, which takes no --plot", remedy="leave it out")
         from capvid.cli.distil import distil
 
         distil(
@@ -169,6 +179,7 @@ def train(
         self_critical=self_critical,
         resume=resume,
         overwrite=overwrite,
+        plot=plot,
     )
 
 

@@ -246,10 +246,10 @@ def _registry(extra: str | None) -> tuple[Mapping[str, BackboneEntry], Mapping[s
 @lru_cache(maxsize=1)
 def _tables() -> dict[str, Any]:
     """Read ``models.toml``."""
-    return tomllib.loads(_models_file().read_text(encoding="utf-8"))
+    return tomllib.loads(models_file().read_text(encoding="utf-8"))
 
 
-def _models_file() -> Path:
+def models_file() -> Path:
     """Find ``models.toml``: inside an installed package, at the top of a source checkout."""
     package = Path(__file__).resolve().parents[1]
     packaged = package / "models.toml"

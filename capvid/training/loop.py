@@ -24,6 +24,7 @@ from capvid.errors import CapvidError, DataError, TrainingError
 from capvid.features.store import FeatureStore
 from capvid.files import atomic_write_text
 from capvid.text.vocabulary import SPECIAL, Vocabulary
+from capvid.training import provenance
 from capvid.training.beginning import fresh_captioner, seed_everything, split_of
 from capvid.training.evaluate import Evaluation, evaluate
 from capvid.training.failures import disk_that_may_fill, memory_that_may_end
@@ -55,8 +56,8 @@ class Trainer:
         recipe: what to train and how.
         videos: the data set; train and val are needed; a test split is scored at the end.
         store: features of all of them.
-        folder: the run folder; gets ``recipe.json``, ``metrics.jsonl``, ``best/`` and, with a
-            test split, ``test.json``.
+        folder: the run folder; gets ``recipe.json``, ``metrics.jsonl``, ``best/``, ``last/``, the files of
+            :mod:`capvid.training.provenance` and, with a test split, ``test.json``.
         device: where to train.
         reporter: told of every batch and epoch.
         value_width: of the features, the last columns that are a captioner's values, not keys.
@@ -83,7 +84,7 @@ class Trainer:
         self.recipe, self.videos, self.store, self.folder = recipe, videos, store, folder
         self.reporter, self.reader = reporter, FrameReader(store)
         self.accelerator = accelerator_on(device)
-        self.device = device_of(self.accelerator, device)
+        self.device, self.main = device_of(self.accelerator, device), self.accelerator.is_main_process
         options, data = recipe.training, recipe.data
         train, val = split_of(videos, "train"), split_of(videos, "val")
         seed_everything(options.seed)
@@ -136,6 +137,12 @@ class Trainer:
         """The file from which the run can be resumed."""
         return self.folder / LAST / STATE
 
+    @property
+    def over(self) -> bool:
+        """Whether no epoch is left to train."""
+        options, progress = self.recipe.training, self.progress
+        return progress.epoch > options.epochs or progress.is_over(options.patience)
+
     def _run(self) -> Mapping[str, Any]:
         """What a state must agree with."""
         seen = [*self.vocabulary.words, *(video.id for video in self.videos), self.store.header.to_json()]
@@ -172,10 +179,20 @@ class Trainer:
             TrainingError: the loss is not finite, memory or disk do not suffice, or features are gone; what
                 was saved before is kept.
         """
-        options, progress = self.recipe.training, self.progress
+        progress = self.progress
         with self._saving():
-            if self.accelerator.is_main_process:
+            if self.main:
                 atomic_write_text(self.folder / "recipe.json", json.dumps(self.recipe.to_dict(), indent=1))
+                if not self.over:
+                    provenance.begin(
+                        self.folder,
+                        recipe=self.recipe,
+                        videos=self.videos,
+                        vocabulary=self.vocabulary,
+                        header=self.store.header,
+                        device=self.device,
+                        progress=progress,
+                    )
             if progress == Progress():
                 self.state.unlink(missing_ok=True)  # that of a run that is overwritten
                 self._begin()
@@ -186,19 +203,25 @@ class Trainer:
             words=len(self.vocabulary),
             batches=len(self.batches),
             epoch=progress.epoch,
+            batch=progress.batch,
         )
-        while progress.epoch <= options.epochs and not progress.is_over(options.patience):
+        while not self.over:
             result = self._epoch()
-            progress.log.append(json.dumps(self._record(result)))
+            progress.log.append(json.dumps(result.record()))
             progress.next_epoch(result)
             with self._saving():
-                if self.accelerator.is_main_process:
+                if self.main:
                     atomic_write_text(self.folder / "metrics.jsonl", "\n".join(progress.log) + "\n")
+                self.reporter.finished_epoch(result)
                 self._keep()
-            self.reporter.finished_epoch(result)
         assert progress.best is not None
-        tested = self.test and self.accelerator.is_main_process
-        return progress.best, self._test(self.test) if tested else None
+        if not self.main:
+            return progress.best, None
+        with self._saving():
+            found = self._test(self.test) if self.test else None
+            provenance.end(self.folder, progress)
+        self.reporter.finished(progress.best, found.scores if found else {})
+        return progress.best, found
 
     def _saving(self) -> AbstractContextManager[None]:
         return disk_that_may_fill(self.folder, self._kept())
@@ -246,17 +269,9 @@ class Trainer:
 
     def _save(self, name: str, epoch: int, cider: float) -> None:
         """Write a checkpoint into one of the run's folders."""
-        if not self.accelerator.is_main_process:
+        if not self.main:
             return
-        info = {
-            "recipe": self.recipe.name,
-            "epoch": epoch,
-            "val_cider": cider,
-            "max_frames": self.recipe.data.max_frames,
-            "frames": self.recipe.data.frames,
-            "max_segments": self.recipe.data.max_segments,
-            "decoding": self.recipe.to_dict()["decoding"],
-        }
+        info = {**self.recipe.for_captioning(), "epoch": epoch, "val_cider": cider}
         half = self.recipe.training.stored == "float16"
         save_checkpoint(
             self.folder / name, self.captioner, self.vocabulary, self.store.header, info, half=half
@@ -295,6 +310,7 @@ class Trainer:
                 batch=share.number,
                 loss=progress.loss / progress.words,
                 captions_per_second=captions / (time.monotonic() - start),
+                learning_rate=self.optimizer.param_groups[0]["lr"],
             )
         return captions / (time.monotonic() - start), waited
 
@@ -311,12 +327,12 @@ class Trainer:
             ) from error
 
     def _look(self, *, save: bool) -> bool:
-        """Take the losses since the last look into the progress, and save the state if the first process wants.
+        """Take the losses since the last look into the progress; save if the first process wants to.
 
         Raises:
             TrainingError: a loss was not finite.
         """
-        progress, wish = self.progress, save and self.accelerator.is_main_process
+        progress, wish = self.progress, save and self.main
         report = torch.stack([self.unseen, torch.full_like(self.unseen, float(wish))])
         loss, wishes = self.accelerator.reduce(report).tolist()
         self.unseen = torch.zeros_like(self.unseen)
@@ -382,16 +398,3 @@ class Trainer:
         record = {"scores": found.scores, "captions": found.captions}
         atomic_write_text(self.folder / "test.json", json.dumps(record, ensure_ascii=False, indent=1))
         return found
-
-    @staticmethod
-    def _record(result: EpochResult) -> Mapping[str, Any]:
-        return {
-            "epoch": result.epoch,
-            "loss": result.loss,
-            "val_cider": result.cider,
-            "best": result.best,
-            "seconds": round(result.seconds, 3),
-            "captions_per_second": round(result.captions_per_second, 1),
-            "seconds_waiting": round(result.waited, 3),
-            "samples": result.samples,
-        }

@@ -18,8 +18,8 @@ from capvid.training.recipe import TrainingOptions
 class Objective(nn.Module):
     """The negative log-likelihood of a batch's words, ends included (M3, Eq. 24, without its regularisation).
 
-    It is a module of its own, so that several processes can share it. Only places of real words go through the
-    vocabulary layer.
+    It is a module of its own, so that several processes can share it. Only places of real words go through
+    the vocabulary layer.
 
     Args:
         captioner: whose words.

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from capvid.training.tasks import Prediction
 
@@ -32,6 +34,19 @@ class EpochResult:
     samples: dict[str, Prediction]
     waited: float = 0.0
 
+    def record(self) -> dict[str, Any]:
+        """The line of ``metrics.jsonl``."""
+        return {
+            "epoch": self.epoch,
+            "loss": self.loss,
+            "val_cider": self.cider,
+            "best": self.best,
+            "seconds": round(self.seconds, 3),
+            "captions_per_second": round(self.captions_per_second, 1),
+            "seconds_waiting": round(self.waited, 3),
+            "samples": self.samples,
+        }
+
 
 @dataclass(kw_only=True)
 class Progress:
@@ -58,6 +73,11 @@ class Progress:
         self.best = result if result.best else self.best
         self.epoch, self.batch, self.loss, self.words = self.epoch + 1, 0, 0.0, 0
 
+    @property
+    def rows(self) -> Sequence[Mapping[str, Any]]:
+        """What ``metrics.jsonl`` says of each epoch."""
+        return [json.loads(line) for line in self.log]
+
     def begin(self, cider: float, samples: dict[str, Prediction]) -> None:
         """Note what a captioner that is trained already scores."""
         self.best = EpochResult(0, 0.0, cider, True, 0.0, 0.0, samples)
@@ -71,25 +91,44 @@ class Reporter(Protocol):
     """Is told how training goes on."""
 
     def started(
-        self, *, captions: int, videos: int, validation: int, words: int, batches: int, epoch: int
+        self, *, captions: int, videos: int, validation: int, words: int, batches: int, epoch: int, batch: int
     ) -> None:
-        """Training begins, or goes on, with ``epoch``: ``batches`` in each."""
+        """Training begins, or goes on, with ``epoch``, of whose ``batches`` the first ``batch`` are done."""
 
-    def stepped(self, *, epoch: int, batch: int, loss: float, captions_per_second: float) -> None:
-        """One batch is done."""
-
-    def finished_epoch(self, result: EpochResult) -> None:
-        """One epoch is done, validated and saved."""
-
-
-class NoReporter:
-    """Tells nobody: for the processes beside the first one."""
-
-    def started(self, **_: int) -> None:
-        """Training begins."""
-
-    def stepped(self, **_: float) -> None:
-        """One batch is done."""
+    def stepped(
+        self, *, epoch: int, batch: int, loss: float, captions_per_second: float, learning_rate: float
+    ) -> None:
+        """One batch is done; ``loss`` is the mean of the epoch so far, the rate that of the next batch."""
 
     def finished_epoch(self, result: EpochResult) -> None:
-        """One epoch is done."""
+        """One epoch is done and validated; the state to resume from is written after this."""
+
+    def finished(self, best: EpochResult, scores: Mapping[str, float]) -> None:
+        """Training is over; ``scores`` are the test split's, none without one, as fractions."""
+
+
+class Reporters:
+    """Several reporters as one, told in their order; or none, for processes that need not be heard."""
+
+    def __init__(self, *reporters: Reporter) -> None:
+        self.reporters = reporters
+
+    def started(self, **values: int) -> None:
+        """Tell all of them."""
+        for reporter in self.reporters:
+            reporter.started(**values)
+
+    def stepped(self, **values: Any) -> None:
+        """Tell all of them."""
+        for reporter in self.reporters:
+            reporter.stepped(**values)
+
+    def finished_epoch(self, result: EpochResult) -> None:
+        """Tell all of them."""
+        for reporter in self.reporters:
+            reporter.finished_epoch(result)
+
+    def finished(self, best: EpochResult, scores: Mapping[str, float]) -> None:
+        """Tell all of them."""
+        for reporter in self.reporters:
+            reporter.finished(best, scores)

@@ -140,6 +140,16 @@ class Recipe:
         """All values, as they are saved with a run."""
         return asdict(self)
 
+    def for_captioning(self) -> dict[str, Any]:
+        """What a checkpoint must know of the recipe."""
+        return {
+            "recipe": self.name,
+            "max_frames": self.data.max_frames,
+            "frames": self.data.frames,
+            "max_segments": self.data.max_segments,
+            "decoding": asdict(self.decoding),
+        }
+
 
 _SECTIONS: dict[str, type] = {
     "data": DataOptions,

@@ -57,6 +57,8 @@ class Silent:
     def finished_epoch(self, result: EpochResult) -> None:
         self.results.append(result)
 
+    def finished(self, best: EpochResult, scores: dict[str, float]) -> None: ...
+
 
 def data(
     folder: Path, *, maps: bool = False, paragraphs: bool = False

@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from matplotlib.colors import to_rgb
+from PIL import Image
+
+from capvid.errors import UsageError
+from capvid.training.plot import SUFFIXES, draw, save_plot
+from capvid.training.progress import EpochResult
+
+
+def rows(count: int) -> list[dict[str, Any]]:
+    """Epochs of which the last but two is the best."""
+    return [
+        {"epoch": n, "loss": 4 / n, "val_cider": 0.3 - 0.02 * abs(n - max(1, count - 2))}
+        for n in range(1, count + 1)
+    ]
+
+
+def best_of(some: list[dict[str, Any]]) -> EpochResult:
+    row = max(some, key=lambda row: row["val_cider"])
+    return EpochResult(row["epoch"], row["loss"], row["val_cider"], True, 1.0, 1.0, {})
+
+
+@pytest.mark.parametrize("count", [1, 7, 100])
+def test_curves_and_the_best_epoch(tmp_path: Path, count: int) -> None:
+    some = rows(count)
+    best = best_of(some)
+    figure = draw(some, best, title="m3-small")
+    upper, lower = figure.axes
+    epochs = [row["epoch"] for row in some]
+    assert upper.lines[0].get_xydata().tolist() == [[row["epoch"], row["loss"]] for row in some]
+    assert list(lower.lines[0].get_xdata()) == epochs
+    assert lower.lines[0].get_ydata() == pytest.approx([100 * row["val_cider"] for row in some])
+    (star,) = (line for line in lower.lines if line.get_marker() == "*")
+    assert star.get_xydata().tolist() == [[best.epoch, 100 * best.cider]]
+    assert (upper.get_ylabel(), lower.get_xlabel(), upper.get_title()) == (
+        "training loss",
+        "epoch",
+        "m3-small",
+    )
+    assert upper.lines[0].get_color() != lower.lines[0].get_color()
+    shown = [tick for tick in lower.get_xticks() if np.diff(lower.get_xlim()) and tick == round(tick)]
+    assert len(shown) == len(lower.get_xticks()) >= 1  # whole epochs
+
+    save_plot(tmp_path / "run.png", some, best, title="m3-small")
+    with Image.open(tmp_path / "run.png") as picture:
+        assert picture.size == (1200, 675)
+        pixels = np.asarray(picture.convert("RGB"))
+    figure.savefig(tmp_path / "again.png")  # lays it out
+    x, y = lower.transData.transform((best.epoch, 100 * best.cider))
+    wanted = [round(255 * part) for part in to_rgb(lower.lines[0].get_color())]
+    assert pixels[674 - round(y), round(x)].tolist() == wanted  # the star is filled there
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+
+
+def test_a_captioner_that_was_not_bettered(tmp_path: Path) -> None:
+    """The best is what it scored before it was fine-tuned, and the curve begins there."""
+    figure = draw(rows(2), EpochResult(0, 0.0, 0.5, True, 0.0, 0.0, {}), title="")
+    upper, lower = figure.axes
+    assert list(lower.lines[0].get_xdata()) == [0, 1, 2] and lower.lines[0].get_ydata()[0] == 50
+    assert list(upper.lines[0].get_xdata()) == [1, 2]
+
+
+@pytest.mark.parametrize("suffix", [".PNG", ".pdf", ".svg"])
+def test_kinds_of_pictures(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / "new folder" / f"run{suffix}"
+    save_plot(path, rows(3), best_of(rows(3)), title="é $ & <m3>")
+    begin = {".PNG": b"\x89PNG", ".pdf": b"%PDF", ".svg": b"<?xml"}[suffix]
+    assert path.read_bytes().startswith(begin)
+
+
+def test_suffixes_are_known_to_matplotlib() -> None:
+    figure = draw(rows(1), best_of(rows(1)), title="")
+    assert {suffix[1:] for suffix in SUFFIXES} <= set(figure.canvas.get_supported_filetypes())
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("run.docx", r"run\.docx: no picture has the suffix '\.docx'; choose \.eps, .*\.png"),
+        ("run", "no picture has the suffix ''"),
+        ("folder.png", r"folder\.png: is a folder; give the name of a file"),
+    ],
+)
+def test_files_that_cannot_be_pictures(tmp_path: Path, name: str, message: str) -> None:
+    (tmp_path / "folder.png").mkdir()
+    with pytest.raises(UsageError, match=message):
+        save_plot(tmp_path / name, rows(1), best_of(rows(1)), title="")
+    assert [path.name for path in tmp_path.iterdir()] == ["folder.png"]
