@@ -83,7 +83,7 @@ class Trainer:
     ) -> None:
         self.recipe, self.videos, self.store, self.folder = recipe, videos, store, folder
         self.reporter, self.reader = reporter, FrameReader(store)
-        self.accelerator = accelerator_on(device)
+        self.accelerator = accelerator_on(device, partial=captioner_class(recipe.captioner).paragraphs)
         self.device, self.main = device_of(self.accelerator, device), self.accelerator.is_main_process
         options, data = recipe.training, recipe.data
         train, val = split_of(videos, "train"), split_of(videos, "val")

@@ -26,14 +26,21 @@ def processes() -> int:
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
-def accelerator_on(device: torch.device) -> Accelerator:
-    """What moves numbers between the processes; without a launcher there is one, on ``device``."""
-    # Parameters that no word of a process's share goes through have no gradient there, but may elsewhere.
-    shared = DistributedDataParallelKwargs(find_unused_parameters=True, broadcast_buffers=False)
+def accelerator_on(device: torch.device, *, partial: bool = False) -> Accelerator:
+    """What moves numbers between the processes; without a launcher there is one, on ``device``.
+
+    Args:
+        device: where one process computes; of several, ``cpu`` keeps them all there.
+        partial: whether a share may leave parameters untouched, as a paragraph of one segment leaves those
+            that carry over to the next.
+    """
     return Accelerator(
         cpu=device.type == "cpu",
         mixed_precision="no",  # ours is torch.autocast, of the step alone
-        kwargs_handlers=[shared, InitProcessGroupKwargs(timeout=PATIENCE)],
+        kwargs_handlers=[
+            DistributedDataParallelKwargs(find_unused_parameters=partial),
+            InitProcessGroupKwargs(timeout=PATIENCE),
+        ],
     )
 
 

@@ -93,9 +93,9 @@ class Learner:
             self.average.steps = numbers["averaged"]
         rank = self.accelerator.process_index
         if rank < len(tensors["generators.cpu"]):  # else it was saved by fewer processes
-            torch.set_rng_state(tensors["generators.cpu"][rank])
+            torch.set_rng_state(tensors["generators.cpu"][rank].clone())
             if self.device.type == "cuda" and "generators.cuda" in tensors:
-                torch.cuda.set_rng_state(tensors["generators.cuda"][rank], self.device)
+                torch.cuda.set_rng_state(tensors["generators.cuda"][rank].clone(), self.device)
 
 
 def save_state(path: Path, learner: Learner, run: Mapping[str, Any], progress: Mapping[str, Any]) -> None:
