@@ -56,10 +56,13 @@ def train_captioner(
     folder: Path,
     device: str,
     self_critical: Path | None,
+    search: int | None,
     resume: bool,
     overwrite: bool,
 ) -> None:
     """Train a captioner, or fine-tune that of the run ``self_critical``, and write the run's folder.
+
+    With ``search``, so many are trained by values drawn from the recipe's ranges, and the best is the run.
 
     Raises:
         UsageError: options that do not go together, or a folder that holds a run.
@@ -73,11 +76,15 @@ def train_captioner(
     if (inputs.backbones or inputs.sampling) and not inputs.videos:
         raise UsageError("--backbone and --sampling are for --videos", remedy="leave them out")
     _check_folder(folder, resume=resume, overwrite=overwrite)
+    from capvid.cli.search import check_search, train_trials
+
+    check_search(recipe, search, folder=folder, self_critical=self_critical, resume=resume)
 
     from capvid.device import resolve_device
     from capvid.features.store import FeatureStore
     from capvid.files import atomic_write_text
     from capvid.publish import CARD, model_card
+    from capvid.training.search import forget_search
 
     place = resolve_device(device)
     videos, features = _prepared(inputs, folder, place)
@@ -85,16 +92,15 @@ def train_captioner(
     if inputs.weights is not None:
         _keep_weights(inputs.weights, store.header, folder)
     make, epochs = _trainer(recipe, self_critical)
-    with _Progress(epochs) as reporter:
-        trainer = make(
-            videos=videos,
-            store=store,
-            folder=folder,
-            device=place,
-            reporter=reporter,
-            value_width=FeatureStore(inputs.values).header.width if inputs.values else 0,
-            resume=resume,
-        )
+    width = FeatureStore(inputs.values).header.width if inputs.values else 0
+    options: dict[str, Any] = {"videos": videos, "store": store, "folder": folder, "resume": resume}
+    if search is not None:
+        train_trials(recipe, search, device=place, value_width=width, **options)
+        return
+    with TrainingProgress(epochs) as reporter:
+        trainer = make(device=place, reporter=reporter, value_width=width, **options)
+        if overwrite:
+            forget_search(folder)
         best, test = trainer.run()
     atomic_write_text(folder / CARD, model_card(folder))
     reporter.conclude(best, test, folder)
@@ -156,7 +162,7 @@ def _check_folder(folder: Path, *, resume: bool, overwrite: bool) -> None:
     """
     if resume and overwrite:
         raise UsageError("--resume and --overwrite exclude each other", remedy="give one of them")
-    if not (resume or overwrite) and any((folder / name).exists() for name in ("best", "last")):
+    if not (resume or overwrite) and any((folder / name).exists() for name in ("best", "last", "trials/001")):
         raise UsageError(
             f"{folder}: holds a training run already", remedy="choose another -o, --resume or --overwrite"
         )
@@ -194,7 +200,7 @@ def _keep_weights(weights: Path, header: Any, folder: Path) -> None:
         )
 
 
-class _Progress:
+class TrainingProgress:
     """Training on the terminal: a bar on a terminal, one line per epoch anywhere, all on stderr."""
 
     def __init__(self, epochs: int) -> None:
@@ -206,7 +212,7 @@ class _Progress:
         self.bar = training_bar(self.console, "loss {task.fields[loss]}  {task.fields[speed]} captions/s")
         self.task = self.bar.add_task("reading", total=None, loss="-", speed="-")
 
-    def __enter__(self) -> _Progress:
+    def __enter__(self) -> TrainingProgress:
         self.bar.start()
         return self
 
@@ -253,6 +259,10 @@ class _Progress:
             f"saved in {folder / 'best'}",
             soft_wrap=True,
         )
+        self.tested(test)
+
+    def tested(self, test: Evaluation | None) -> None:
+        """Say what the best scores on the test split, if there is one."""
         if test:
             names = [name for name in ("CIDEr-D", "BLEU-4", "ROUGE_L", "R@4") if name in test.scores]
             shown = ", ".join(f"{name} {test.scores[name]:.3f}" for name in names)

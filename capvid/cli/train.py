@@ -110,7 +110,21 @@ def train(
             show_default=False,
         ),
     ] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of weights, batches and dropout.")] = None,
+    search: Annotated[
+        int | None,
+        typer.Option(
+            "--search",
+            min=1,
+            metavar="N",
+            help="Random search: train N times by values drawn from the recipe's section search (or --set "
+            "'search.training.learning_rate=[1e-3,2e-3]'), into RUN/trials; the best on the val split is the "
+            "run.",
+            show_default=False,
+        ),
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Seed of weights, batches and dropout, and of what --search draws.")
+    ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")] = "auto",
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run in the folder.")] = False,
     list_recipes: Annotated[bool, typer.Option("--list", help="Show the recipes and exit.")] = False,
@@ -133,6 +147,8 @@ def train(
     overrides = [*(settings or []), *([f"training.seed={seed}"] if seed is not None else [])]
     chosen = load_recipe(recipe, overrides)
     if isinstance(chosen, DistilRecipe):
+        if search is not None:
+            raise UsageError(f"{recipe} trains a backbone, which takes no --search", remedy="leave it out")
         from capvid.cli.distil import distil
 
         distil(
@@ -167,6 +183,7 @@ def train(
         folder=output,
         device=device,
         self_critical=self_critical,
+        search=search,
         resume=resume,
         overwrite=overwrite,
     )
