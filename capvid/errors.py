@@ -139,6 +139,14 @@ class TrainingError(CapvidError):
     kind = "training"
 
 
+class DivergedError(TrainingError):
+    """Training whose loss is no number any more."""
+
+
+class TrainingMemoryError(TrainingError):
+    """Training for which there is not enough memory."""
+
+
 class RecipeError(UsageError):
     """A recipe or a ``--set`` value that is not valid."""
 

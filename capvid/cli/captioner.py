@@ -58,11 +58,14 @@ def train_captioner(
     folder: Path,
     device: str,
     self_critical: Path | None,
+    search: int | None,
     resume: bool,
     overwrite: bool,
     plot: Path | None = None,
 ) -> None:
     """Train a captioner, or fine-tune that of the run ``self_critical``, and write the run's folder.
+
+    With ``search``, so many are trained by values drawn from the recipe's ranges, and the best is the run.
 
     Raises:
         UsageError: options that do not go together, or a folder that holds a run.
@@ -78,6 +81,9 @@ def train_captioner(
     _check_folder(folder, resume=resume, overwrite=overwrite)
     if plot is not None:
         _check_plot(plot)
+    from capvid.cli.search import check_search
+
+    check_search(recipe, search, folder=folder, self_critical=self_critical, resume=resume)
 
     from capvid.device import resolve_device
     from capvid.training.parallel import accelerator_on, device_of
@@ -92,7 +98,9 @@ def train_captioner(
             device=device_of(accelerator, place),
             accelerator=accelerator,
             self_critical=self_critical,
+            search=search,
             resume=resume,
+            overwrite=overwrite,
             plot=plot,
         )
     if accelerator.num_processes > 1:
@@ -118,41 +126,39 @@ def _train(
     device: torch.device,
     accelerator: Accelerator,
     self_critical: Path | None,
+    search: int | None,
     resume: bool,
+    overwrite: bool,
     plot: Path | None,
 ) -> None:
     """Train, and print and draw what came out."""
-    from capvid.cli.table import print_summary
+    from capvid.cli.search import train_trials
+    from capvid.cli.table import conclude
     from capvid.features.store import FeatureStore
-    from capvid.files import atomic_write_text
-    from capvid.publish import CARD, model_card
     from capvid.training.events import EVENTS, Events
-    from capvid.training.plot import save_plot
     from capvid.training.progress import Reporters
+    from capvid.training.search import forget_search
 
     videos, features = _prepared(inputs, folder, device, accelerator)
     store = FeatureStore([*features, *inputs.values])
     if inputs.weights is not None and accelerator.is_main_process:
         _keep_weights(inputs.weights, store.header, folder)
     make, epochs = _trainer(recipe, self_critical)
-    with _Progress(epochs, folder) as terminal, Events(folder / EVENTS) as events:
-        trainer = make(
-            videos=videos,
-            store=store,
-            folder=folder,
-            device=device,
-            reporter=Reporters(terminal, events) if accelerator.is_main_process else Reporters(),
-            value_width=FeatureStore(inputs.values).header.width if inputs.values else 0,
-            resume=resume,
-        )
-        best, test = trainer.run()
-    if not accelerator.is_main_process:
+    width = FeatureStore(inputs.values).header.width if inputs.values else 0
+    options: dict[str, Any] = {"videos": videos, "store": store, "folder": folder, "resume": resume}
+    options |= {"device": device, "value_width": width}
+    if search is not None:
+        train_trials(recipe, search, **options)
+        conclude(folder, title=recipe.name, plot=plot)
         return
-    atomic_write_text(folder / CARD, model_card(folder))
-    rows = trainer.progress.rows
-    if plot is not None:
-        save_plot(plot, rows, best, title=recipe.name)
-    print_summary(rows, best, test)
+    with TrainingProgress(epochs, folder) as terminal, Events(folder / EVENTS) as events:
+        reporter = Reporters(terminal, events) if accelerator.is_main_process else Reporters()
+        trainer = make(reporter=reporter, **options)
+        if overwrite and accelerator.is_main_process:
+            forget_search(folder)
+        trainer.run()
+    if accelerator.is_main_process:
+        conclude(folder, title=recipe.name, plot=plot)
 
 
 def _prepared(
@@ -212,7 +218,7 @@ def _check_folder(folder: Path, *, resume: bool, overwrite: bool) -> None:
     """
     if resume and overwrite:
         raise UsageError("--resume and --overwrite exclude each other", remedy="give one of them")
-    if not (resume or overwrite) and any((folder / name).exists() for name in ("best", "last")):
+    if not (resume or overwrite) and any((folder / name).exists() for name in ("best", "last", "trials/001")):
         raise UsageError(
             f"{folder}: holds a training run already", remedy="choose another -o, --resume or --overwrite"
         )
@@ -262,7 +268,7 @@ def _keep_weights(weights: Path, header: Any, folder: Path) -> None:
         )
 
 
-class _Progress:
+class TrainingProgress:
     """Training on the terminal: a bar on a terminal, one line per epoch anywhere, all on stderr."""
 
     def __init__(self, epochs: int, folder: Path) -> None:
@@ -274,7 +280,7 @@ class _Progress:
         self.bar = training_bar(self.console, "loss {task.fields[loss]}  {task.fields[speed]} captions/s")
         self.task = self.bar.add_task("reading", total=None, loss="-", speed="-")
 
-    def __enter__(self) -> _Progress:
+    def __enter__(self) -> TrainingProgress:
         self.bar.start()
         return self
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -15,6 +16,23 @@ if TYPE_CHECKING:
 ROWS = 20  # of epochs at most
 _CELLS = 30  # of the curve at most
 _BLOCKS, _ASCII = "▁▂▃▄▅▆▇█", ".:-=+*#@"
+
+
+def conclude(folder: Path, *, title: str, plot: Path | None) -> None:
+    """Write the model card of the run in ``folder``, draw the run into ``plot``, and print what it gave."""
+    from capvid.files import atomic_write_text
+    from capvid.publish import CARD, load_run, model_card
+    from capvid.training.evaluate import Evaluation
+    from capvid.training.plot import save_plot
+    from capvid.training.progress import EpochResult
+
+    run = load_run(folder)
+    atomic_write_text(folder / CARD, model_card(run))
+    info = run.checkpoint.info
+    best = EpochResult(info["epoch"], 0.0, info["val_cider"], True, 0.0, 0.0, {})
+    if plot is not None:
+        save_plot(plot, run.epochs, best, title=title)
+    print_summary(run.epochs, best, Evaluation(**run.test) if run.test else None)
 
 
 def print_summary(

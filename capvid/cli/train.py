@@ -110,7 +110,21 @@ def train(
             show_default=False,
         ),
     ] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of weights, batches and dropout.")] = None,
+    search: Annotated[
+        int | None,
+        typer.Option(
+            "--search",
+            min=1,
+            metavar="N",
+            help="Random search: train N times by values drawn from the recipe's section search (or --set "
+            "'search.training.learning_rate=[1e-3,2e-3]'), into RUN/trials; the best on the val split is the "
+            "run.",
+            show_default=False,
+        ),
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Seed of weights, batches and dropout, and of what --search draws.")
+    ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")] = "auto",
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run in the folder.")] = False,
     plot: Annotated[
@@ -143,6 +157,8 @@ def train(
     if isinstance(chosen, DistilRecipe):
         if plot is not None:
             raise UsageError(f"{recipe} trains a backbone, which takes no --plot", remedy="leave it out")
+        if search is not None:
+            raise UsageError(f"{recipe} trains a backbone, which takes no --search", remedy="leave it out")
         from capvid.cli.distil import distil
 
         distil(
@@ -177,6 +193,7 @@ def train(
         folder=output,
         device=device,
         self_critical=self_critical,
+        search=search,
         resume=resume,
         overwrite=overwrite,
         plot=plot,

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from capvid.captioners.checkpoint import Checkpoint
+from capvid.captioners.checkpoint import Checkpoint, load_checkpoint
 from capvid.data.captions import CaptionedVideo
 from capvid.data.frames import FrameReader
 from capvid.decoding import DecodingOptions
 from capvid.errors import DataError
 from capvid.features.store import FeatureStore
+from capvid.files import atomic_write_text
 from capvid.training.recipe import DataOptions
 from capvid.training.tasks import task_of
 
@@ -55,3 +58,18 @@ def evaluate(
     examples = task.examples(videos, FrameReader(store), None)
     said = task.predict(checkpoint.captioner, checkpoint.vocabulary, examples, options)
     return Evaluation(task.score(said, videos), said)
+
+
+def evaluate_run(
+    folder: Path, videos: Sequence[CaptionedVideo], store: FeatureStore, options: DecodingOptions
+) -> Evaluation:
+    """Score a run's best checkpoint on the test split ``videos`` and write ``test.json``.
+
+    Raises:
+        DataError: as :func:`evaluate`.
+        CheckpointError: the run has no whole checkpoint.
+    """
+    found = evaluate(load_checkpoint(folder), videos, store, options)
+    record = {"scores": found.scores, "captions": found.captions}
+    atomic_write_text(folder / "test.json", json.dumps(record, ensure_ascii=False, indent=1))
+    return found

@@ -9,9 +9,15 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError
 
-from capvid.errors import TrainingError
+from capvid.errors import TrainingError, TrainingMemoryError
 
-_FULL = ("can't allocate memory", "out of memory", "bad_alloc")
+_FULL = ("can't allocate memory", "not enough memory", "out of memory", "bad_alloc", "alloc_failed")
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether it says that there is not enough memory, of the processor or an accelerator."""
+    full = isinstance(error, (MemoryError, torch.OutOfMemoryError))
+    return full or any(said in str(error).lower() for said in _FULL)
 
 
 @contextmanager
@@ -23,18 +29,17 @@ def memory_that_may_end(where: str, kept: str) -> Iterator[None]:
         kept: what of the run is kept.
 
     Raises:
-        TrainingError: there was not enough memory.
+        TrainingMemoryError: there was not enough memory.
     """
     try:
         yield
     except (MemoryError, RuntimeError) as error:  # torch's own errors are RuntimeErrors
-        text = str(error)
-        if isinstance(error, (MemoryError, torch.OutOfMemoryError)) or any(full in text for full in _FULL):
-            raise TrainingError(
-                f"out of memory in {where}; {kept}",
-                remedy="take the batches in parts, with --set training.accumulate=2 or more, and --resume",
-            ) from error
-        raise
+        if not is_out_of_memory(error):
+            raise
+        raise TrainingMemoryError(
+            f"out of memory in {where}; {kept}",
+            remedy="take the batches in parts, with --set training.accumulate=2 or more, and --resume",
+        ) from error
 
 
 @contextmanager

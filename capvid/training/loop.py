@@ -15,18 +15,18 @@ from typing import Any
 import torch
 
 from capvid.captioners import Captioner, captioner_class
-from capvid.captioners.checkpoint import load_checkpoint, save_checkpoint
+from capvid.captioners.checkpoint import save_checkpoint
 from capvid.captioners.layers import Standardise
 from capvid.data.captions import CaptionedVideo
 from capvid.data.frames import FrameReader
 from capvid.device import release_memory
-from capvid.errors import CapvidError, DataError, TrainingError
+from capvid.errors import CapvidError, DataError, DivergedError, TrainingError
 from capvid.features.store import FeatureStore
 from capvid.files import atomic_write_text
 from capvid.text.vocabulary import SPECIAL, Vocabulary
 from capvid.training import provenance
 from capvid.training.beginning import fresh_captioner, seed_everything, split_of
-from capvid.training.evaluate import Evaluation, evaluate
+from capvid.training.evaluate import Evaluation, evaluate_run
 from capvid.training.failures import disk_that_may_fill, memory_that_may_end
 from capvid.training.lessons import Lessons, Share, shares_of
 from capvid.training.optimise import (
@@ -218,7 +218,9 @@ class Trainer:
         if not self.main:
             return progress.best, None
         with self._saving():
-            found = self._test(self.test) if self.test else None
+            found = (
+                evaluate_run(self.folder, self.test, self.store, self.recipe.decoding) if self.test else None
+            )
             provenance.end(self.folder, progress)
         self.reporter.finished(progress.best, found.scores if found else {})
         return progress.best, found
@@ -330,14 +332,14 @@ class Trainer:
         """Take the losses since the last look into the progress; save if the first process wants to.
 
         Raises:
-            TrainingError: a loss was not finite.
+            DivergedError: a loss was not finite.
         """
         progress, wish = self.progress, save and self.main
         report = torch.stack([self.unseen, torch.full_like(self.unseen, float(wish))])
         loss, wishes = self.accelerator.reduce(report).tolist()
         self.unseen = torch.zeros_like(self.unseen)
         if not math.isfinite(loss):
-            raise TrainingError(
+            raise DivergedError(
                 f"the loss is {loss} in epoch {progress.epoch}, batch {progress.batch}; {self._kept()}",
                 remedy="lower training.learning_rate, or clip gradients with training.clip_norm",
             )
@@ -363,7 +365,7 @@ class Trainer:
         """Learn from one batch.
 
         Raises:
-            TrainingError: there is not enough memory.
+            TrainingMemoryError: there is not enough memory.
         """
         options, progress, accelerator = self.recipe.training, self.progress, self.accelerator
         where = f"epoch {progress.epoch}, batch {share.number}"
@@ -391,10 +393,3 @@ class Trainer:
 
     def _autocast(self) -> AbstractContextManager[None]:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16)
-
-    def _test(self, videos: Sequence[CaptionedVideo]) -> Evaluation:
-        """Score the best checkpoint on the test split, once, at the end."""
-        found = evaluate(load_checkpoint(self.folder), videos, self.store, self.recipe.decoding)
-        record = {"scores": found.scores, "captions": found.captions}
-        atomic_write_text(self.folder / "test.json", json.dumps(record, ensure_ascii=False, indent=1))
-        return found

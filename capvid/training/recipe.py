@@ -13,6 +13,7 @@ from capvid.decoding import DecodingOptions
 from capvid.errors import RecipeError
 from capvid.training.distil.recipe import DistilRecipe, distil_recipe
 from capvid.training.options import checked
+from capvid.training.ranges import Space, check_model, checked_space
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -125,7 +126,7 @@ class SelfCriticalOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """A captioner with its options."""
+    """A captioner with its options, and what a search draws some of them from."""
 
     name: str
     captioner: str
@@ -135,10 +136,11 @@ class Recipe:
     training: TrainingOptions = field(default_factory=TrainingOptions)
     decoding: DecodingOptions = field(default_factory=DecodingOptions)
     self_critical: SelfCriticalOptions = field(default_factory=SelfCriticalOptions)
+    search: Space = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
-        """All values, as they are saved with a run."""
-        return asdict(self)
+        """All values, as they are saved with a run, which does not depend on ``search``."""
+        return {name: value for name, value in asdict(self).items() if name != "search"}
 
     def for_captioning(self) -> dict[str, Any]:
         """What a checkpoint must know of the recipe."""
@@ -208,10 +210,10 @@ def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe | DistilReci
 def _set(values: dict[str, Any], override: str) -> None:
     key, equals, text = override.partition("=")
     section, dot, option = key.strip().partition(".")
-    if not equals or not dot or section not in (*_SECTIONS, "model"):
+    if not equals or not dot or section not in (*_SECTIONS, "model", "search"):
         raise RecipeError(
             f"--set {override}: not understood",
-            remedy="write model|data|training|decoding|self_critical.KEY=VALUE",
+            remedy="write model|data|training|decoding|self_critical.KEY=VALUE, or search.SECTION.KEY=[A, B]",
         )
     try:
         value = tomllib.loads(f"value = {text.strip()}")["value"]
@@ -223,28 +225,34 @@ def _set(values: dict[str, Any], override: str) -> None:
 def _recipe(name: str, values: Mapping[str, Any]) -> Recipe:
     if not isinstance(values.get("captioner"), str):
         raise RecipeError(f"{name}: the recipe names no captioner", remedy='write captioner = "m3", say')
-    unknown = set(values) - {"captioner", "description", "model", *_SECTIONS}
+    unknown = set(values) - {"captioner", "description", "model", "search", *_SECTIONS}
     if unknown:
         raise RecipeError(f"{name}: unknown in a recipe: {', '.join(sorted(unknown))}")
     sections = {
-        section: cls(
-            **checked(
-                cls,
-                section,
-                values.get(section, {}),
-                choices=_CHOICES.get(section, {}),
-                may_be_zero=_may_be_zero(cls),
-            )
-        )
+        section: cls(**_checked(section, section, values.get(section, {})))
         for section, cls in _SECTIONS.items()
     }
+    captioner, model = values["captioner"], dict(values.get("model", {}))
+
+    def drawn(section: str, option: str, value: Any) -> Any:
+        if section == "model":
+            return check_model(captioner, model, option, value)
+        return _checked(section, f"search.{section}", {option: value})[option]
+
     return Recipe(
         name=name,
-        captioner=values["captioner"],
+        captioner=captioner,
         description=values.get("description", ""),
-        model=dict(values.get("model", {})),
+        model=model,
+        search=checked_space(values.get("search", {}), drawn),
         **sections,
     )
+
+
+def _checked(section: str, said: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of a section, which messages call ``said``, if they fit."""
+    cls, choices = _SECTIONS[section], _CHOICES.get(section, {})
+    return checked(cls, said, values, choices=choices, may_be_zero=_may_be_zero(cls))
 
 
 def _may_be_zero(cls: type) -> set[str]:

@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from toy import Run, Toy, write_video
+
+SIZES = ["embedding=12", "hidden=16", "attention=8", "projection=16", "output=16", "memory_rows=4"]
+SETTINGS = [
+    *(f"model.{size}" for size in SIZES),
+    "model.memory_width=8",
+    "training.epochs=2",
+    "data.min_count=1",
+    "search.training.learning_rate={low = 1e-3, high = 1e-1, log = true}",
+    "search.model.hidden=[16]",
+]
+SET = [part for setting in SETTINGS for part in ("--set", setting)]
+
+
+@pytest.fixture
+def command(tmp_path: Path) -> list[object]:
+    """``capvid train`` with a few videos of every split, to which ``--search`` may be added."""
+    generator, features, rows = torch.Generator().manual_seed(3), {}, []
+    for number in range(24):
+        features[f"v{number}"] = torch.randn(3, 8, generator=generator)
+        split = ("train", "train", "val", "test")[number % 4]
+        caption = f"a {('man', 'dog')[number % 2]} {('runs', 'sings', 'sits')[number % 3]}"
+        rows.append({"id": f"v{number}", "split": split, "captions": [caption]})
+    save_file(features, tmp_path / "features.safetensors")
+    (tmp_path / "data.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    files = ["--data", tmp_path / "data.jsonl", "--features", tmp_path / "features.safetensors"]
+    return ["train", "m3-tiny", *files, "-o", tmp_path / "run", "--device", "cpu", *SET]
+
+
+def test_a_search_from_the_command_line(capvid: Run, command: list[object], tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    code, out, err = capvid(*command, "--search", 2)
+    assert (code, out) == (0, ""), err
+    trials = [json.loads(line) for line in (run / "search.jsonl").read_text().splitlines()]
+    assert set(trials[0]["values"]) >= {"training.learning_rate", "model.hidden", "model.dropout"}
+    said = err.splitlines()
+    assert sum(line.startswith("12 videos, 12 captions an epoch") for line in said) == 1
+    assert sum(line.startswith("  epoch ") for line in said) == 4
+    first = next(line for line in said if line.startswith("trial 1/2"))
+    rate = trials[0]["values"]["training.learning_rate"]
+    assert f"val CIDEr-D {trials[0]['val_cider']:.3f} *" in first and f"  learning_rate {rate:.3g}" in first
+
+    code, _, err = capvid(*command, "--search", 4, "--resume")
+    assert code == 0, err
+    said = err.splitlines()
+    assert "2 trials are finished already" in said
+    assert [line[:9] for line in said if line.startswith("trial ") and "/" in line] == [
+        "trial 3/4",
+        "trial 4/4",
+    ]
+    trials = [json.loads(line) for line in (run / "search.jsonl").read_text().splitlines()]
+    ranked = sorted(trials, key=lambda trial: (-trial["val_cider"], trial["number"]))
+    head = next(place for place, line in enumerate(said) if "seconds" in line)
+    assert "smoothing" in said[head] and "dropout" in said[head]
+    shown = [line.split()[:2] for line in said[head + 2 : head + 6]]
+    assert shown == [[str(trial["number"]), f"{trial['val_cider']:.3f}"] for trial in ranked]
+    best = ranked[0]
+    assert f"best: trial {best['number']}, epoch {best['epoch']}, val CIDEr-D {best['val_cider']:.3f}" in err
+    assert "test: CIDEr-D" in err and (run / "test.json").is_file()
+    assert f"{best['values']['training.learning_rate']}" in (run / "README.md").read_text()
+
+    code, _, err = capvid(*command, "--resume")
+    assert code == 2 and "holds a search; give --search N to go on with it" in err
+    code, _, err = capvid(*command, "--search", 4)
+    assert code == 2 and "holds a training run already; choose another -o, --resume or --overwrite" in err
+    code, _, err = capvid(*command, "--overwrite")
+    assert code == 0 and not (run / "search.json").exists() and not (run / "trials").exists()
+    code, _, err = capvid(*command, "--search", 4, "--resume")
+    assert code == 2 and "holds a training run that is no search; leave out --search" in err
+
+
+def test_features_of_videos_are_extracted_once(capvid: Run, toy: Toy, tmp_path: Path) -> None:
+    rows = []
+    for number in range(4):
+        write_video(tmp_path / "videos" / f"v{number}.mp4", seed=number, frames=5)
+        split = "val" if number > 1 else "train"
+        rows.append({"id": f"v{number}", "split": split, "captions": ["a dog runs"]})
+    (tmp_path / "data.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    streams = ["--backbone", "toy", "--sampling", "uniform:3", "--weights", toy.weights]
+    where = ["--data", tmp_path / "data.jsonl", "--videos", tmp_path / "videos", "-o", tmp_path / "run"]
+    code, _, err = capvid("train", "m3-tiny", *where, *streams, *SET, "--search", 2)
+    assert code == 0, err
+    assert err.splitlines()[0] == "4 extracted" and err.count("extracted") == 1
+    code, out, err = capvid("caption", tmp_path / "videos" / "v0.mp4", "--model", tmp_path / "run")
+    assert (code, err) == (0, "") and out.strip()
+
+
+def test_what_does_not_go_with_a_search(capvid: Run, command: list[object], tmp_path: Path) -> None:
+    code, _, err = capvid(*command, "--search", 2, "--self-critical", tmp_path)
+    assert code == 2 and "--search and --self-critical exclude each other" in err
+    code, _, err = capvid(*command, "--search", 0)
+    assert code == 2 and "--search" in err
+    bare = tmp_path / "bare.toml"
+    bare.write_text('captioner = "m3"')
+    code, _, err = capvid("train", bare, *command[2 : command.index("--set")], "--search", 2)
+    assert code == 2 and "bare: the recipe has no ranges to search" in err
+    data = ["--data", tmp_path / "data.jsonl", "-o", tmp_path / "run"]
+    code, _, err = capvid("train", "capvid-small-backbone", *data, "--search", 2)
+    assert code == 2 and "capvid-small-backbone trains a backbone, which takes no --search" in err
+    assert not (tmp_path / "run").exists()

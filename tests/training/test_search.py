@@ -1,0 +1,403 @@
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from collections import Counter
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from test_loop import SMALL, Silent, data
+from test_resume import Breaks, BrokenError, outcome
+
+from capvid.captioners import build, captioner_class
+from capvid.captioners.checkpoint import CONFIG, WEIGHTS, load_checkpoint
+from capvid.data.captions import CaptionedVideo
+from capvid.errors import CheckpointError, DataError, RecipeError, TrainingError, UsageError
+from capvid.features.store import FeatureStore
+from capvid.publish import load_run
+from capvid.training.loop import Trainer
+from capvid.training.ranges import Range, draw
+from capvid.training.recipe import Recipe, load_recipe, recipe_names
+from capvid.training.search import Search, Trial, filled, forget_search
+
+RATES = "search.training.learning_rate={low = 1e-4, high = 2e-2, log = true}"
+TINY = [*SMALL, "training.epochs=2", "training.save_every=0.0", "model.dropout=0.3"]
+
+
+def recipe(*settings: str, ranges: tuple[str, ...] = (RATES, "search.model.hidden=[16,24]")) -> Recipe:
+    """The tiny recipe with these ranges only."""
+    found = load_recipe("m3-small", [*TINY, *ranges, *settings])
+    assert isinstance(found, Recipe)
+    named = [text.partition("=")[0].removeprefix("search.") for text in ranges]
+    return replace(found, search={name: found.search[name] for name in named})
+
+
+class Told:
+    """Notes the trials; breaks the search off after a number of steps."""
+
+    def __init__(self, steps: int = 0) -> None:
+        self.epochs = Breaks(steps) if steps else Silent()
+        self.begun: list[int] = []
+        self.over: list[tuple[Trial, bool]] = []
+        self.started, self.stepped = self.epochs.started, self.epochs.stepped
+        self.finished_epoch, self.finished = self.epochs.finished_epoch, self.epochs.finished
+
+    def started_trial(self, number: int, recipe: Recipe) -> None:
+        self.begun.append(number)
+
+    def finished_trial(self, trial: Trial, *, best: bool) -> None:
+        self.over.append((trial, best))
+
+
+def search(folder: Path, chosen: Recipe | None = None, *, trials: int = 3, **options: Any) -> Search:
+    folder.mkdir(exist_ok=True)
+    videos, store = data(folder)
+    given = {"videos": videos, "store": store, "folder": folder / "run", "reporter": Told(), **options}
+    make = given.pop("make", partial(Trainer, device=torch.device("cpu")))
+    return Search(chosen or recipe(), trials=trials, make=make, **given)
+
+
+def lines(folder: Path) -> list[dict[str, Any]]:
+    """What ``search.jsonl`` says, but the time."""
+    rows = [json.loads(line) for line in (folder / "search.jsonl").read_text().splitlines()]
+    return [{key: value for key, value in row.items() if key != "seconds"} for row in rows]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Search:
+    """A search of three trials that nothing disturbed."""
+    made = search(tmp_path_factory.mktemp("whole"))
+    made.run()
+    return made
+
+
+def test_draws_are_in_their_ranges_and_depend_on_seed_and_number_alone() -> None:
+    space = {
+        "training.learning_rate": Range(low=1e-4, high=1e-1, log=True),
+        "model.hidden": Range(low=2, high=64, log=True),
+        "model.dropout": Range(low=0.1, high=0.7),
+        "training.label_smoothing": Range(low=0.0, high=0.3, step=0.1),
+        "model.memory_rows": Range(low=8, high=32, step=8),
+        "training.optimizer": ("adam", "adamw"),
+    }
+    drawn = [draw(space, seed=3, number=number) for number in range(800)]
+    assert drawn[40:44] == [draw(space, seed=3, number=number) for number in range(40, 44)]
+    assert drawn[40] != draw(space, seed=4, number=40)
+    assert drawn[40] == draw(dict(reversed(space.items())), seed=3, number=40)
+    columns = {name: [values[name] for values in drawn] for name in space}
+    rates, widths = columns["training.learning_rate"], columns["model.hidden"]
+    assert all(1e-4 <= rate <= 1e-1 for rate in rates)
+    thirds = Counter(math.floor(math.log10(rate)) for rate in rates)
+    assert set(thirds) == {-4, -3, -2} and min(thirds.values()) > 220  # of 267 each
+    assert min(widths) == 2 and max(widths) > 56 and {type(width) for width in widths} == {int}
+    assert 330 < sum(width < 11 for width in widths) < 470  # half of the logarithms' range
+    dropouts = columns["model.dropout"]
+    assert 0.1 <= min(dropouts) < 0.12 and 0.68 < max(dropouts) <= 0.7
+    assert sum(dropouts) / 800 == pytest.approx(0.4, abs=0.02)
+    assert set(columns["training.label_smoothing"]) == {0.0, 0.1, 0.2, 0.3}
+    assert set(columns["model.memory_rows"]) == {8, 16, 24, 32}
+    assert 330 < columns["training.optimizer"].count("adam") < 470
+    assert len(set(rates)) > 700 and all(rate == float(f"{rate:.4g}") for rate in rates)
+
+
+@pytest.mark.parametrize("name", [name for name in recipe_names() if not name.endswith("-backbone")])
+def test_both_ends_of_every_recipes_ranges_make_a_captioner(name: str) -> None:
+    chosen = load_recipe(name)
+    assert isinstance(chosen, Recipe) and chosen.search
+    assert "search" not in chosen.to_dict()
+    for end in (0, -1):
+        values = {
+            option: (drawn.low, drawn.high)[end] if isinstance(drawn, Range) else drawn[end]
+            for option, drawn in chosen.search.items()
+        }
+        made = filled(chosen, values)
+        assert not made.search
+        for option, value in values.items():
+            section, _, key = option.partition(".")
+            assert made.to_dict()[section][key] == value
+        kind, sizes = captioner_class(made.captioner), {"vocabulary_size": 20, "feature_width": 8}
+        maps = kind.needs_maps(kind.config_class.from_dict({**sizes, **made.model}))
+        with torch.device("meta"):
+            build(made.captioner, {**sizes, **made.model, "locations": 4 if maps else 0})
+
+
+def test_the_papers_hyper_parameters_are_those_of_their_recipes() -> None:
+    ham, memory = load_recipe("ham-msvd"), load_recipe("kv-memory-youtube2text")
+    assert isinstance(ham, Recipe) and isinstance(memory, Recipe)
+    assert set(ham.search) == {"model.embedding", "model.hidden", "model.memory_width"}
+    assert set(memory.search) == {
+        *(f"model.{width}" for width in ("hidden", "encoder_hidden", "embedding")),
+        "training.learning_rate",
+    }
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ("search.training.rate=[1]", "search.training.rate: no such option; known are accumulate, average"),
+        ("search.model.depth=[1]", "search.model.depth: no such model option; known are"),
+        ("search.self_critical.samples=[2,3]", "search.self_critical.samples: not understood; write"),
+        ("search.learning_rate=[1e-3]", "search.learning_rate: not understood; write search.model|data"),
+        ("search.training.epochs=3", "search.training.epochs = 3: not what can be drawn from; write"),
+        ("search.training.epochs=[]", r"search.training.epochs = \[\]: not what can be drawn from"),
+        ("search.training.epochs=[3, 0]", "search.training.epochs = 0: must be positive"),
+        ("search.training.optimizer=['sgd']", "search.training.optimizer = 'sgd': not known; choose adam"),
+        ("search.training.epochs={low=1.5, high=3}", "search.training.epochs = 1.5: expected int"),
+        ("search.training.epochs={low=1, high=true}", "search.training.epochs = True: expected int"),
+        ("search.model.dropout={low=0.5, high=1.5}", "search.model.dropout = 1.5: must be from 0 to below 1"),
+        ("search.model.hidden={low=0, high=9}", "search.model.hidden = 0: must be positive"),
+        ("search.model.hidden={low=9, high=9}", "search.model.hidden: low = 9 must be below high = 9"),
+        ("search.training.warmup={low=0.1, high=inf}", "low = 0.1 must be below high = inf, and both finite"),
+        ("search.training.warmup={low=nan, high=0.2}", "low = nan must be below high = 0.2"),
+        ("search.training.warmup={low=0, high=0.2, log=true}", "with log = true, low must be above 0"),
+        ("search.model.hidden={low=1, high=9, log=1}", "search.model.hidden.log = 1: expected true or false"),
+        ("search.model.hidden={low=1, high=9, log=true, step=2}", "low must be above 0, and there is no"),
+        ("search.model.hidden={low=1, high=9, step=3}", "step = 3: must be positive and lead from low = 1"),
+        ("search.model.hidden={low=1, high=9, step=0}", "step = 0: must be positive"),
+        ("search.model.hidden={low=1, high=9, step=-2}", "step = -2: must be positive"),
+        ("search.model.hidden={low=1, high=9, step=0.5}", "step = 0.5: expected a whole number"),
+        ("search.model.hidden={low=1}", "search.model.hidden: a range has two ends"),
+        ("search.model.hidden={low=1, max=9}", "search.model.hidden.max: no part of a range; known are low"),
+        ("search.model.standardise={low=false, high=true}", "only numbers have a range; write choices"),
+    ],
+)
+def test_ranges_that_are_none(setting: str, said: str) -> None:
+    with pytest.raises(RecipeError, match=said) as error:
+        load_recipe("m3-small", [setting])
+    assert "\n" not in str(error.value)
+
+
+def test_ranges_in_a_file_and_from_the_command_line(tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text(
+        'captioner = "m3"\n[search]\n"training.beta1" = [0.8, 0.9]\ntraining.epochs = [2, 4]\n'
+        "[search.model]\ndropout = { low = 0, high = 0.5 }"
+    )
+    found = load_recipe(str(file), ["search.training.epochs=[7]"])
+    assert isinstance(found, Recipe)
+    assert found.search == {
+        "training.beta1": (0.8, 0.9),
+        "training.epochs": (7,),
+        "model.dropout": Range(low=0.0, high=0.5),
+    }
+    assert {type(found.search["model.dropout"].low)} == {float}  # type: ignore[union-attr]
+
+
+def test_the_best_trial_becomes_the_run(whole: Search) -> None:
+    rows = lines(whole.folder)
+    assert [row["number"] for row in rows] == [1, 2, 3] == whole.reporter.begun  # type: ignore[attr-defined]
+    assert {row["status"] for row in rows} == {"done"}
+    assert [row["values"] for row in rows] == [
+        draw(whole.recipe.search, seed=1, number=number) for number in (1, 2, 3)
+    ]
+    scores = [row["val_cider"] for row in rows]
+    assert len(set(scores)) == 3
+    so_far = [score == max(scores[: place + 1]) for place, score in enumerate(scores)]
+    assert [best for _, best in whole.reporter.over] == so_far  # type: ignore[attr-defined]
+    best = rows[scores.index(max(scores))]
+    trial = whole.folder / "trials" / f"{best['number']:03d}"
+    for name in ("recipe.json", "metrics.jsonl", f"last/{WEIGHTS}", f"best/{WEIGHTS}", f"best/{CONFIG}"):
+        assert (whole.folder / name).read_bytes() == (trial / name).read_bytes()
+    saved = json.loads((whole.folder / "recipe.json").read_text())
+    assert saved["training"]["learning_rate"] == best["values"]["training.learning_rate"]
+    assert saved["model"]["hidden"] == best["values"]["model.hidden"]
+    log = [json.loads(line) for line in (trial / "metrics.jsonl").read_text().splitlines()]
+    assert (
+        max(row["val_cider"] for row in log)
+        == best["val_cider"]
+        == load_run(whole.folder).checkpoint.info["val_cider"]
+    )
+    assert log[best["epoch"] - 1]["val_cider"] == best["val_cider"]
+    assert not list(whole.folder.rglob("state.safetensors")) and not list(whole.folder.rglob("*.tmp"))
+
+
+def test_a_trial_is_the_run_that_its_recipe_gives(whole: Search, tmp_path: Path) -> None:
+    values = draw(whole.recipe.search, seed=1, number=2)
+    videos, store = data(tmp_path)
+    alone = Trainer(
+        filled(whole.recipe, values),
+        videos=videos,
+        store=store,
+        folder=tmp_path / "alone",
+        device=torch.device("cpu"),
+        reporter=Silent(),
+    )
+    alone.run()
+    assert outcome(tmp_path / "alone") == outcome(whole.folder / "trials" / "002")
+
+
+def test_a_search_that_is_broken_off_ends_as_an_unbroken_one(whole: Search, tmp_path: Path) -> None:
+    reporter = Told(7)  # four steps a trial: in the second
+    with pytest.raises(BrokenError):
+        search(tmp_path, reporter=reporter).run()
+    assert reporter.begun == [1, 2] and [row["number"] for row in lines(tmp_path / "run")] == [1]
+    assert not (tmp_path / "run" / "best").exists()
+    torch.manual_seed(999)
+    reporter = Told()
+    again = search(tmp_path, reporter=reporter, resume=True)
+    again.run()
+    assert reporter.begun == [2, 3] and reporter.epochs.steps == 5  # one was done and kept
+    assert lines(again.folder) == lines(whole.folder)
+    assert outcome(again.folder) == outcome(whole.folder)
+
+
+def test_more_trials_of_a_search_that_is_over(whole: Search, tmp_path: Path) -> None:
+    search(tmp_path, trials=1).run()
+    reporter = Told()
+    more = search(tmp_path, trials=3, reporter=reporter, resume=True)
+    more.run()
+    assert reporter.begun == [2, 3]
+    assert lines(more.folder) == lines(whole.folder) and outcome(more.folder) == outcome(whole.folder)
+    fewer = Told()
+    best, _ = search(tmp_path, trials=1, reporter=fewer, resume=True).run()
+    assert fewer.begun == [] and best == more.best
+
+
+def test_trials_that_fail(tmp_path: Path) -> None:
+    """By a loss that is not finite, too little memory, or data options; another error ends the search."""
+    errors: dict[int, Exception] = {
+        1: RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to"),
+        2: MemoryError(),
+        3: torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 20 GiB"),
+        5: RuntimeError("mat1 and mat2 shapes cannot be multiplied"),
+    }
+
+    def make(chosen: Recipe, *, folder: Path, **options: Any) -> Trainer:
+        if error := errors.get(int(folder.name)):
+            raise error
+        trainer = Trainer(chosen, folder=folder, device=torch.device("cpu"), **options)
+        if folder.name == "004":
+            trainer.captioner.state_dict()["cell.word.weight"].fill_(float("nan"))
+        return trainer
+
+    with pytest.raises(RuntimeError, match="mat1 and mat2"):
+        search(tmp_path, trials=6, make=make).run()
+    rows = lines(tmp_path / "run")
+    assert [(row["status"], row["val_cider"], row["epoch"]) for row in rows] == [("failed", None, None)] * 4
+    assert [row["cause"] for row in rows[:3]] == ["out of memory"] * 3
+    assert rows[3]["cause"] == "the loss is nan in epoch 1, batch 1; no epoch is kept yet"
+    with pytest.raises(TrainingError, match="all 4 trials failed; trial 1: out of memory; change the ranges"):
+        search(tmp_path, trials=4, make=make, resume=True).run()
+    errors.clear()
+    best, _ = search(tmp_path, trials=5, make=make, resume=True).run()
+    assert best.number == 5
+
+    counts = recipe("training.epochs=1", ranges=("search.data.min_count=[1,999]",))
+    numbers = [draw(counts.search, seed=1, number=number)["data.min_count"] for number in (1, 2, 3)]
+    assert set(numbers) == {1, 999}
+    made = search(tmp_path / "counts", counts)
+    made.run()
+    assert [trial.status == "failed" for trial in made.finished] == [number == 999 for number in numbers]
+    with pytest.raises(DataError, match="no word comes 999 times"):
+        search(tmp_path / "none", recipe("data.min_count=999")).run()
+
+
+def test_another_search_is_refused(whole: Search) -> None:
+    options: dict[str, Any] = {
+        "trials": 3,
+        "videos": whole.videos,
+        "store": whole.store,
+        "folder": whole.folder,
+        "make": whole.make,
+        "reporter": Told(),
+        "resume": True,
+    }
+    said = r"search.json: a search with another {0}; give the {0} that it was begun with, or begin anew"
+    with pytest.raises(CheckpointError, match=said.format("recipe")):
+        Search(recipe("training.seed=2"), **options)
+    with pytest.raises(CheckpointError, match=said.format("ranges")):
+        Search(recipe(ranges=(RATES, "search.model.hidden=[16,25]")), **options)
+    first = replace(whole.videos[0], captions=("another caption",))
+    with pytest.raises(CheckpointError, match=said.format("data")):
+        Search(recipe(), **{**options, "videos": [first, *whole.videos[1:]]})
+
+
+@pytest.mark.parametrize("name", ["search.json", "search.jsonl"])
+def test_damaged_notes_of_a_search(tmp_path: Path, name: str) -> None:
+    with pytest.raises(BrokenError):
+        search(tmp_path, reporter=Told(5)).run()
+    note = tmp_path / "run" / name
+    note.write_bytes(note.read_bytes()[:-9])
+    with pytest.raises(CheckpointError, match=f"{name}: damaged, no search to resume") as error:
+        search(tmp_path, resume=True)
+    assert "\n" not in str(error.value)
+
+
+def test_what_cannot_be_searched_is_said_before_anything_is_trained(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="m3-small: the recipe has no ranges to search; write a section"):
+        search(tmp_path, replace(recipe(), search={}))
+    heads = load_recipe("mart-small", ["search.model.hidden=[30]"])
+    assert isinstance(heads, Recipe)
+    told = tmp_path / "told"
+    told.mkdir()
+    videos, store = data(told, paragraphs=True)
+    with pytest.raises(UsageError, match=r"trial 1 \(.*model.hidden = 30\): .* cannot share the width"):
+        search(tmp_path, heads, videos=videos, store=store)
+    with pytest.raises(DataError, match="m3 writes one sentence per video and expects captions"):
+        search(tmp_path, videos=videos, store=store)
+    lost = CaptionedVideo("lost", "test", ("a man",))
+    with pytest.raises(DataError, match=r"have no features \(lost\)"):
+        search(tmp_path, videos=[*data(tmp_path)[0], lost])
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_test_split_is_seen_by_the_best_alone(tmp_path: Path) -> None:
+    videos, _ = data(tmp_path)
+    tensors = load_file(tmp_path / "features.safetensors")
+    videos += [CaptionedVideo(f"test{n}", "test", videos[2 * n].captions) for n in range(20)]
+    save_file({f"test{n}": tensors[f"val{n}"] for n in range(20)}, tmp_path / "test.safetensors")
+    store = FeatureStore([tmp_path / "features.safetensors", tmp_path / "test.safetensors"])
+    best, found = search(tmp_path, trials=2, videos=videos, store=store).run()
+    assert found is not None
+    assert found.scores["CIDEr-D"] == pytest.approx(best.val_cider)  # the same videos under other names
+    saved = json.loads((tmp_path / "run" / "test.json").read_text())
+    assert saved == {"scores": found.scores, "captions": found.captions}
+    assert [path.parent.name for path in (tmp_path / "run").rglob("test.json")] == ["run"]
+
+
+def test_a_checkpoint_is_whole_while_another_takes_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = search(tmp_path, trials=2)
+    made.run()
+    before = load_checkpoint(made.folder).info
+    other = next(trial for trial in made.finished if trial != made.best)
+    copy = shutil.copyfile
+    copied: list[str] = []
+
+    def stops(source: Path, target: Path) -> None:
+        copied.append(f"{source.parent.name}/{source.name}")
+        if copied[-1] == f"best/{CONFIG}":
+            raise BrokenError
+        copy(source, target)
+
+    monkeypatch.setattr("shutil.copyfile", stops)
+    with pytest.raises(BrokenError):
+        made._take_over(made._trial_folder(other.number))
+    assert f"best/{WEIGHTS}" in copied
+    with pytest.raises(CheckpointError, match="no captioner in this folder"):
+        load_checkpoint(made.folder)
+    monkeypatch.undo()
+    search(tmp_path, trials=2, resume=True).run()
+    assert load_checkpoint(made.folder).info == before
+
+
+def test_a_new_search_forgets_an_old_one_and_nothing_else(tmp_path: Path) -> None:
+    with pytest.raises(BrokenError):
+        search(tmp_path, reporter=Told(7)).run()
+    mine = tmp_path / "run" / "trials" / "007"
+    mine.mkdir()
+    (mine / "notes.txt").write_text("mine")
+    reporter = Told(3)
+    with pytest.raises(BrokenError):
+        search(tmp_path, recipe("training.seed=5"), reporter=reporter).run()
+    assert reporter.begun == [1] and not (tmp_path / "run" / "search.jsonl").exists()
+    assert sorted(path.name for path in mine.parent.iterdir()) == ["001", "007"]
+    forget_search(tmp_path / "run")
+    assert [path.name for path in (tmp_path / "run").rglob("*")] == ["trials", "007", "notes.txt"]
