@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,6 +12,7 @@ from safetensors import SafetensorError
 
 from capvid.errors import TrainingError, TrainingMemoryError
 
+_IO = re.compile(r"I/O error: (.*?)(?: \(os error \d+\))?$")  # as safetensors says it
 _FULL = ("can't allocate memory", "not enough memory", "out of memory", "bad_alloc", "alloc_failed")
 
 
@@ -56,8 +58,14 @@ def disk_that_may_fill(folder: Path, kept: str) -> Iterator[None]:
     try:
         yield
     except (OSError, SafetensorError) as error:
-        reason = getattr(error, "strerror", None) or str(error).splitlines()[0].split("I/O error: ")[-1]
+        reason = getattr(error, "strerror", None) or _said(str(error).splitlines()[0])
         raise TrainingError(
             f"{folder}: the run cannot be saved ({reason}); {kept}",
             remedy="make room, and go on with --resume",
         ) from error
+
+
+def _said(text: str) -> str:
+    """The system's reason in what safetensors says."""
+    found = _IO.search(text)
+    return found[1] if found else text
