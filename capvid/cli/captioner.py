@@ -284,8 +284,10 @@ class TrainingProgress:
         self.bar.start()
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self.bar.stop()
+        if kind is KeyboardInterrupt:
+            self.console.print(f"interrupted; --resume goes on with what {self.folder} keeps", soft_wrap=True)
 
     def started(
         self, *, captions: int, videos: int, validation: int, words: int, batches: int, epoch: int, batch: int
