@@ -24,7 +24,7 @@ from capvid.decoding import DecodingOptions, Hypothesis, decode, pad_frames
 from capvid.device import resolve_device
 from capvid.errors import CapvidError, CheckpointError, FeatureMismatchError, UsageError
 from capvid.features.extract import TIMEOUT, ExtractionResult, extract_features
-from capvid.features.file import load_features
+from capvid.features.file import Features, load_features
 from capvid.features.registry import captioners, default_captioner
 from capvid.files import sha256_file
 from capvid.hub_models import HubModel, fetch_model, is_name
@@ -61,7 +61,8 @@ class Caption:
 class CaptionResult:
     """What became of one input: captions, best first, or the error; ``model`` is ``name@revision``.
 
-    ``lost`` is the number of its frames that could not be decoded.
+    ``lost`` is the number of its frames that could not be decoded, ``duration`` that of the video in seconds,
+    if it is known.
     """
 
     path: Path
@@ -70,6 +71,7 @@ class CaptionResult:
     error: CapvidError | None
     model: str
     lost: int = 0
+    duration: float | None = None
 
 
 class CaptionPipeline:
@@ -204,6 +206,7 @@ class CaptionPipeline:
                 error=result.error,
                 model=self.model,
                 lost=result.lost,
+                duration=None if result.features is None else _duration(result.features),
             )
 
     def _decode(self, arrays: Sequence[np.ndarray]) -> Sequence[Sequence[Hypothesis]]:
@@ -381,6 +384,14 @@ def _known_backbone(name: str | None, *, width: int) -> str:
         raise FeatureMismatchError(
             f"the captioner was trained on features of {name}, which capvid cannot make", remedy=remedy
         ) from error
+
+
+def _duration(features: Features) -> float | None:
+    """How long a video is, in seconds; of older files of features, about how long."""
+    times = features.times
+    if features.duration is not None or times is None:
+        return features.duration
+    return float(times[-1] + (times[-1] - times[0]) / max(1, len(times) - 1))
 
 
 def _holds_features(path: Path) -> bool:

@@ -29,6 +29,10 @@ class Format(str, Enum):
     txt = "txt"
     json = "json"
     jsonl = "jsonl"
+    srt = "srt"
+    vtt = "vtt"
+    tsv = "tsv"
+    csv = "csv"
 
 
 def caption(
@@ -81,7 +85,7 @@ def caption(
     each: path, tab, caption.
 
     With --output-dir each video gets a file of its own, written as soon as it is ready, and what is
-    already there is skipped: a JSON record if model and settings are the same, a text file in any case.
+    already there is skipped: a JSON record if model and settings are the same, another file in any case.
     With -o the file is replaced when all is done.
     """
     if output and output_dir:
@@ -97,6 +101,10 @@ def caption(
 
     suffix = output.suffix[1:].lower() if output else ""
     writer = WRITERS[form.value if form else suffix if suffix in WRITERS else "txt"]
+    if writer.single and batch.many and not output_dir:
+        raise UsageError(
+            f"{writer.extension} holds the subtitles of one video", remedy="give --output-dir for several"
+        )
     pipeline = load(
         model,
         device=device,

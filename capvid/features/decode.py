@@ -69,12 +69,14 @@ class Decoded:
         times: presentation times (T,) in seconds.
         reader: name of the reader.
         lost: how many of the video's frames cannot be decoded.
+        duration: of the video, in seconds.
     """
 
     crops: tuple[np.ndarray, ...]
     times: np.ndarray
     reader: str
     lost: int
+    duration: float
 
 
 def decode_video(path: Path, sampling: Sampling, views: Sequence[View], reader: str) -> Decoded:
@@ -104,6 +106,7 @@ def decode_video(path: Path, sampling: Sampling, views: Sequence[View], reader: 
         times=sampled.times,
         reader=sampled.info.reader,
         lost=sampled.info.lost,
+        duration=sampled.info.duration,
     )
 
 

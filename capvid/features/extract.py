@@ -236,5 +236,11 @@ class _Extraction:
             dtype=self.dtype,
             capvid_version=__version__,
         )
-        features = Features(header=header, streams=parts, times=decoded.times, video=video.name)
+        features = Features(
+            header=header,
+            streams=parts,
+            times=decoded.times,
+            video=video.name,
+            duration=decoded.duration,
+        )
         return ExtractionResult(path=video.path, features=features, error=None, lost=decoded.lost)

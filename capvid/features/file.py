@@ -20,7 +20,7 @@ from capvid.files import atomic_path
 
 FORMAT_VERSION = 1
 HEADER_KEY = "capvid"
-_VIDEO_KEY = "video"
+_VIDEO_KEY, _DURATION_KEY = "video", "duration"
 _DTYPES = {"float16": np.float16, "float32": np.float32}
 
 
@@ -118,7 +118,8 @@ class FeatureHeader:
                     f"feature header of format {version}, while this capvid reads format {FORMAT_VERSION}",
                     remedy="extract the features again, or update capvid",
                 )
-            values.pop(_VIDEO_KEY, None)
+            for key in (_VIDEO_KEY, _DURATION_KEY):
+                values.pop(key, None)
             streams = tuple(StreamHeader(**stream) for stream in values.pop("streams"))
             if not streams or not all(isinstance(stream.width, int) for stream in streams):
                 raise ValueError("no streams, or a stream without its width")
@@ -171,12 +172,14 @@ class Features:
         streams: float32 arrays (T, D) or (T, L, D), all with the same T >= 1.
         times: float64 (T,), seconds, presentation time of each frame; ``None`` where not known.
         video: name of the video.
+        duration: of the video, in seconds; ``None`` where not known.
     """
 
     header: FeatureHeader
     streams: tuple[np.ndarray, ...]
     times: np.ndarray | None
     video: str
+    duration: float | None = None
 
     def __post_init__(self) -> None:
         if len(self.streams) != len(self.header.streams):
@@ -235,6 +238,8 @@ def save_features(path: str | Path, features: Features) -> None:
         tensors["times"] = np.ascontiguousarray(features.times, dtype=np.float64)
     # one entry, since the order in which safetensors writes several is not always the same
     header = {**dataclasses.asdict(features.header), _VIDEO_KEY: features.video}
+    if features.duration is not None:
+        header[_DURATION_KEY] = round(features.duration, 6)
     metadata = {HEADER_KEY: json.dumps(header, sort_keys=True)}
     try:
         with atomic_path(path) as temporary:
@@ -265,11 +270,12 @@ def load_features(path: str | Path) -> Features:
                 f"{path}: the tensors named by its header cannot be read ({error})",
                 remedy="extract the features again",
             ) from error
-        video = json.loads(handle.metadata()[HEADER_KEY]).get(_VIDEO_KEY, Path(path).stem)
+        facts = json.loads(handle.metadata()[HEADER_KEY])
+        video, duration = facts.get(_VIDEO_KEY, Path(path).stem), facts.get(_DURATION_KEY)
     if not all(np.isfinite(stream).all() for stream in streams):
         raise FeatureFileError(f"{path}: has values that are not finite", remedy="extract the features again")
     try:
-        return Features(header=header, streams=streams, times=times, video=video)
+        return Features(header=header, streams=streams, times=times, video=video, duration=duration)
     except FeatureFileError as error:
         raise FeatureFileError(
             f"{path}: {error.message}", remedy=error.remedy or "extract the features again"

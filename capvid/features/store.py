@@ -127,6 +127,7 @@ class FeatureStore:
             streams=tuple(stream for part in parts for stream in part.streams),
             times=next((part.times for part in parts if part.times is not None), None),
             video=video,
+            duration=next((part.duration for part in parts if part.duration is not None), None),
         )
 
     def _sources(self, video: str) -> Sequence[_Source]:

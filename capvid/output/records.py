@@ -29,6 +29,7 @@ def make_record(result: CaptionResult, settings: Mapping[str, Any]) -> dict[str,
         "status": result.status,
         "model": _model(result.model),
         "settings": dict(settings),
+        "duration": None if result.duration is None else round(result.duration, _DECIMALS),
         "captions": [_caption(caption) for caption in result.captions],
         "error": None
         if error is None

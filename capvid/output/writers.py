@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, TextIO
 
+from capvid.errors import DataError
 from capvid.output.records import make_record, shown
 
 if TYPE_CHECKING:
     from capvid.pipeline import CaptionResult
+
+
+COLUMNS = ("video", "start", "end", "caption", "logprob")
+_DECIMALS = 6
 
 
 class Writer(ABC):
@@ -25,10 +31,12 @@ class Writer(ABC):
     Attributes:
         extension: of file names in this format, without the dot.
         records_errors: whether a failed input leaves something in the output.
+        single: whether a document holds one video only.
     """
 
     extension: ClassVar[str]
     records_errors: ClassVar[bool]
+    single: ClassVar[bool] = False
 
     def __init__(self, *, stream: TextIO, many: bool, settings: Mapping[str, Any]) -> None:
         self.stream = stream
@@ -114,6 +122,100 @@ class JsonWriter(Writer):
             self.stream.write("\n]\n" if self._separator else "]\n")
 
 
+class CsvWriter(Writer):
+    """A table with a row for each caption, best first: of which video, from when to when, and how likely."""
+
+    extension = "csv"
+    records_errors = False
+    separator: ClassVar[str] = ","
+
+    def begin(self) -> None:
+        """Write the names of the columns."""
+        self._row(COLUMNS)
+
+    def write(self, result: CaptionResult) -> None:
+        """Write a row for each caption; none for a video that failed."""
+        end = "" if result.duration is None else f"{result.duration:.3f}"
+        for caption in result.captions:
+            self._row([shown(result.path), "0.000", end, caption.text, f"{caption.logprob:.{_DECIMALS}f}"])
+        self.stream.flush()
+
+    def _row(self, cells: Sequence[str]) -> None:
+        csv.writer(self.stream, delimiter=self.separator, lineterminator="\n").writerow(cells)
+
+
+class TsvWriter(CsvWriter):
+    """The same with tabs between the columns."""
+
+    extension = "tsv"
+    separator = "\t"
+
+
+class SubtitleWriter(Writer):
+    """The best caption as subtitles, one cue over the whole video."""
+
+    records_errors = False
+    single = True
+    point: ClassVar[str]  # before the milliseconds
+
+    def write(self, result: CaptionResult) -> None:
+        """Write the cue; nothing for a video that failed.
+
+        Raises:
+            DataError: it is not known how long the video is.
+        """
+        if not result.captions:
+            return
+        if result.duration is None:
+            raise DataError(
+                f"{result.path}: subtitles need times, and these features have none",
+                remedy="give the video, or choose another --format",
+            )
+        self._cue(1, 0.0, result.duration, result.captions[0].text)
+
+    def _cue(self, number: int, start: float, end: float, text: str) -> None:
+        times = f"{self._time(start)} --> {self._time(end)}"
+        self._put(f"{number}\n{times}\n{self._escaped(text)}\n\n")
+
+    def _time(self, seconds: float) -> str:
+        whole, milliseconds = divmod(round(1000 * seconds), 1000)
+        minutes, second = divmod(whole, 60)
+        return f"{minutes // 60:02}:{minutes % 60:02}:{second:02}{self.point}{milliseconds:03}"
+
+    def _escaped(self, text: str) -> str:
+        return text
+
+
+class SubRipWriter(SubtitleWriter):
+    """SubRip."""
+
+    extension = "srt"
+    point = ","
+
+
+class WebVttWriter(SubtitleWriter):
+    """WebVTT."""
+
+    extension = "vtt"
+    point = "."
+
+    def begin(self) -> None:
+        """Write what tells the format."""
+        self.stream.write("WEBVTT\n\n")
+
+    def _escaped(self, text: str) -> str:
+        return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+
 WRITERS: dict[str, type[Writer]] = {
-    writer.extension: writer for writer in (TextWriter, JsonWriter, JsonLinesWriter)
+    writer.extension: writer
+    for writer in (
+        TextWriter,
+        JsonWriter,
+        JsonLinesWriter,
+        SubRipWriter,
+        WebVttWriter,
+        TsvWriter,
+        CsvWriter,
+    )
 }

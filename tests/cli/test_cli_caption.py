@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import csv
 import json
 import os
 import shutil
@@ -8,8 +9,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pysrt
 import pytest
 from toy import Run, Toy, save_toy_captioner, write_video
+
+from capvid.video.source import open_video
 
 
 @pytest.fixture
@@ -314,3 +318,40 @@ def test_interrupt(toy: Toy, tmp_path: Path) -> None:
     _, stderr = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "Traceback" not in stderr
+
+
+def test_subtitles_and_tables(
+    capvid: Run, toy: Toy, video_files: list[Path], captions: dict[Path, str], tmp_path: Path
+) -> None:
+    """A cue over the whole video, from the video and from its features; a tree of them; rows of several."""
+    code, out, _ = capvid("caption", video_files[0], "--model", toy.model, "--format", "srt")
+    assert code == 0
+    (cue,) = pysrt.from_string(out)
+    with open_video(video_files[0]) as source:
+        duration = source.info.duration
+    assert cue.text == captions[video_files[0]]
+    assert (cue.start.ordinal, cue.end.ordinal) == (0, round(1000 * duration))
+    assert capvid("extract", video_files[0], "--backbone", "toy", "--frames", 4, "-o", tmp_path / "f")[0] == 0
+    (features,) = (tmp_path / "f").glob("*.safetensors")
+    assert capvid("caption", features, "--model", toy.model, "--format", "srt")[1] == out
+
+    code, _, err = capvid("caption", *video_files, "--model", toy.model, "--format", "vtt")
+    assert code == 2 and "vtt holds the subtitles of one video; give --output-dir for several" in err
+    command = [
+        "caption",
+        *video_files,
+        "--model",
+        toy.model,
+        "--format",
+        "vtt",
+        "--output-dir",
+        tmp_path / "v",
+    ]
+    assert capvid(*command)[0] == 0
+    assert len(list((tmp_path / "v").rglob("*.vtt"))) == len(video_files)
+
+    assert capvid("caption", *video_files, "--model", toy.model, "-o", tmp_path / "all.csv")[0] == 0
+    with (tmp_path / "all.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["video"], row["caption"]) for row in rows] == [(str(p), captions[p]) for p in video_files]
+    assert rows[0]["end"] == f"{duration:.3f}"

@@ -33,6 +33,7 @@ def test_the_record_of_a_caption() -> None:
         "status": "ok",
         "model": {"name": "m3", "revision": "0123456789ab"},
         "settings": SETTINGS,
+        "duration": None,
         "captions": [
             {
                 "text": "a dog",

@@ -1,13 +1,19 @@
 from __future__ import annotations
 
+import csv
 import io
 import json
+from pathlib import Path
 
+import jsonschema
+import pysrt
 import pytest
+import webvtt
 from test_records import SETTINGS, result
 
-from capvid.errors import MissingVideoError
+from capvid.errors import DataError, MissingVideoError
 from capvid.output import WRITERS, make_record
+from capvid.pipeline import Caption
 
 GOOD = result()
 BAD = result(path="w.mp4", status="error", captions=(), error=MissingVideoError("w.mp4", "no such file"))
@@ -22,7 +28,7 @@ def written(form: str, *results: object, many: bool) -> str:
 
 
 def test_the_formats_are_named_by_their_extension() -> None:
-    assert list(WRITERS) == ["txt", "json", "jsonl"]
+    assert list(WRITERS) == ["txt", "json", "jsonl", "srt", "vtt", "tsv", "csv"]
 
 
 def test_txt() -> None:
@@ -64,5 +70,60 @@ def test_results_are_flushed_as_they_come() -> None:
 
     for writer in WRITERS.values():
         stream = Counting()
-        writer(stream=stream, many=True, settings=SETTINGS).write(GOOD)
+        writer(stream=stream, many=True, settings=SETTINGS).write(ODD)
         assert stream.flushed == 1
+
+
+ODD = result(
+    path='a "b", c.mp4',
+    duration=7265.9996,
+    captions=(
+        Caption(text="a <b> & a dog", logprob=-0.5, words=()),
+        Caption(text='says "no",', logprob=-12.3456789, words=()),
+    ),
+)
+
+
+@pytest.mark.parametrize(("form", "separator"), [("csv", ","), ("tsv", "\t")])
+def test_tables(form: str, separator: str) -> None:
+    text = written(form, GOOD, BAD, ODD, many=True)
+    rows = list(csv.DictReader(io.StringIO(text), delimiter=separator))
+    assert [tuple(row.values()) for row in rows] == [
+        ("in/v.mp4", "0.000", "", "a dog", "-0.500000"),
+        ('a "b", c.mp4', "0.000", "7266.000", "a <b> & a dog", "-0.500000"),
+        ('a "b", c.mp4', "0.000", "7266.000", 'says "no",', "-12.345679"),
+    ]
+    assert list(rows[0]) == ["video", "start", "end", "caption", "logprob"]
+    assert written(form, many=True) == separator.join(rows[0]) + "\n"
+
+
+def test_srt() -> None:
+    (cue,) = pysrt.from_string(written("srt", ODD, many=False))
+    assert (cue.index, cue.text) == (1, "a <b> & a dog")
+    assert (cue.start.ordinal, cue.end.ordinal) == (0, 7_266_000)
+    assert written("srt", BAD, many=False) == ""
+    with pytest.raises(DataError, match=r"in/v.mp4: subtitles need times, .*; give the video, or choose"):
+        written("srt", GOOD, many=False)
+
+
+def test_vtt() -> None:
+    text = written("vtt", ODD, many=False)
+    (cue,) = webvtt.from_string(text).captions
+    assert (cue.start, cue.end, cue.identifier) == ("00:00:00.000", "02:01:06.000", "1")
+    assert cue.raw_text == "a &lt;b&gt; &amp; a dog" and text.startswith("WEBVTT\n\n")
+
+
+def test_records_are_as_the_schema_says() -> None:
+    schema = json.loads((Path(__file__).parents[2] / "docs" / "caption-record.schema.json").read_text())
+    jsonschema.Draft202012Validator.check_schema(schema)
+    check = jsonschema.Draft202012Validator(schema)
+    for one in (GOOD, ODD, BAD):
+        check.validate(make_record(one, SETTINGS))
+    for change in (
+        {"duration": "7 s"},
+        {"status": "error"},
+        {"captions": []},
+        {"more": 1},
+        {"schema_version": 2},
+    ):
+        assert not check.is_valid({**make_record(ODD, SETTINGS), **change})
