@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from capvid.cli import caption, convert, data, extract, info, models, push, train
+from capvid.cli import caption, convert, data, doctor, extract, info, models, push, train
 
 # Plain help: rendering it with rich would double the time of `capvid --help`.
 app = typer.Typer(name="capvid", no_args_is_help=True, rich_markup_mode=None)
@@ -18,6 +18,7 @@ app.command("models")(models.models)
 app.command("convert")(convert.convert)
 app.command("push")(push.push)
 app.command("info")(info.info)
+app.command("doctor")(doctor.doctor)
 app.add_typer(data.app, name="data")
 
 

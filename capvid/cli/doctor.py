@@ -1,0 +1,23 @@
+"""``capvid doctor``: what is on this machine, and what to do about what is not."""
+
+from __future__ import annotations
+
+import typer
+
+
+def doctor() -> None:
+    """Look at versions, devices, codecs, cache, Java and the Hub.
+
+    Each line says how something stands; below a gap stands what to do about it. The exit code is 1 if capvid
+    cannot be used, 0 otherwise.
+    """
+    from capvid.diagnosis import State, diagnose
+
+    broken = False
+    for finding in diagnose():
+        typer.echo(f"{finding.state.value:<6}  {finding.topic:<14}  {finding.found}")
+        if finding.remedy:
+            typer.echo(f"{'':<6}  {'':<14}  -> {finding.remedy}")
+        broken = broken or finding.state is State.BROKEN
+    if broken:
+        raise typer.Exit(1)

@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hub_server import FakeHub
+from toy import Run
+
+import capvid as package
+from capvid.diagnosis import State, diagnose
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
+    server = FakeHub()
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", server.url)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    yield server
+    server.server.shutdown()
+    server.server.server_close()
+
+
+def lines(out: str) -> dict[str, tuple[str, str]]:
+    """By topic, how it stands and what was found."""
+    rows = [line for line in out.splitlines() if line.strip() and not line.lstrip().startswith("->")]
+    return {row[8:22].strip(): (row[:6].strip(), row[24:]) for row in rows}
+
+
+def test_what_is_here(capvid: Run, hub: FakeHub) -> None:
+    code, out, err = capvid("doctor")
+    assert (code, err) == (0, "")
+    found = lines(out)
+    assert found["capvid"][0] == "ok" and found["capvid"][1].startswith(package.__version__)
+    assert found["bundled models"] == ("ok", "m3 (by default m3)")
+    assert found["Hub"][0] == "ok" and hub.url in found["Hub"][1]
+    assert "h264" in found["video codecs"][1]
+    assert all(state in ("ok", "gap") for state, _ in found.values())
+
+
+def test_gaps_come_with_what_to_do(
+    capvid: Run, hub: FakeHub, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))  # no Java
+    hub.server.shutdown()
+    hub.server.server_close()
+    monkeypatch.setattr("shutil.disk_usage", lambda _: type("Usage", (), {"free": 10_000_000})())
+    code, out, _ = capvid("doctor")
+    assert code == 0
+    found = lines(out)
+    assert found["Java"] == ("gap", "none")
+    assert found["Hub"][0] == "gap" and f"{hub.url} cannot be reached" in found["Hub"][1]
+    assert found["cache"][0] == "gap" and "0 GB free" in found["cache"][1]
+    assert out.count("-> ") >= 3 and "-> make room, or move it with HF_HOME" in out
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    assert lines(capvid("doctor")[1])["Hub"] == ("gap", "not asked: HF_HUB_OFFLINE is set")
+
+
+def test_what_cannot_be_used_is_an_error(capvid: Run, hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("capvid.pipeline.sha256_file", lambda _: "0" * 64)
+    code, out, _ = capvid("doctor")
+    assert code == 1
+    state, said = lines(out)["bundled models"]
+    assert state == "broken" and "damaged, not the captioner m3; install capvid again" in said
+    assert [finding.topic for finding in diagnose() if finding.state is State.BROKEN] == ["bundled models"]
