@@ -5,15 +5,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-__all__ = ["CaptionPipeline", "CapvidError", "__version__", "load"]
+__all__ = ["Caption", "CaptionPipeline", "CaptionResult", "CapvidError", "WordScore", "__version__", "load"]
 
 if TYPE_CHECKING:
     from capvid.errors import CapvidError
     from capvid.pipeline import CaptionPipeline, load
+    from capvid.results import Caption, CaptionResult, WordScore
 
 _HOMES = {
-    "CapvidError": "capvid.errors",
+    "Caption": "capvid.results",
     "CaptionPipeline": "capvid.pipeline",
+    "CaptionResult": "capvid.results",
+    "CapvidError": "capvid.errors",
+    "WordScore": "capvid.results",
     "load": "capvid.pipeline",
 }
 

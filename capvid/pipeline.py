@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import hashlib
 import weakref
+from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from functools import cached_property
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -28,6 +28,7 @@ from capvid.features.file import Features, load_features
 from capvid.features.registry import captioners, default_captioner
 from capvid.files import sha256_file
 from capvid.hub_models import HubModel, fetch_model, is_name
+from capvid.results import Caption, CaptionResult, WordScore
 from capvid.video.sampling import Sampling, UniformSampling, parse_sampling
 from capvid.video.workers import WorkerPool
 
@@ -38,40 +39,6 @@ DEFAULT_FRAMES = 28
 FRAMES_PER_VIDEO_IN_BATCH = 4
 
 _T = TypeVar("_T")
-
-
-@dataclass(frozen=True, kw_only=True)
-class WordScore:
-    """One word and the logarithm of its probability given the words before it."""
-
-    word: str
-    logprob: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class Caption:
-    """One sentence; ``logprob`` is that of the whole sentence, its end included."""
-
-    text: str
-    logprob: float
-    words: tuple[WordScore, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class CaptionResult:
-    """What became of one input: captions, best first, or the error; ``model`` is ``name@revision``.
-
-    ``lost`` is the number of its frames that could not be decoded, ``duration`` that of the video in seconds,
-    if it is known.
-    """
-
-    path: Path
-    status: str
-    captions: tuple[Caption, ...]
-    error: CapvidError | None
-    model: str
-    lost: int = 0
-    duration: float | None = None
 
 
 class CaptionPipeline:
@@ -127,23 +94,53 @@ class CaptionPipeline:
         Raises:
             CapvidError: it cannot be read, or is not what the captioner was trained on.
         """
-        result = next(iter(self.caption([path])))
+        result = next(self.stream([path]))
         if result.error is not None:
             raise result.error
         return result.captions[0].text
 
-    def caption(self, paths: Iterable[str | Path]) -> Generator[CaptionResult, None, None]:
+    def stream(self, paths: Iterable[str | Path]) -> Generator[CaptionResult, None, None]:
         """Caption videos and files of features (``.safetensors``), in their order, as they come.
 
-        Videos are decoded in the background while the captioner works. An input that fails is a result
-        with its error.
+        Videos are decoded in the background while the captioner works. Paths are taken one by one as they are
+        needed, so that there may be any number of them. An input that fails is a result with its error.
 
         Raises:
             CapvidError: what concerns all inputs, such as the backbone's weights.
         """
-        with closing(self._features([Path(path) for path in paths])) as features:
+        with closing(self._features(map(Path, paths))) as features:
             for batch in _batches(features, self.batch_size):
                 yield from self._describe(batch)
+
+    def caption_features(self, videos: Sequence[Features | np.ndarray]) -> list[tuple[Caption, ...]]:
+        """Caption videos by their features, together; of each the captions, best first.
+
+        Args:
+            videos: features as :func:`~capvid.features.file.load_features` gives them, or bare arrays (T, D),
+                or (T, L, D) of feature maps.
+
+        Raises:
+            FeatureMismatchError: they are not what the captioner was trained on.
+        """
+        arrays = []
+        for video in videos:
+            if isinstance(video, Features):
+                self.checkpoint.header.checked(video.header)
+                video = video.concatenated()
+            arrays.append(self._fitting(video))
+        return [tuple(map(self._caption, found)) for found in self._decode(arrays)] if arrays else []
+
+    def _fitting(self, array: np.ndarray) -> np.ndarray:
+        """The array in single precision, if its shape is that of what the captioner was trained on."""
+        header = self.checkpoint.header
+        inner = (header.locations, header.width) if header.locations else (header.width,)
+        if array.shape[1:] != inner or not len(array):
+            wanted = ", ".join(("T", *map(str, inner)))
+            raise FeatureMismatchError(
+                f"features of the shape {array.shape}, and the captioner was trained on ({wanted})",
+                remedy="extract them with the captioner's backbone and layer",
+            )
+        return np.ascontiguousarray(array, dtype=np.float32)
 
     @cached_property
     def _backbones(self) -> Sequence[Backbone]:
@@ -157,23 +154,36 @@ class CaptionPipeline:
         weakref.finalize(self, pool.close)
         return pool
 
-    def _features(self, paths: Sequence[Path]) -> Generator[ExtractionResult, None, None]:
+    def _features(self, paths: Iterator[Path]) -> Generator[ExtractionResult, None, None]:
         """Features of every input in order: made for videos, read from files of features."""
-        videos = [path for path in paths if not _holds_features(path)]
-        with closing(self._extracted(videos)) as extracted:
-            for path in paths:
-                result = self._loaded(path) if _holds_features(path) else next(extracted)
-                yield self._checked(result)
+        for path in paths:
+            if not _holds_features(path):  # from the first video on, videos are decoded ahead
+                with closing(self._mixed(chain([path], paths))) as results:
+                    yield from map(self._checked, results)
+                return
+            yield self._checked(self._loaded(path))
 
-    def _extracted(self, videos: Sequence[Path]) -> Generator[ExtractionResult, None, None]:
-        if videos:
-            yield from extract_features(
-                videos,
-                self._backbones,
-                self.sampling,
-                batch_size=FRAMES_PER_VIDEO_IN_BATCH * self.batch_size,
-                pool=self._pool,
-            )
+    def _mixed(self, paths: Iterator[Path]) -> Generator[ExtractionResult, None, None]:
+        """Features of inputs of which at least one is a video."""
+        waiting: deque[Path] = deque()  # inputs that were taken, and are not given yet
+
+        def videos() -> Iterator[Path]:
+            for path in paths:
+                waiting.append(path)
+                if not _holds_features(path):
+                    yield path
+
+        size = FRAMES_PER_VIDEO_IN_BATCH * self.batch_size
+        extraction = extract_features(
+            videos(), self._backbones, self.sampling, batch_size=size, pool=self._pool
+        )
+        with closing(extraction) as extracted:
+            for result in extracted:
+                while _holds_features(waiting[0]):
+                    yield self._loaded(waiting.popleft())
+                waiting.popleft()
+                yield result
+        yield from map(self._loaded, waiting)
 
     @staticmethod
     def _loaded(path: Path) -> ExtractionResult:
@@ -206,7 +216,7 @@ class CaptionPipeline:
                 error=result.error,
                 model=self.model,
                 lost=result.lost,
-                duration=None if result.features is None else _duration(result.features),
+                duration=None if result.features is None else result.features.seconds,
             )
 
     def _decode(self, arrays: Sequence[np.ndarray]) -> Sequence[Sequence[Hypothesis]]:
@@ -384,14 +394,6 @@ def _known_backbone(name: str | None, *, width: int) -> str:
         raise FeatureMismatchError(
             f"the captioner was trained on features of {name}, which capvid cannot make", remedy=remedy
         ) from error
-
-
-def _duration(features: Features) -> float | None:
-    """How long a video is, in seconds; of older files of features, about how long."""
-    times = features.times
-    if features.duration is not None or times is None:
-        return features.duration
-    return float(times[-1] + (times[-1] - times[0]) / max(1, len(times) - 1))
 
 
 def _holds_features(path: Path) -> bool:

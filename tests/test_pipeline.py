@@ -2,8 +2,12 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import count, islice
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from toy import Toy, bad_files, save_toy_captioner, toy, toy_files, video_files
@@ -20,6 +24,8 @@ from capvid.errors import (
     WeightsError,
 )
 from capvid.features.backbones import load_backbone
+from capvid.features.extract import extract_features
+from capvid.features.file import save_features
 from capvid.pipeline import CaptionPipeline, load, revision
 from capvid.video.sampling import UniformSampling
 from capvid.video.source import read_frames
@@ -33,7 +39,7 @@ def test_it_is_read_extract_decode(toy: Toy, video_files: list[Path]) -> None:
     backbone = load_backbone("toy", weights=toy.weights)
     options = DecodingOptions(beam_size=3, num_captions=2)
     pipeline = load(toy.model, device="cpu", beam_size=3, num_captions=2)
-    for result in pipeline.caption(video_files):
+    for result in pipeline.stream(video_files):
         features = torch.from_numpy(backbone(read_frames(result.path, UniformSampling(4)).frames))
         features = features.half().float()  # as files of features have them
         mask = torch.ones(1, len(features), dtype=torch.bool)
@@ -50,7 +56,7 @@ def test_it_is_read_extract_decode(toy: Toy, video_files: list[Path]) -> None:
 
 
 def test_batch_size_changes_nothing(toy: Toy, video_files: list[Path]) -> None:
-    each = [list(load(toy.model, batch_size=size).caption(video_files)) for size in (1, 2, 8)]
+    each = [list(load(toy.model, batch_size=size).stream(video_files)) for size in (1, 2, 8)]
     for one, two, eight in zip(*each, strict=True):
         assert one.path == two.path == eight.path
         assert one.captions[0].text == two.captions[0].text == eight.captions[0].text
@@ -60,7 +66,7 @@ def test_batch_size_changes_nothing(toy: Toy, video_files: list[Path]) -> None:
 
 def test_calling_it(toy: Toy, video_files: list[Path], tmp_path: Path) -> None:
     pipeline = capvid.load(toy.model, device="cpu")
-    assert pipeline(video_files[1]) == next(pipeline.caption([video_files[1]])).captions[0].text
+    assert pipeline(video_files[1]) == next(pipeline.stream([video_files[1]])).captions[0].text
     assert pipeline(str(video_files[1])) == pipeline(video_files[1])
     with pytest.raises(MissingVideoError):
         pipeline(tmp_path / "none.mp4")
@@ -69,15 +75,57 @@ def test_calling_it(toy: Toy, video_files: list[Path], tmp_path: Path) -> None:
 def test_failures_keep_their_place(toy: Toy, video_files: list[Path], bad_files: dict[str, Path]) -> None:
     paths = [bad_files["empty"], video_files[0], bad_files["missing"], video_files[1]]
     for size in (1, 3):
-        results = list(load(toy.model, batch_size=size).caption(paths))
+        results = list(load(toy.model, batch_size=size).stream(paths))
         assert [result.path for result in results] == paths
         assert [result.status for result in results] == ["error", "ok", "error", "ok"]
         assert [type(result.error) for result in results[::2]] == [EmptyVideoError, MissingVideoError]
         assert results[0].captions == ()
 
 
+def test_paths_are_taken_as_they_are_needed(toy: Toy, video_files: list[Path], tmp_path: Path) -> None:
+    """Of an endless row of videos and files of features, in their order."""
+    pipeline = load(toy.model, batch_size=2, workers=1)
+    extracted = next(extract_features(video_files[:1], pipeline._backbones, pipeline.sampling)).features
+    assert extracted is not None
+    save_features(tmp_path / "f.safetensors", extracted)
+    taken: list[Path] = []
+
+    def endless() -> Iterator[Path]:
+        for number in count():
+            kinds = [tmp_path / "f.safetensors", video_files[0], tmp_path / "none.mp4", video_files[1]]
+            taken.append(kinds[number % 4])
+            yield taken[-1]
+
+    results = list(islice(pipeline.stream(endless()), 30))
+    assert [result.path for result in results] == taken[:30]
+    assert len(taken) < 50
+    assert [result.status for result in results[:8]] == ["ok", "ok", "error", "ok"] * 2
+    assert results[0].captions == results[1].captions
+    assert [result.path for result in pipeline.stream(taken[:9])] == taken[:9]  # ends with one of features
+    assert list(pipeline.stream([])) == []
+
+
+def test_features_are_captioned(toy: Toy, video_files: list[Path]) -> None:
+    pipeline = load(toy.model, num_captions=2)
+    videos = list(extract_features(video_files, pipeline._backbones, pipeline.sampling))
+    features = [video.features for video in videos if video.features is not None]
+    expected = [result.captions for result in pipeline.stream(video_files)]
+    assert pipeline.caption_features(features) == expected
+    assert pipeline.caption_features([each.concatenated() for each in features]) == expected
+    assert pipeline.caption_features([]) == []
+    width = features[0].concatenated().shape[1]
+    with pytest.raises(
+        FeatureMismatchError, match=rf"\(3, 5\), and the captioner was trained on \(T, {width}\)"
+    ):
+        pipeline.caption_features([np.zeros((3, 5))])
+    with pytest.raises(FeatureMismatchError, match="sampling: trained on"):
+        pipeline.caption_features(
+            [replace(features[0], header=replace(features[0].header, sampling="fps:1"))]
+        )
+
+
 def test_results_come_before_the_end(toy: Toy, video_files: list[Path]) -> None:
-    results = load(toy.model, batch_size=2, workers=1).caption([*video_files, Path("none.mp4")])
+    results = load(toy.model, batch_size=2, workers=1).stream([*video_files, Path("none.mp4")])
     first = next(results)
     assert first.path == video_files[0]
     results.close()

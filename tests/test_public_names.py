@@ -10,7 +10,9 @@ import capvid
 
 
 def test_the_public_names() -> None:
-    assert set(capvid.__all__) == {"CapvidError", "CaptionPipeline", "__version__", "load"}
+    assert capvid.__all__ == sorted(
+        ["Caption", "CaptionPipeline", "CaptionResult", "CapvidError", "WordScore", "__version__", "load"]
+    )
     for name in capvid.__all__:
         assert getattr(capvid, name) is not None
 

@@ -17,7 +17,8 @@ from capvid.errors import UsageError
 
 if TYPE_CHECKING:
     from capvid.output import Writer
-    from capvid.pipeline import CaptionPipeline, CaptionResult
+    from capvid.pipeline import CaptionPipeline
+    from capvid.results import CaptionResult
     from capvid.video.inputs import VideoInput
 
     Write = Callable[[CaptionResult], None]
@@ -144,7 +145,7 @@ def _run(
     """Caption the videos, handing each result to ``write`` as it comes and counting it."""
     paths = [video.path for video in videos]
     with (
-        closing(pipeline.caption(paths)) as results,
+        closing(pipeline.stream(paths)) as results,
         batch.progress(len(paths), data_on_stdout=data_on_stdout),
     ):
         for result in results:

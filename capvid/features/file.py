@@ -202,6 +202,13 @@ class Features:
     def __len__(self) -> int:
         return len(self.streams[0])
 
+    @property
+    def seconds(self) -> float | None:
+        """How long the video is; about how long where the file does not say so, from its frames' times."""
+        if self.duration is not None or self.times is None:
+            return self.duration
+        return float(self.times[-1] + (self.times[-1] - self.times[0]) / max(1, len(self.times) - 1))
+
     def concatenated(self) -> np.ndarray:
         """Give all streams side by side: (T, sum of D) float32, or (T, L, sum of D) if they are maps.
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from capvid.pipeline import Caption, CaptionResult
+    from capvid.results import Caption, CaptionResult
 
 SCHEMA_VERSION = 1
 _DECIMALS = 6

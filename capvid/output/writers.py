@@ -13,7 +13,7 @@ from capvid.errors import DataError
 from capvid.output.records import make_record, shown
 
 if TYPE_CHECKING:
-    from capvid.pipeline import CaptionResult
+    from capvid.results import CaptionResult
 
 
 COLUMNS = ("video", "start", "end", "caption", "logprob")

@@ -86,7 +86,7 @@ def test_every_bundled_backbone_is_what_the_registry_says(entry: Any) -> None:
 def test_batches_do_not_change_captions() -> None:
     clips = [CLIP, CLIP, CLIP]
     alone = capvid.load(batch_size=1)(CLIP)
-    together = [result.captions[0].text for result in capvid.load(batch_size=8).caption(clips)]
+    together = [result.captions[0].text for result in capvid.load(batch_size=8).stream(clips)]
     assert together == [alone] * 3
 
 

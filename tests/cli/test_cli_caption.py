@@ -21,7 +21,7 @@ def captions(toy: Toy, video_files: list[Path]) -> dict[Path, str]:
     """What the library says about the videos."""
     from capvid.pipeline import load
 
-    return {result.path: result.captions[0].text for result in load(toy.model).caption(video_files)}
+    return {result.path: result.captions[0].text for result in load(toy.model).stream(video_files)}
 
 
 def test_one_video_prints_its_caption_only(

@@ -9,7 +9,7 @@ import pytest
 from capvid.errors import EmptyVideoError
 from capvid.output import is_record_of, make_record
 from capvid.output.records import shown
-from capvid.pipeline import Caption, CaptionResult, WordScore
+from capvid.results import Caption, CaptionResult, WordScore
 
 SETTINGS = {"sampling": "uniform:28", "beam_size": 5, "length_penalty": 0.7}
 

@@ -13,7 +13,7 @@ from test_records import SETTINGS, result
 
 from capvid.errors import DataError, MissingVideoError
 from capvid.output import WRITERS, make_record
-from capvid.pipeline import Caption
+from capvid.results import Caption
 
 GOOD = result()
 BAD = result(path="w.mp4", status="error", captions=(), error=MissingVideoError("w.mp4", "no such file"))
