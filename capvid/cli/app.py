@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from capvid.cli import caption, convert, data, doctor, extract, info, models, push, train
+from capvid.cli.config import config_first, name_variables, read_config
 
 # Plain help: rendering it with rich would double the time of `capvid --help`.
 app = typer.Typer(name="capvid", no_args_is_help=True, rich_markup_mode=None)
@@ -31,11 +33,29 @@ def _show_version(wanted: bool) -> None:
         raise typer.Exit
 
 
+def _take_config(context: typer.Context, path: Path | None) -> None:
+    """Let the commands take their defaults from the file."""
+    if path is not None:
+        context.default_map = read_config(path, context.command)
+
+
 @app.callback()
 def options(
     version: Annotated[
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version.")
     ] = False,
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            callback=_take_config,
+            is_eager=True,
+            envvar="CAPVID_CONFIG",
+            show_envvar=False,
+            show_default=False,
+            help="TOML file with values of options, a table for each command (also CAPVID_CONFIG); an "
+            "environment variable such as CAPVID_CAPTION_BEAM comes before it, the command line before both.",
+        ),
+    ] = None,
     debug: Annotated[
         bool, typer.Option("--debug", help="Show tracebacks (also CAPVID_DEBUG=1, and after any command).")
     ] = False,
@@ -48,4 +68,6 @@ def run(arguments: list[str]) -> None:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # a file name that is not valid text must not end a batch
             stream.reconfigure(errors="backslashreplace")
-    typer.main.get_command(app).main(args=arguments, prog_name="capvid")
+    command = typer.main.get_command(app)
+    name_variables(command)
+    command.main(args=config_first(arguments), prog_name="capvid")

@@ -1,0 +1,111 @@
+"""Values of options from the environment and from a TOML file; the command line comes before both.
+
+``CAPVID_CAPTION_BEAM=3`` stands for ``capvid caption --beam 3``, and so for every option of every command; in
+the file named by ``--config`` or ``CAPVID_CONFIG`` there is a table for each command::
+
+    [caption]
+    beam = 3
+    output-dir = "captions"
+
+    [data.check]
+    skip-bad = true
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from capvid.errors import UsageError
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+
+def config_first(arguments: list[str]) -> list[str]:
+    """The arguments with ``--config FILE`` before the command, wherever it stands before ``--``."""
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    for place, argument in enumerate(arguments[:end]):
+        length = 2 if argument == "--config" else int(argument.startswith("--config="))
+        if length:
+            taken = arguments[place : place + length]
+            return taken + arguments[:place] + arguments[place + length :]
+    return arguments
+
+
+def name_variables(command: Any, prefix: str = "CAPVID") -> None:
+    """Give every option of the commands below ``command`` its environment variable."""
+    for name, below in getattr(command, "commands", {}).items():
+        within = f"{prefix}_{_plain(name).upper()}"
+        for option, parameter in _options(below):
+            parameter.envvar = f"{within}_{option.upper()}"
+            parameter.show_envvar = False  # that would double the length of --help
+        name_variables(below, within)
+
+
+def read_config(path: Path, command: Any) -> dict[str, Any]:
+    """Read defaults of options, as click takes them.
+
+    Args:
+        path: a TOML file.
+        command: the one with all commands below it, click's or typer's own.
+
+    Raises:
+        UsageError: the file cannot be read, or has a command or option that is not known.
+    """
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"{path}: the configuration cannot be read ({error.strerror})") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path}: not valid TOML ({error})") from error
+    return _defaults(path, "", values, command)
+
+
+def _defaults(path: Path, within: str, values: Mapping[str, Any], command: Any) -> dict[str, Any]:
+    """The values of one command and of those below it, by the names of their parameters."""
+    below = getattr(command, "commands", {})
+    options = dict(_options(command)) if within else {}
+    defaults: dict[str, Any] = {}
+    for key, value in values.items():
+        full = f"{within}.{key}" if within else key
+        if key in below and isinstance(value, Mapping):
+            defaults[key] = _defaults(path, full, value, below[key])
+        elif _plain(key) in options and not isinstance(value, Mapping):
+            option = options[_plain(key)]
+            defaults[str(option.name)] = _checked(path, full, value, option)
+        else:
+            known = ", ".join([*below, *(name.replace("_", "-") for name in options)])
+            raise UsageError(f"{path}: {full}: no such option", remedy=f"known are {known}")
+    return defaults
+
+
+def _checked(path: Path, name: str, value: Any, option: Any) -> Any:
+    """A value as click takes it: a list where an option may be repeated, else a single one."""
+    single = not isinstance(value, list)
+    if option.multiple:
+        return [value] if single else value
+    if not single:
+        raise UsageError(f"{path}: {name} = {value!r}: expected one value")
+    if option.is_flag is not isinstance(value, bool):
+        raise UsageError(
+            f"{path}: {name} = {value!r}: expected {'true or false' if option.is_flag else 'a value'}"
+        )
+    return value
+
+
+def _options(command: Any) -> Iterator[tuple[str, Any]]:
+    """The options of a command by their names without dashes."""
+    for parameter in command.params:
+        if parameter.param_type_name == "option":
+            long = next((flag for flag in parameter.opts if flag.startswith("--")), None)
+            if long is not None:
+                yield _plain(long), parameter
+
+
+def _plain(name: str) -> str:
+    return name.lstrip("-").replace("-", "_")
