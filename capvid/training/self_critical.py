@@ -2,7 +2,8 @@
 
 Rennie et al., Self-critical Sequence Training for Image Captioning, CVPR 2017 (arXiv:1612.00563), with the
 mean score of a video's other samples as the baseline in place of the greedy caption's (Luo, A Better Variant
-of Self-Critical Sequence Training, arXiv:2003.09971).
+of Self-Critical Sequence Training, arXiv:2003.09971). Captions are drawn, and made likelier, at a temperature
+below 1: a captioner trained with smoothed labels says little of use at 1, and learns from that to be general.
 
 Notation for tensor shapes: B videos, K samples of each, T frames, D feature width, L words.
 """
@@ -18,8 +19,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from capvid.captioners import Captioner
-from capvid.captioners.checkpoint import Checkpoint
-from capvid.data.batches import Example, thinned
+from capvid.captioners.checkpoint import Checkpoint, limited
+from capvid.data.batches import Example
 from capvid.data.captions import CaptionedVideo
 from capvid.decoding import DecodingOptions, Hypothesis, decode, pad_frames
 from capvid.device import release_memory
@@ -57,9 +58,11 @@ class VideoBatch:
 class VideoBatches:
     """Every video once in an epoch, in random order; the same seed and epoch always give the same batches.
 
+    No frames are left out beyond ``data.max_frames``: videos are seen as when they are captioned.
+
     Args:
         examples: the videos to learn from.
-        recipe: how many frames are drawn of each, how many videos make a batch, and the seed.
+        recipe: which frames are taken of each, how many videos make a batch, and the seed.
     """
 
     def __init__(self, examples: Sequence[Example], recipe: Recipe) -> None:
@@ -79,9 +82,8 @@ class VideoBatches:
         order = torch.randperm(len(self.examples), generator=generator)
         for place, rows in enumerate(order.split(options.batch_size)):
             some = [self.examples[row] for row in rows.tolist()]
-            clips = [e.frames[: data.max_frames] if data.frames == "first" else e.frames for e in some]
-            drawn = [thinned(clip, data.max_frames, data.frame_dropout, generator) for clip in clips]
-            features, mask = pad_frames(drawn)
+            clips = [limited(e.frames, data.max_frames, data.frames) for e in some]
+            features, mask = pad_frames(clips)
             yield VideoBatch(features.float(), mask, tuple(e.id for e in some), first * 100_003 + place)
 
 
@@ -97,7 +99,8 @@ class SelfCriticalTrainer(Trainer):
         options: as for :class:`Trainer`.
 
     Raises:
-        UsageError: it is another captioner than the recipe's, or one of paragraphs, or there is one sample.
+        UsageError: it is another captioner than the recipe's, or one of paragraphs, or there is one sample,
+            or a temperature of 0.
         FeatureMismatchError: it was trained on other features.
     """
 
@@ -118,6 +121,11 @@ class SelfCriticalTrainer(Trainer):
             raise UsageError(
                 "self_critical.samples = 1: a caption is rewarded for being better than others of its video",
                 remedy="draw at least 2",
+            )
+        if not critical.temperature:
+            raise UsageError(
+                f"self_critical.temperature = {critical.temperature}: captions are drawn at random",
+                remedy="give one above 0, such as 0.7",
             )
         training = replace(
             recipe.training,
@@ -158,7 +166,7 @@ class SelfCriticalTrainer(Trainer):
         self.captioner.eval()  # the captions that are drawn are those of the captioner as it is used
         critical, decoding = self.recipe.self_critical, self.recipe.decoding
         drawing = DecodingOptions(
-            temperature=1.0,
+            temperature=critical.temperature,
             num_captions=critical.samples,
             max_length=decoding.max_length,
             seed=batch.seed,
@@ -169,7 +177,7 @@ class SelfCriticalTrainer(Trainer):
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16):
             hidden = self.captioner.teacher_forced(batch.features, batch.mask, inputs)
             spoken = targets != PAD
-            logits = self.captioner.logits(hidden[spoken]).float()  # (words, V)
+            logits = self.captioner.logits(hidden[spoken]).float() / critical.temperature  # (words, V)
         # Luo: a sample's score against the mean of the others'
         advantage = (rewards - rewards.mean(1, keepdim=True)) * critical.samples / (critical.samples - 1)
         weights = advantage.reshape(-1, 1).expand(targets.shape)[spoken]
