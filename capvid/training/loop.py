@@ -113,9 +113,7 @@ class Trainer:
         )
         self.average = AveragedWeights(self.captioner, options.average) if options.average else None
         self.bf16 = wants_bf16(options.precision, self.device)
-        self.objective = self.accelerator.prepare_model(
-            Objective(self.captioner, options.label_smoothing), device_placement=False
-        )
+        self.objective = self.accelerator.prepare_model(self._objective(), device_placement=False)
         self.learner = Learner(
             module=self.captioner,
             optimizer=self.optimizer,
@@ -390,6 +388,10 @@ class Trainer:
             self.average.update(self.captioner)
         self.unseen = self.unseen + (losses if lessons.shown is None else lessons.shown)
         progress.batch, progress.words = share.number, progress.words + lessons.count
+
+    def _objective(self) -> Objective:
+        """What is learned."""
+        return Objective(self.captioner, self.recipe.training.label_smoothing)
 
     def _autocast(self) -> AbstractContextManager[None]:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16)

@@ -24,12 +24,14 @@ class Objective(nn.Module):
     Args:
         captioner: whose words.
         label_smoothing: probability spread over the vocabulary.
+        temperature: that the logits are divided by.
     """
 
-    def __init__(self, captioner: Captioner, label_smoothing: float) -> None:
+    def __init__(self, captioner: Captioner, label_smoothing: float, *, temperature: float = 1.0) -> None:
         super().__init__()
         self.captioner = captioner
         self.label_smoothing = label_smoothing
+        self.temperature = temperature
 
     def forward(
         self, features: Tensor, mask: Tensor, inputs: Tensor, targets: Tensor, weights: Tensor | None = None
@@ -37,7 +39,7 @@ class Objective(nn.Module):
         """The sum over all words, each times its weight if there are ``weights``, like ``targets``."""
         z = self.captioner.teacher_forced(features, mask, inputs)  # (B, L, Z)
         spoken = targets != PAD
-        logits = self.captioner.logits(z[spoken]).float()  # (words, V)
+        logits = self.captioner.logits(z[spoken]).float() / self.temperature  # (words, V)
         if weights is None:
             return F.cross_entropy(
                 logits, targets[spoken], label_smoothing=self.label_smoothing, reduction="sum"

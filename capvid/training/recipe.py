@@ -115,13 +115,15 @@ class SelfCriticalOptions:
         patience: epochs without a better validation CIDEr-D before stopping.
         batch_size: videos.
         samples: captions drawn for each of them.
+        temperature: at which they are drawn, and made likelier.
     """
 
-    learning_rate: float = 2e-5
+    learning_rate: float = 1e-4
     epochs: int = 5
-    patience: int = 2
+    patience: int = 5
     batch_size: int = 64
     samples: int = 5
+    temperature: float = 0.7
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,7 +2,8 @@
 
 Rennie et al., Self-critical Sequence Training for Image Captioning, CVPR 2017 (arXiv:1612.00563), with the
 mean score of a video's other samples as the baseline in place of the greedy caption's (Luo, A Better Variant
-of Self-Critical Sequence Training, arXiv:2003.09971).
+of Self-Critical Sequence Training, arXiv:2003.09971). Captions are drawn, and made likelier, at a temperature
+below 1: a captioner trained with smoothed labels says little of use at 1, and learns from that to be general.
 
 Notation for tensor shapes: B videos, K samples of each, T frames, D feature width, L words.
 """
@@ -18,8 +19,8 @@ import torch
 from torch import Tensor
 
 from capvid.captioners import Captioner
-from capvid.captioners.checkpoint import Checkpoint
-from capvid.data.batches import Batch, Example, thinned
+from capvid.captioners.checkpoint import Checkpoint, limited
+from capvid.data.batches import Batch, Example
 from capvid.data.captions import CaptionedVideo
 from capvid.decoding import DecodingOptions, Hypothesis, decode, pad_frames
 from capvid.device import release_memory
@@ -28,6 +29,7 @@ from capvid.metrics.cider import CiderD
 from capvid.text.vocabulary import BOS, EOS, PAD
 from capvid.training.lessons import Lessons, Share
 from capvid.training.loop import Trainer
+from capvid.training.optimise import Objective
 from capvid.training.recipe import Recipe
 
 
@@ -56,7 +58,7 @@ class VideoBatch:
 
 @dataclass(frozen=True)
 class VideoPlan:
-    """The videos of a batch with the frames (T,) that are drawn of each, not read yet."""
+    """The videos of a batch with the numbers (T,) of the frames that are seen of each, not read yet."""
 
     rows: Sequence[tuple[Example, Tensor]]
     seed: int
@@ -77,9 +79,11 @@ class VideoPlan:
 class VideoBatches:
     """Every video once in an epoch, in random order; the same seed and epoch always give the same batches.
 
+    No frames are left out beyond ``data.max_frames``: videos are seen as when they are captioned.
+
     Args:
         examples: the videos to learn from.
-        recipe: how many frames are drawn of each, how many videos make a batch, and the seed.
+        recipe: which frames are taken of each, how many videos make a batch, and the seed.
     """
 
     def __init__(self, examples: Sequence[Example], recipe: Recipe) -> None:
@@ -99,9 +103,8 @@ class VideoBatches:
         order = torch.randperm(len(self.examples), generator=generator)
         for place, rows in enumerate(order.split(options.batch_size)):
             some = [self.examples[row] for row in rows.tolist()]
-            lengths = [min(e.length, data.max_frames) if data.frames == "first" else e.length for e in some]
-            drawn = [thinned(n, data.max_frames, data.frame_dropout, generator) for n in lengths]
-            yield VideoPlan(list(zip(some, drawn, strict=True)), first * 100_003 + place)
+            seen = [limited(torch.arange(e.length), data.max_frames, data.frames) for e in some]
+            yield VideoPlan(list(zip(some, seen, strict=True)), first * 100_003 + place)
 
 
 class SelfCriticalTrainer(Trainer):
@@ -116,7 +119,8 @@ class SelfCriticalTrainer(Trainer):
         options: as for :class:`Trainer`.
 
     Raises:
-        UsageError: it is another captioner than the recipe's, or one of paragraphs, or there is one sample.
+        UsageError: it is another captioner than the recipe's, or one of paragraphs, or there is one sample,
+            or a temperature of 0.
         FeatureMismatchError: it was trained on other features.
     """
 
@@ -137,6 +141,11 @@ class SelfCriticalTrainer(Trainer):
             raise UsageError(
                 "self_critical.samples = 1: a caption is rewarded for being better than others of its video",
                 remedy="draw at least 2",
+            )
+        if not critical.temperature:
+            raise UsageError(
+                f"self_critical.temperature = {critical.temperature}: captions are drawn at random",
+                remedy="give one above 0, such as 0.7",
             )
         training = replace(
             recipe.training,
@@ -173,6 +182,10 @@ class SelfCriticalTrainer(Trainer):
         self._save("best", 0, cider)
         self.progress.begin(cider, dict(list(captions.items())[:3]))
 
+    def _objective(self) -> Objective:
+        """The gradient goes through the distribution that captions are drawn from."""
+        return Objective(self.captioner, 0.0, temperature=self.recipe.self_critical.temperature)
+
     def _lessons(self, share: Share) -> Lessons:
         """Captions that the captioner draws, each weighed by how much better it scores than the others."""
         self.captioner.eval()  # they are drawn by the captioner as it is used
@@ -195,7 +208,7 @@ class SelfCriticalTrainer(Trainer):
         """Captions (B K, L) of the videos as a batch to learn from, and their CIDEr-D (B, K)."""
         critical, decoding = self.recipe.self_critical, self.recipe.decoding
         drawing = DecodingOptions(
-            temperature=1.0,
+            temperature=critical.temperature,
             num_captions=critical.samples,
             max_length=decoding.max_length,
             seed=videos.seed,

@@ -15,6 +15,7 @@ from capvid.captioners.checkpoint import Checkpoint, load_checkpoint
 from capvid.decoding import Hypothesis, decode
 from capvid.errors import FeatureMismatchError, UsageError
 from capvid.metrics.cider import CiderD
+from capvid.text.vocabulary import BOS, EOS
 from capvid.training import self_critical as module
 from capvid.training.lessons import shares_of
 from capvid.training.loop import Trainer
@@ -74,36 +75,46 @@ def test_the_captioner_it_begins_with_stays_the_best_until_there_is_a_better(hal
         assert torch.equal(kept.captioner.state_dict()[name], tensor)
 
 
-def test_the_loss_is_that_of_the_papers(half_trained: Trainer, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+def test_the_loss_is_that_of_the_papers(
+    half_trained: Trainer, monkeypatch: pytest.MonkeyPatch, temperature: float
+) -> None:
     """Word by word: each sample's CIDEr-D less the mean of the video's other samples, times -log p."""
     drawn: list[Sequence[Sequence[Hypothesis]]] = []
 
     def noted(*arguments: Any) -> Sequence[Sequence[Hypothesis]]:
+        assert arguments[3].temperature == temperature
         drawn.append(decode(*arguments))
         return drawn[-1]
 
     monkeypatch.setattr(module, "decode", noted)
-    made = fine_tuner(half_trained, "decoding.max_length=4", "self_critical.samples=3")
+    settings = ["self_critical.samples=3", f"self_critical.temperature={temperature}"]
+    made = fine_tuner(half_trained, "decoding.max_length=4", *settings)
     share = next(shares_of(made.batches, 1, 0, 1, made.accelerator))
     lessons = made._lessons(share)
-    ((batch, weights),) = lessons.parts
-    ids = share.parts[0].ids
-    loss = made.objective(batch.features, batch.mask, batch.inputs, batch.targets, weights) / lessons.divisor
+    ((learned, weights),) = lessons.parts
+    batch = share.parts[0].to(made.device)
+    loss = made.objective(learned.features, learned.mask, learned.inputs, learned.targets, weights)
+    loss = loss / lessons.divisor
     told = {video.id: list(video.captions) for video in made.videos if video.split == "train"}
     scorer = CiderD(told)
     total, words, rewards = 0.0, 0, []
-    for name, samples in zip(ids, drawn[0], strict=True):
+    for place, (name, samples) in enumerate(zip(batch.ids, drawn[0], strict=True)):
         said = [" ".join(made.vocabulary.decode(sample.tokens)) for sample in samples]
         scores = [scorer.score({**dict.fromkeys(told, "x"), name: text})[1][name] for text in said]
         rewards += scores
         for number, (sample, score) in enumerate(zip(samples, scores, strict=True)):
-            others = [other for place, other in enumerate(scores) if place != number]
-            spoken = sample.logprobs[: len(sample.tokens) + (len(sample.tokens) < 4)]  # no end where cut off
-            total -= (score - sum(others) / len(others)) * sum(spoken)
+            others = [other for another, other in enumerate(scores) if another != number]
+            with torch.no_grad():
+                read = torch.tensor([[BOS, *sample.tokens]])
+                logits = made.captioner(batch.features[[place]], batch.mask[[place]], read)[0]  # (words, V)
+            spoken = torch.tensor([*sample.tokens, EOS][:4])  # no end where cut off
+            logprobs = (logits / temperature).log_softmax(-1)[torch.arange(len(spoken)), spoken]
+            total -= (score - sum(others) / len(others)) * logprobs.sum().item()
             words += len(spoken)
     assert max(rewards) > 0 and len(set(rewards)) > 5
     assert any(len(s.tokens) == 4 for some in drawn[0] for s in some)
-    assert loss.item() == pytest.approx(total / words, rel=2e-3)  # samples are never the unknown word
+    assert loss.item() == pytest.approx(total / words, rel=1e-4)
     assert lessons.shown is not None and lessons.count == len(rewards)
     assert lessons.shown.item() == pytest.approx(-sum(rewards))
 
@@ -134,6 +145,9 @@ def test_what_cannot_be_fine_tuned(half_trained: Trainer, tmp_path: Path) -> Non
     alone = load_recipe("m3-small", [*SMALL, "self_critical.samples=1"])
     with pytest.raises(UsageError, match=r"self_critical.samples = 1: .*; draw at least 2"):
         SelfCriticalTrainer(alone, start=start, **options)
+    cold = load_recipe("m3-small", [*SMALL, "self_critical.temperature=0"])
+    with pytest.raises(UsageError, match=r"self_critical.temperature = 0.0: .*; give one above 0"):
+        SelfCriticalTrainer(cold, start=start, **options)
     paragraphs = tmp_path / "p"
     paragraphs.mkdir()
     told = trainer(paragraphs, "mart", "training.epochs=1")
