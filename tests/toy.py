@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -147,9 +148,12 @@ def bad_files(tmp_path: Path) -> dict[str, Path]:
 Run = Callable[..., tuple[int, str, str]]
 
 
+TIME = re.compile(r" in \d+\.\d s \(\d+\.\d a second\)")
+
+
 @pytest.fixture
 def capvid(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Run the command in this process: arguments -> exit code, stdout, stderr."""
+    """Run the command in this process: arguments -> exit code, stdout, stderr without times."""
     from capvid.cli import main
 
     monkeypatch.delenv("CAPVID_DEBUG", raising=False)
@@ -158,6 +162,6 @@ def capvid(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) 
         capsys.readouterr()
         code = main([str(argument) for argument in arguments])
         captured = capsys.readouterr()
-        return code, captured.out, captured.err
+        return code, captured.out, TIME.sub("", captured.err)
 
     return run

@@ -85,8 +85,9 @@ def caption(
     file of features (.safetensors). One file and no -o prints the caption. Several inputs print a line
     each: path, tab, caption.
 
-    With --output-dir each video gets a file of its own, written as soon as it is ready, and what is
-    already there is skipped: a JSON record if model and settings are the same, another file in any case.
+    With --output-dir each video gets a file of its own, written as soon as it is ready. A manifest in the
+    folder says what became of each; what is there already, from the same video by the same model with the
+    same settings, is skipped, and what failed is tried again.
     With -o the file is replaced when all is done.
     """
     if output and output_dir:
@@ -191,33 +192,20 @@ def _into_folder(
 ) -> None:
     """Each result into its own file, written as it comes; what is already there is skipped."""
     from capvid.files import atomic_write_text, remove_leftovers
+    from capvid.output.manifest import NAME, Manifest
 
-    targets = {video.path: folder / f"{video.key}.{writer.extension}" for video in videos}
+    names = {video.path: f"{video.key}.{writer.extension}" for video in videos}
+    remove_leftovers([folder / NAME, *(folder / name for name in names.values())])
+    with Manifest(folder, model=pipeline.model, settings=pipeline.settings) as manifest:
 
-    def write(result: CaptionResult) -> None:
-        if result.error is None or writer.records_errors:
-            text = io.StringIO()
-            with writer(stream=text, many=False, settings=pipeline.settings) as out:
-                out.write(result)
-            atomic_write_text(targets[result.path], text.getvalue())
+        def write(result: CaptionResult) -> None:
+            if result.error is None or writer.records_errors:
+                text = io.StringIO()
+                with writer(stream=text, many=False, settings=pipeline.settings) as out:
+                    out.write(result)
+                atomic_write_text(folder / names[result.path], text.getvalue())
+            manifest.note(result, names[result.path])
 
-    todo = [
-        video
-        for video in videos
-        if overwrite or not _is_done(targets[video.path], video.path, pipeline, writer)
-    ]
-    batch.skipped = len(videos) - len(todo)
-    remove_leftovers(targets.values())
-    _run(pipeline, todo, batch, write, fail_fast=fail_fast)
-
-
-def _is_done(target: Path, video: Path, pipeline: CaptionPipeline, writer: type[Writer]) -> bool:
-    """Whether the file holds this video's captions, by this model with these settings where it can say so."""
-    from capvid.output import is_record_of
-
-    if not target.is_file():
-        return False
-    if not writer.records_errors:
-        return True
-    text = target.read_text(encoding="utf-8", errors="replace")
-    return is_record_of(text, video, model=pipeline.model, settings=pipeline.settings)
+        todo = [v for v in videos if overwrite or not manifest.is_done(v.path, names[v.path])]
+        batch.skipped = len(videos) - len(todo)
+        _run(pipeline, todo, batch, write, fail_fast=fail_fast)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -84,6 +85,7 @@ class Batch:
     done: int = 0
     skipped: int = 0
     errors: list[CapvidError] = field(default_factory=list)
+    begun: float = field(default_factory=time.monotonic)
     _progress: Progress | None = None
 
     def failed(self, error: CapvidError) -> None:
@@ -145,7 +147,9 @@ class Batch:
         if self.many:
             skipped = f", {self.skipped} skipped (already done)" if self.skipped else ""
             failed = f", {len(self.errors)} failed" if self.errors else ""
-            self.say(f"{self.done} {self.verb}{skipped}{failed}")
+            seconds = time.monotonic() - self.begun
+            speed = f" in {seconds:.1f} s ({self.done / seconds:.1f} a second)" if self.done else ""
+            self.say(f"{self.done} {self.verb}{speed}{skipped}{failed}")
 
     @property
     def exit_code(self) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from capvid.output.records import SCHEMA_VERSION, is_record_of, make_record
+from capvid.output.records import SCHEMA_VERSION, make_record
 from capvid.output.writers import WRITERS, Writer
 
-__all__ = ["SCHEMA_VERSION", "WRITERS", "Writer", "is_record_of", "make_record"]
+__all__ = ["SCHEMA_VERSION", "WRITERS", "Writer", "make_record"]

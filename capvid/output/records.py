@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -35,24 +34,6 @@ def make_record(result: CaptionResult, settings: Mapping[str, Any]) -> dict[str,
         if error is None
         else {"kind": error.kind, "message": error.message, "remedy": error.remedy},
     }
-
-
-def is_record_of(text: str, path: Path, *, model: str, settings: Mapping[str, Any]) -> bool:
-    """Whether the text is the record of captions of this video by this model with these settings."""
-    try:
-        record = json.loads(text)
-    except ValueError:
-        return False
-    if not isinstance(record, dict):
-        return False
-    wanted = {
-        "schema_version": SCHEMA_VERSION,
-        "video": shown(path),
-        "status": "ok",
-        "model": _model(model),
-        "settings": dict(settings),
-    }
-    return all(record.get(key) == value for key, value in wanted.items())
 
 
 def _model(text: str) -> dict[str, str | None]:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -13,6 +14,8 @@ import pysrt
 import pytest
 from toy import Run, Toy, save_toy_captioner, write_video
 
+from capvid.cli import main
+from capvid.output.manifest import NAME
 from capvid.video.source import open_video
 
 
@@ -201,7 +204,7 @@ def test_output_dir_skips_what_is_done(
         captions[video_files[1]],
     ]
     assert capvid(*arguments) == (0, "", "0 captioned, 2 skipped (already done)\n")
-    files[0].write_text(files[0].read_text()[:40])  # a file that was cut short is not done
+    files[0].unlink()
     assert capvid(*arguments) == (0, "", "1 captioned, 1 skipped (already done)\n")
     assert capvid(*arguments, "--beam", 2) == (0, "", "2 captioned\n")  # other settings
     assert json.loads(files[0].read_text())["settings"]["beam_size"] == 2
@@ -209,18 +212,26 @@ def test_output_dir_skips_what_is_done(
     save_toy_captioner(tmp_path / "other", weights=toy.weights, seed=2)
     arguments[3] = tmp_path / "other"
     assert capvid(*arguments, "--beam", 2) == (0, "", "2 captioned\n")  # another captioner
-    assert sorted(path.suffix for path in out.rglob("*") if path.is_file()) == [".json", ".json"]
+    others = sorted(path.name for path in out.rglob("*") if path.is_file())
+    assert others == [NAME, "clip.json", "clip.json"]
 
 
-def test_text_files_count_as_done(capvid: Run, toy: Toy, tmp_path: Path, video_files: list[Path]) -> None:
-    arguments = ["caption", *video_files[:2], "--model", toy.model, "--output-dir", tmp_path / "out"]
+def test_text_files_are_known_by_the_manifest(
+    capvid: Run, toy: Toy, tmp_path: Path, video_files: list[Path]
+) -> None:
+    videos = [shutil.copy(path, tmp_path / path.name) for path in video_files[:2]]
+    arguments = ["caption", *videos, "--model", toy.model, "--output-dir", tmp_path / "out"]
     assert capvid(*arguments)[0] == 0
-    files = sorted((tmp_path / "out").iterdir())
+    files = sorted((tmp_path / "out").glob("*.txt"))
     files[0].write_text("mine\n")
     assert capvid(*arguments) == (0, "", "0 captioned, 2 skipped (already done)\n")
     assert files[0].read_text() == "mine\n"
-    assert capvid(*arguments, "--overwrite") == (0, "", "2 captioned\n")
-    assert files[0].read_text() != "mine\n"
+    assert capvid(*arguments, "--beam", 2) == (0, "", "2 captioned\n")
+    assert capvid(*arguments) == (0, "", "2 captioned\n")  # the last settings count
+    shutil.copy(video_files[2], videos[0])  # another video of the same name
+    assert capvid(*arguments) == (0, "", "1 captioned, 1 skipped (already done)\n")
+    (tmp_path / "out" / NAME).unlink()
+    assert capvid(*arguments) == (0, "", "2 captioned\n")
 
 
 def test_a_failed_video_is_tried_again(
@@ -229,8 +240,10 @@ def test_a_failed_video_is_tried_again(
     bad = bad_files["empty"]
     arguments = ["caption", bad, "--model", toy.model, "--output-dir", tmp_path / "out", "--format", "json"]
     assert capvid(*arguments)[0] == 1
-    (file,) = (tmp_path / "out").iterdir()
+    (file,) = (tmp_path / "out").glob("*.json")
     assert json.loads(file.read_text())["status"] == "error"
+    (line,) = map(json.loads, (tmp_path / "out" / NAME).read_text().splitlines())
+    assert line["status"] == "error" and str(bad) in line["error"] and line["output"] == file.name
     shutil.copy(video_files[0], bad)
     assert capvid(*arguments)[0] == 0
     assert json.loads(file.read_text())["status"] == "ok"
@@ -355,3 +368,11 @@ def test_subtitles_and_tables(
         rows = list(csv.DictReader(file))
     assert [(row["video"], row["caption"]) for row in rows] == [(str(p), captions[p]) for p in video_files]
     assert rows[0]["end"] == f"{duration:.3f}"
+
+
+def test_the_summary_says_how_long_it_took(
+    toy: Toy, video_files: list[Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["caption", *map(str, video_files), "--model", str(toy.model)]) == 0
+    found = re.fullmatch(r"5 captioned in (\d+\.\d) s \((\d+\.\d) a second\)\n", capsys.readouterr().err)
+    assert found and float(found[2]) == pytest.approx(5 / float(found[1]), rel=0.2)

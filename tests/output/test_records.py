@@ -1,13 +1,10 @@
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from capvid.errors import EmptyVideoError
-from capvid.output import is_record_of, make_record
+from capvid.output import make_record
 from capvid.output.records import shown
 from capvid.results import Caption, CaptionResult, WordScore
 
@@ -56,23 +53,6 @@ def test_the_record_of_a_failure() -> None:
         "message": "in/v.mp4: is empty",
         "remedy": "download it again",
     }
-
-
-def test_a_record_is_recognised() -> None:
-    text = json.dumps(make_record(result(), SETTINGS))
-    model, path = "m3@0123456789ab", Path("in/v.mp4")
-    assert is_record_of(text, path, model=model, settings=SETTINGS)
-    assert not is_record_of(text, Path("other/v.mp4"), model=model, settings=SETTINGS)
-    assert not is_record_of(text, path, model="m3@ba9876543210", settings=SETTINGS)
-    assert not is_record_of(text, path, model=model, settings={**SETTINGS, "beam_size": 1})
-    assert not is_record_of(text[:-1], path, model=model, settings=SETTINGS)
-    failed = json.dumps(make_record(result(status="error"), SETTINGS))
-    assert not is_record_of(failed, path, model=model, settings=SETTINGS)
-
-
-@pytest.mark.parametrize("text", ["", "[]", "null", '"text"', "{}"])
-def test_other_texts_are_no_records(text: str) -> None:
-    assert not is_record_of(text, Path("v.mp4"), model="m3", settings={})
 
 
 def test_a_name_that_is_not_utf8_can_be_shown() -> None:
