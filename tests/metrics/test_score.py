@@ -73,7 +73,7 @@ def test_errors() -> None:
         score({"v": "a dog runs"}, REFERENCES)
     with pytest.raises(DataError, match="w: no references"):
         score(PREDICTIONS, {"v": ["a dog"], "w": []})
-    with pytest.raises(UsageError, match="'spice'; use any of: bleu, rouge, cider"):
+    with pytest.raises(UsageError, match="'spice'; use any of: bleu, meteor, rouge, cider"):
         score(PREDICTIONS, REFERENCES, metrics=["bleu", "spice"])
     with pytest.raises(UsageError, match="no tokenizer named 'moses'"):
         score(PREDICTIONS, REFERENCES, tokenizer="moses")
