@@ -27,7 +27,9 @@ def drawn(case: dict[str, Any], videos: int, count: int) -> dict[str, Any]:
     ids = list(case["references"])
     chosen = [ids[i % len(ids)] for i in range(videos)]
     return {
-        "references": {f"v{i}": draw.choices(case["references"][one], k=count) for i, one in enumerate(chosen)},
+        "references": {
+            f"v{i}": draw.choices(case["references"][one], k=count) for i, one in enumerate(chosen)
+        },
         "predictions": {f"v{i}": case["predictions"][one] for i, one in enumerate(chosen)},
     }
 
@@ -44,7 +46,9 @@ def theirs(case: dict[str, Any]) -> dict[str, tuple[float, float]]:
     references = tokenizer.tokenize(
         {video: [{"caption": text} for text in texts] for video, texts in case["references"].items()}
     )
-    predictions = tokenizer.tokenize({video: [{"caption": text}] for video, text in case["predictions"].items()})
+    predictions = tokenizer.tokenize(
+        {video: [{"caption": text}] for video, text in case["predictions"].items()}
+    )
     parts = {"tokenizer": (time.perf_counter() - start, 0.0)}
     for name, scorer in (("BLEU", Bleu(4)), ("ROUGE_L", Rouge()), ("CIDEr-D", Cider())):
         start = time.perf_counter()
@@ -66,7 +70,9 @@ def ours(case: dict[str, Any]) -> dict[str, tuple[float, float]]:
         video: [" ".join(tokenize.ptb_tokenize(text)) for text in texts]
         for video, texts in case["references"].items()
     }
-    predictions = {video: " ".join(tokenize.ptb_tokenize(text)) for video, text in case["predictions"].items()}
+    predictions = {
+        video: " ".join(tokenize.ptb_tokenize(text)) for video, text in case["predictions"].items()
+    }
     parts = {"tokenizer": (time.perf_counter() - start, 0.0)}
     start = time.perf_counter()
     bleu = bleu_scores(predictions, references)[0][-1]
@@ -97,11 +103,10 @@ def main() -> None:
         case = drawn(json.loads(Path(source).read_text(encoding="utf-8")), videos, count)
         Path(path).write_text(json.dumps(case), encoding="utf-8")
         runs = [
-            (in_process(python, path, "theirs"), in_process(sys.executable, path, "ours")) for _ in range(RUNS)
+            (in_process(python, path, "theirs"), in_process(sys.executable, path, "ours"))
+            for _ in range(RUNS)
         ]
-    best = [
-        {part: min(run[side][part][0] for run in runs) for part in runs[0][side]} for side in (0, 1)
-    ]
+    best = [{part: min(run[side][part][0] for run in runs) for part in runs[0][side]} for side in (0, 1)]
     print(f"{videos} videos, {count} references each; seconds, best of {RUNS}")
     for part in best[0]:
         agree = "" if part == "tokenizer" else f"  {runs[0][0][part][1]:.9f} and {runs[0][1][part][1]:.9f}"

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 
-_ACTIVITYNET = re.compile("v_.{11}")
-_BARE = re.compile("(?!v_.{11}$).{11}")
+_YOUTUBE = 11  # characters of an id there
+_ACTIVITYNET = re.compile(f"v_.{{{_YOUTUBE}}}")
 
 
 @dataclass
@@ -26,7 +26,9 @@ class Matches:
     ambiguous: list[str] = field(default_factory=list)
 
 
-def match_ids(predicted: Iterable[str], videos: Iterable[str], aliases: Mapping[str, str] | None = None) -> Matches:
+def match_ids(
+    predicted: Iterable[str], videos: Iterable[str], aliases: Mapping[str, str] | None = None
+) -> Matches:
     """Match ids of predictions, which may be paths of videos, with those of references.
 
     An id that is the same comes first, then the path without its suffix, then the name of the file without
@@ -91,4 +93,4 @@ def is_activitynet(videos: Iterable[str]) -> bool:
 
 def activitynet_id(name: str) -> str:
     """The id with ``v_`` before it if it lacks that."""
-    return f"v_{name}" if _BARE.fullmatch(name) else name
+    return f"v_{name}" if len(name) == _YOUTUBE else name

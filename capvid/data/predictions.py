@@ -149,7 +149,9 @@ class _Reader:
         source = iter(lines)
         first = next((line for line in source if line.strip()), "")
         tabs = "\t" in first
-        head = [cell.strip().lower() for cell in next(csv.reader([first], delimiter="\t" if tabs else ","), [])]
+        head = [
+            cell.strip().lower() for cell in next(csv.reader([first], delimiter="\t" if tabs else ","), [])
+        ]
         places = _columns(head)
         if places is None:
             if not tabs:
@@ -247,8 +249,10 @@ def _columns(head: Sequence[str]) -> tuple[int, int] | None:
     return None if video is None or caption is None else (video, caption)
 
 
-def _rows(source: Iterable[str], lines: TextLines, path: Path, *, tabs: bool) -> Iterator[tuple[int, list[str]]]:
-    """The rows of a table with the numbers of their lines; tabulators part cells as they are, without quotes."""
+def _rows(
+    source: Iterable[str], lines: TextLines, path: Path, *, tabs: bool
+) -> Iterator[tuple[int, list[str]]]:
+    """The rows of a table with the numbers of their lines; tabulators know no quotes."""
     if tabs:
         for line in source:
             if line.strip():

@@ -47,9 +47,7 @@ class References:
     aliases: dict[str, str] = field(default_factory=dict)
 
 
-def read_references(
-    path: Path, *, form: str = "", split: str = "", paragraphs: bool = False
-) -> References:
+def read_references(path: Path, *, form: str = "", split: str = "", paragraphs: bool = False) -> References:
     """Read a file of references.
 
     Args:
@@ -94,7 +92,9 @@ class _Reader:
         texts = self.found.texts
         if self.split and texts:
             if not self._splits:
-                raise DataError(f"{self.path}: its records name no split", remedy=f"leave out #split={self.split}")
+                raise DataError(
+                    f"{self.path}: its records name no split", remedy=f"leave out #split={self.split}"
+                )
             self.found.texts = {
                 video: lines for video, lines in texts.items() if self._splits.get(video) == self.split
             }
@@ -208,7 +208,7 @@ class _Reader:
             with self._rows.at(Place(self.path, lines.number)):
                 name, tab, caption = line.rstrip("\r\n").partition("\t")
                 if not tab:
-                    raise RowError("no form of references: neither JSON nor an id, a tabulator and a caption", _REMEDY)
+                    raise RowError("neither JSON nor an id, a tabulator and a caption", _REMEDY)
                 self.found.texts.setdefault(as_id(name), []).append(whole_text(caption))
         if not self.found.texts:
             return

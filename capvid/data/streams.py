@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from io import BufferedReader
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 from capvid.errors import DataError
 
@@ -34,8 +34,8 @@ def opened(path: Path) -> Iterator[BufferedReader]:
     try:
         with path.open("rb") as raw:
             if raw.peek(2).startswith(_GZIP):
-                with gzip.open(raw) as unpacked, BufferedReader(unpacked) as buffered:  # type: ignore[type-var]
-                    yield buffered
+                with gzip.open(raw) as unpacked, BufferedReader(unpacked) as buffered:
+                    yield cast(BufferedReader, buffered)
             else:
                 yield raw
     except FileNotFoundError:

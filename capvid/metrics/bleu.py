@@ -25,7 +25,9 @@ Floats = NDArray[np.float64]
 
 
 def bleu_scores(
-    predictions: Mapping[str, str], references: Mapping[str, Sequence[str]], index: ReferenceIndex | None = None
+    predictions: Mapping[str, str],
+    references: Mapping[str, Sequence[str]],
+    index: ReferenceIndex | None = None,
 ) -> tuple[tuple[float, ...], dict[str, tuple[float, ...]]]:
     """BLEU-1..4 of tokenised captions.
 

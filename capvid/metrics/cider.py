@@ -126,4 +126,5 @@ class CiderD:
             products * self._weights[n][shared.entry], norm, out=np.zeros_like(norm), where=norm > 0
         )
         pair = offset[line] + order.line[shared.entry] - self._index.first[video[line]]
-        return np.bincount(pair, shares, minlength=size)
+        summed: Floats = np.bincount(pair, shares, minlength=size).astype(np.float64)
+        return summed

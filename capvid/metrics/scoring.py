@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
 
-from capvid.errors import DataError, MetricError, UsageError
+from capvid.errors import CapvidError, DataError, MetricError, UsageError
 from capvid.metrics.bleu import bleu_scores
 from capvid.metrics.cider import CiderD
 from capvid.metrics.index import ReferenceIndex
@@ -26,15 +26,26 @@ METRICS = ("bleu", "meteor", "rouge", "cider", "repetition")
 CAPTION_METRICS = ("bleu", "rouge", "cider")  # those of captions that need no further data
 PARAGRAPH_METRICS = (*CAPTION_METRICS, "repetition")
 MISSING = ("error", "empty", "skip")
-ENGINES = {"auto": "capvid.metrics.meteor", "builtin": "capvid.metrics.meteor", "java": "capvid.metrics.meteor_java"}
+ENGINES = {
+    "auto": "capvid.metrics.meteor",
+    "builtin": "capvid.metrics.meteor",
+    "java": "capvid.metrics.meteor_java",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scores:
-    """Scores by name: CIDEr-D from 0 to 10, all others from 0 to 1."""
+    """Scores by name: CIDEr-D from 0 to 10, all others from 0 to 1.
+
+    Attributes:
+        corpus: of all videos together.
+        per_video: of each video.
+        left_out: metrics that are not installed and need not be, and why.
+    """
 
     corpus: dict[str, float]
     per_video: dict[str, dict[str, float]]
+    left_out: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,7 +137,9 @@ def check_metrics(metrics: Iterable[str], *, paragraphs: bool) -> None:
         if name not in METRICS:
             raise UsageError(f"no metric named {name!r}", remedy=f"use any of: {', '.join(METRICS)}")
         if name == "repetition" and not paragraphs:
-            raise UsageError("repetition is a metric of paragraphs", remedy="leave it out, or score paragraphs")
+            raise UsageError(
+                "repetition is a metric of paragraphs", remedy="leave it out, or score paragraphs"
+            )
 
 
 def caption_texts(
@@ -162,7 +175,7 @@ def paragraph_texts(
     missing: str = "error",
     repetition_of: Collection[str] | None = None,
 ) -> Texts:
-    """Join and split paragraphs as MART does; the arguments and errors are those of :func:`score_paragraphs`."""
+    """Join and split paragraphs as MART does; arguments and errors as for :func:`score_paragraphs`."""
     kept = _kept(predictions, references, missing)
     counted = kept if repetition_of is None else repetition_of
     return Texts(
@@ -200,6 +213,7 @@ def score_texts(
     metrics: Collection[str] = CAPTION_METRICS,
     meteor_engine: str = "auto",
     index: ReferenceIndex | None = None,
+    meteor_needed: bool = True,
 ) -> Scores:
     """Score what is tokenised already.
 
@@ -208,6 +222,7 @@ def score_texts(
         metrics: any of :data:`METRICS`.
         meteor_engine: as for :func:`score`.
         index: of the references, if there is one already.
+        meteor_needed: whether it is an error if METEOR is not installed; otherwise it is left out.
 
     Raises:
         UsageError: there is no engine of that name.
@@ -216,6 +231,7 @@ def score_texts(
     said, wanted = texts.predictions, texts.references
     corpus: dict[str, float] = {}
     per_video: dict[str, dict[str, float]] = {video: {} for video in wanted}
+    left_out: dict[str, str] = {}
 
     def add(name: str, result: tuple[float, Mapping[str, float]]) -> None:
         corpus[name] = result[0]
@@ -229,7 +245,12 @@ def score_texts(
         for n, mean in enumerate(means):
             add(f"BLEU-{n + 1}", (mean, {video: values[n] for video, values in videos.items()}))
     if "meteor" in metrics:
-        add("METEOR", _meteor(meteor_engine)(said, wanted))
+        try:
+            add("METEOR", _meteor(meteor_engine)(said, wanted))
+        except CapvidError as error:
+            if meteor_needed or isinstance(error, UsageError):
+                raise
+            left_out["METEOR"] = str(error)
     if "rouge" in metrics:
         add("ROUGE_L", rouge_l(said, wanted))
     if "cider" in metrics:
@@ -238,7 +259,7 @@ def score_texts(
         repeated, each = repetition(texts.sentences)
         for name, value in repeated.items():
             add(name, (value, {video: values[name] for video, values in each.items()}))
-    return Scores(corpus=corpus, per_video=per_video)
+    return Scores(corpus=corpus, per_video=per_video, left_out=left_out)
 
 
 def _meteor(engine: str) -> Any:
