@@ -4,9 +4,10 @@ The videos are drawn anew, with replacement, many times; every time both sets ar
 middle 95 % of the differences are the confidence interval, and the p-value is twice the share of draws in
 which the difference has the other sign or is 0.
 
-No draw is scored from the captions. BLEU is computed from counts summed over the videos drawn, exactly. ROUGE_L,
-CIDEr-D (with the document frequencies of all videos, whatever is drawn) and R@n are means over videos. METEOR's corpus score is not a mean: its interval and p-value are those of the mean over videos, while the
-difference is that of the corpus scores.
+No draw is scored from the captions. BLEU is computed from counts summed over the videos drawn, exactly.
+ROUGE_L, CIDEr-D (with the document frequencies of all videos, whatever is drawn) and R@n are means over
+videos. METEOR's corpus score is not a mean: its interval and p-value are those of the mean over videos, while
+the difference is that of the corpus scores.
 """
 
 from __future__ import annotations
