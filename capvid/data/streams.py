@@ -18,6 +18,7 @@ from capvid.errors import DataError
 _BLOCK = 1 << 20
 _LOOK = 1 << 24  # characters at most that are looked at before they are taken
 _TOKEN = 16  # characters; what is wrong farther from the end is not cut off
+_OPEN_STRING = "Unterminated string"
 _GZIP = b"\x1f\x8b"
 _SPACE = re.compile(r"[ \t\n\r]*")
 _OTHER_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, codecs.BOM_UTF32_BE)
@@ -223,7 +224,7 @@ class JsonStream:
                 if end < len(self._text) or self._whole or self._text[end - 1] in '}]"':
                     return value, end
             except json.JSONDecodeError as error:
-                cut = error.pos > len(self._text) - _TOKEN or error.msg.startswith("Unterminated string")
+                cut = error.pos > len(self._text) - _TOKEN or error.msg.startswith(_OPEN_STRING)
                 if self._whole or not cut or len(self._text) - self._at > limit:
                     raise self._error(error.pos, error.msg) from None
             except (ValueError, RecursionError) as error:
@@ -254,7 +255,7 @@ class JsonStream:
         start = self._text.rfind("\n", 0, position)
         column = position - start if start >= 0 else self._column + position
         place = f"{self.path}, line {line}, column {column}"
-        if self._whole and position >= len(self._text.rstrip()):
+        if self._whole and (position >= len(self._text.rstrip()) or why.startswith(_OPEN_STRING)):
             return DataError(f"{place}: the JSON ends too early ({why})", remedy=_CUT_OFF)
         return DataError(f"{place}: not JSON ({why})", remedy="mend it there, or write the file again")
 
