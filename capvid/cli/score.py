@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from capvid.cli import common
-from capvid.errors import UsageError
+from capvid.errors import DataError, UsageError
 
 if TYPE_CHECKING:
     from capvid.data.scored import Said, Wanted
@@ -169,6 +169,8 @@ def _texts(said: list[Said], wanted: Wanted, tokenizer: str, missing: str, *, pa
     if missing == "skip":
         lacking = {video for one in said for video in one.missing}
         references = {video: texts for video, texts in references.items() if video not in lacking}
+        if not references:
+            raise DataError("no video has a prediction in both files", remedy="compare their ids")
     if paragraph:
         first = set(wanted.first)
         return [
