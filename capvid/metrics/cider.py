@@ -89,9 +89,9 @@ class CiderD:
         scores = self._score(list(videos.values()), [predictions[video] for video in videos])
         return math.fsum(scores) / len(scores), dict(zip(videos, scores, strict=True))
 
-    def score_captions(self, video: str, captions: Sequence[Caption]) -> list[float]:
-        """Score several captions of one video of the references; each from 0 to 10."""
-        return self._score([self._index.rows[video]] * len(captions), captions)
+    def score_captions(self, videos: Sequence[str], captions: Sequence[Caption]) -> list[float]:
+        """Score captions, each of the video of the references that stands in its place; each from 0 to 10."""
+        return self._score([self._index.rows[video] for video in videos], captions)
 
     def _score(self, rows: Sequence[int], captions: Sequence[Caption]) -> list[float]:
         """Score captions of videos given by their numbers."""
