@@ -129,6 +129,8 @@ def score(
     scores = comparison.first if comparison else score_texts(texts[0], **options)
     for name, why in scores.left_out.items():
         typer.echo(f"note: {name} is left out: {why}", err=True)
+    if "CIDEr-D" in scores.corpus and len(scores.per_video) == 1:
+        typer.echo("note: CIDEr-D of a single video is 0, whatever its caption", err=True)
     scored = Scored(
         paths=[str(path) for path in paths],
         wanted=wanted,

@@ -348,3 +348,12 @@ def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
     returned, kilobytes = done.stdout.splitlines()[-1].split()
     assert returned == "0"
     assert int(kilobytes) * 1024 < 4 * size  # as objects the file takes more than ten times its size
+
+
+def test_a_single_video(capvid: Run, files: Path) -> None:
+    (files / "said.json").write_text('{"video2": "two cats sleep"}')
+    options = ["--missing", "skip", "--metrics", "cider", "--json"]
+    code, out, err = capvid("score", files / "said.json", files / "wanted.json", *options)
+    assert code == 0
+    assert json.loads(out)["scores"] == {"CIDEr-D": 0}
+    assert err == "note: CIDEr-D of a single video is 0, whatever its caption\n"

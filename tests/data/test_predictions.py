@@ -2,10 +2,13 @@ from __future__ import annotations
 
 import gzip
 import json
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from capvid.data import streams
 from capvid.data.predictions import read_predictions
@@ -191,3 +194,40 @@ def test_long_values_cross_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     path = tmp_path / "said.json"
     path.write_text(json.dumps({"a": caption, "b": "x", "c": caption}, indent=1))
     assert read_predictions(path).said == {"a": [caption], "b": ["x"], "c": [caption]}
+
+
+def accepted(path: Path, *, paragraphs: bool = False) -> bool:
+    """Whether the file can be read, in either mode; what cannot is refused in one line that names it."""
+    try:
+        read_predictions(path, paragraphs=paragraphs)
+    except DataError as error:
+        assert str(error).startswith(str(path)) and "\n" not in str(error)
+        return False
+    return True
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_files_that_are_cut_off_anywhere(form: str, tmp_path: Path) -> None:
+    data = FORMS[form][0].encode()
+    path = tmp_path / "said"
+    for end in range(len(data)):
+        path.write_bytes(data[:end])
+        whole = data[:end].rstrip(b"\n") == data.rstrip(b"\n")
+        if accepted(path) and data.startswith((b"[", b'{"1', b'{"v')):
+            assert whole
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.sampled_from(sorted(FORMS)),
+    st.integers(0),
+    st.sampled_from(list(b'"[]{},:\\\n\t 0nx\xff')),
+    st.booleans(),
+)
+def test_files_with_a_wrong_byte(form: str, place: int, byte: int, paragraphs: bool) -> None:
+    data = bytearray(FORMS[form][0].encode())
+    data[place % len(data)] = byte
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "said"
+        path.write_bytes(data)
+        accepted(path, paragraphs=paragraphs)

@@ -2,9 +2,12 @@ from __future__ import annotations
 
 import gzip
 import json
+import tempfile
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from capvid.data.references import read_references
 from capvid.data.scored import load_predictions, load_references
@@ -164,3 +167,23 @@ def test_empty_references_are_references(tmp_path: Path) -> None:
     path = tmp_path / "wanted"
     path.write_text('{"1": [""], "2": "  "}')
     assert read_references(path).texts == {"1": [""], "2": ["  "]}
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.sampled_from([*FORMS.values(), *PARAGRAPHS.values()]),
+    st.integers(0),
+    st.sampled_from(list(b'"[]{},:\\\n\t 0nx\xff')),
+    st.booleans(),
+    st.booleans(),
+)
+def test_damaged_files(text: str, place: int, byte: int, cut: bool, paragraphs: bool) -> None:
+    data = bytearray(text.encode())
+    data[place % len(data)] = byte
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "wanted"
+        path.write_bytes(data[: place % len(data) + 1] if cut else data)
+        try:
+            read_references(path, paragraphs=paragraphs)
+        except DataError as error:
+            assert str(error).startswith(str(path)) and "\n" not in str(error)
