@@ -133,7 +133,7 @@ def print_report(scored: Scored, console: Console | None = None) -> None:
     """
     from rich.console import Console
 
-    out = console or Console(highlight=False)
+    out = console or Console(highlight=False, emoji=False)
     count = len(scored.texts.references)
     references = sum(map(len, scored.texts.references.values()))
     if scored.comparison is None:

@@ -149,9 +149,7 @@ class _Reader:
         source = iter(lines)
         first = next((line for line in source if line.strip()), "")
         tabs = "\t" in first
-        head = [
-            cell.strip().lower() for cell in next(csv.reader([first], delimiter="\t" if tabs else ","), [])
-        ]
+        head = _head(first, tabs=tabs)
         places = _columns(head)
         if places is None:
             if not tabs:
@@ -207,7 +205,7 @@ def as_id(value: Any) -> str:
         value = int(value)
     if isinstance(value, bool) or not isinstance(value, (str, int)) or not str(value).strip():
         raise RowError(f"an id that is not text or a number: {reprlib.repr(value)}", "give each video an id")
-    return str(value).strip()
+    return whole_text(str(value).strip())
 
 
 def _text(value: Any) -> str:
@@ -240,6 +238,15 @@ def _is_record(row: dict[str, Any]) -> bool:
     return any(key in row and not isinstance(row[key], (list, dict)) for key in IDS) and any(
         key in row for key in ("caption", "captions", "segments", "sentences", "sentence", "status")
     )
+
+
+def _head(line: str, *, tabs: bool) -> list[str]:
+    """The names of columns, if a line has them."""
+    try:
+        cells = line.split("\t") if tabs else next(csv.reader([line.rstrip("\r\n")]), [])
+    except csv.Error:
+        return []
+    return [cell.strip().lower() for cell in cells]
 
 
 def _columns(head: Sequence[str]) -> tuple[int, int] | None:

@@ -233,6 +233,9 @@ def test_compare(capvid: Run, files: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert max(map(len, lines[2:])) <= 60
     assert "  A: a dog is running" in lines and "  B: a dog runs in the park" in lines
     assert "  A: a man is cooking" not in lines  # no difference
+    (files / "said.json").write_text(json.dumps({**SAID, "video1": "[b]a :dog: is[/b]"}))
+    assert "  A: [b]a :dog: is[/b]" in capvid(*arguments, "--compare", files / "other.json")[1].splitlines()
+    (files / "said.json").write_text(json.dumps(SAID))
     _, out, _ = capvid(*arguments, "--compare", files / "other.json", "--json")
     found = json.loads(out)["compare"]
     assert found["scores"] == score(OTHER, REFERENCES).corpus

@@ -149,8 +149,10 @@ BROKEN = {
     "prose": (b"a dog runs\n", "line 1: no form of predictions; give"),
     "another table": (b"name,size\nx,1\n", "line 1: no form of predictions"),
     "too few columns": (b"video\tcaption\n1\ta\n2\n", "line 3: 1 columns; write a video and a caption"),
+    "lines of another kind": (b"video,caption\r1,a\r2,b\r", "line 1: no form of predictions"),
     "an open quote": (b'video,caption\n1,a\n2,"b\n', "line 3: not a row of a table"),
     "half a character": (b'{"1": "\\ud83d"}', "half a character"),
+    "half a character in an id": (b'{"\\ud83d": "a"}', "half a character"),
     "deep": (b'{"1": ' + b"[" * 100_000, "not JSON|ends too early"),
     "half a gzip": (gzip.compress(b'{"1": "a"}' * 9)[:-12], "not readable"),
 }
