@@ -47,6 +47,7 @@ def match_ids(
         for name in {path.name, path.stem}:
             by_name.setdefault(name, []).append(video)
     found = Matches()
+    ambiguous: set[str] = set()
     left = list(predicted)
     for name_of in (_same, _without_suffix, _stem):
         claims: dict[str, list[str]] = {}
@@ -61,15 +62,16 @@ def match_ids(
                 claims.setdefault(fits[0], []).append(name)
             else:
                 rest.append(name)
-                found.ambiguous += [name] if fits else []
+                ambiguous.update([name] if fits else [])
         for video, names in claims.items():
             if len(names) == 1:
                 found.videos[video] = names[0]
             else:
                 rest += names
-                found.ambiguous += names
+                ambiguous.update(names)
         left = rest
     found.extra = left
+    found.ambiguous = [name for name in left if name in ambiguous]
     return found
 
 
