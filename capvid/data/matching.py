@@ -57,12 +57,11 @@ def match_ids(
             fits = [own] if own in known else [other[own]] if other.get(own) in known else []
             if not fits and name_of is _stem:
                 fits = by_name.get(own, [])
-            fits = [video for video in fits if video not in found.videos]
-            if len(fits) == 1:
+            if len(fits) == 1 and fits[0] not in found.videos:
                 claims.setdefault(fits[0], []).append(name)
             else:
                 rest.append(name)
-                ambiguous.update([name] if fits else [])
+                ambiguous.update([name] if len(fits) > 1 else [])
         for video, names in claims.items():
             if len(names) == 1:
                 found.videos[video] = names[0]

@@ -43,6 +43,9 @@ def test_names_that_fit_several() -> None:
     found = match_ids(["v.mp4"], ["a/v", "b/v"])
     assert not found.videos
     assert found.ambiguous == found.extra == ["v.mp4"]
+    found = match_ids(["a/v.mp4", "c/v.mp4"], ["a/v", "b/v"])
+    assert found.videos == {"a/v": "a/v.mp4"}  # the other is not b/v because only that is left
+    assert found.ambiguous == found.extra == ["c/v.mp4"]
 
 
 def test_aliases() -> None:
