@@ -104,6 +104,10 @@ class TextLines:
             yield "".join(rest)
 
 
+class JsonError(DataError):
+    """Text that is not JSON, or only the beginning of it."""
+
+
 class JsonStream:
     """JSON values from a file, one after the other; what has been taken is forgotten.
 
@@ -145,7 +149,7 @@ class JsonStream:
         self.peek()
         try:
             return self._decoded(limit=_LOOK)[0]
-        except DataError:
+        except JsonError:
             return None
 
     def value(self) -> Any:
@@ -256,8 +260,8 @@ class JsonStream:
         column = position - start if start >= 0 else self._column + position
         place = f"{self.path}, line {line}, column {column}"
         if self._whole and (position >= len(self._text.rstrip()) or why.startswith(_OPEN_STRING)):
-            return DataError(f"{place}: the JSON ends too early ({why})", remedy=_CUT_OFF)
-        return DataError(f"{place}: not JSON ({why})", remedy="mend it there, or write the file again")
+            return JsonError(f"{place}: the JSON ends too early ({why})", remedy=_CUT_OFF)
+        return JsonError(f"{place}: not JSON ({why})", remedy="mend it there, or write the file again")
 
 
 _DECODER = json.JSONDecoder()
