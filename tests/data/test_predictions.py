@@ -169,14 +169,13 @@ def test_files_that_cannot_be_used(kind: str, tmp_path: Path) -> None:
     assert caught.value.remedy
 
 
-@pytest.mark.parametrize("start", ["{", "[", '{"id": 1, "caption": "a"}\n{'])
+@pytest.mark.parametrize("start", ["{", "[{", '{"id": 1, "caption": "a"}\n{'])
 def test_a_wrong_encoding_far_down(start: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streams, "_BLOCK", 32)
     path = tmp_path / "said.json"
     path.write_bytes(start.encode() + b'"id": 1, "caption": "dogs' + b" and dogs" * 50 + b"\n\xe9")
-    with pytest.raises(DataError, match="not UTF-8 text|not JSON") as caught:
+    with pytest.raises(DataError, match="not UTF-8 text"):
         read_predictions(path)
-    assert start == "[" or "not UTF-8" in str(caught.value)
 
 
 def test_no_file(tmp_path: Path) -> None:
