@@ -153,6 +153,8 @@ class _Reader:
 
     def _take_by_id(self, name: str, value: Any) -> None:
         """Take a member that is named by an id: a text, a list of texts, or sentences with their times."""
+        if isinstance(value, (list, str)) and self.form not in ("captions", "paragraphs"):
+            self._be("captions" if isinstance(value, list) else "paragraphs")
         if isinstance(value, dict):
             self._be("activitynet")
             self._add_new(name, [" ".join(_texts(member(value, "sentences", list, "list of sentences")))])

@@ -151,6 +151,9 @@ def test_what_is_refused(tmp_path: Path) -> None:
         read_references(path, paragraphs=True)
     with pytest.raises(DataError, match="is of the form coco, not msrvtt"):
         read_references(path, form="msrvtt")
+    (tmp_path / "other").write_text(FORMS["captions"])
+    with pytest.raises(DataError, match="is of the form captions, not coco"):
+        read_references(tmp_path / "other", form="coco")
     with pytest.raises(UsageError, match="no form of references 'xml'; use one of: coco"):
         read_references(path, form="xml")
     with pytest.raises(DataError, match="is a folder"):
