@@ -133,6 +133,12 @@ class DataError(CapvidError):
     kind = "data"
 
 
+class MetricError(CapvidError):
+    """A metric or tokenizer that is not installed, or a program of theirs that failed."""
+
+    kind = "metric"
+
+
 class TrainingError(CapvidError):
     """Training that cannot go on; what was saved before is kept."""
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from capvid.cli import caption, convert, data, doctor, extract, info, models, push, train
+from capvid.cli import caption, convert, data, doctor, extract, info, models, push, score, train
 from capvid.cli.config import config_first, name_variables, read_config
 
 # Plain help: rendering it with rich would double the time of `capvid --help`.
@@ -16,6 +16,7 @@ app = typer.Typer(name="capvid", no_args_is_help=True, rich_markup_mode=None)
 app.command("caption")(caption.caption)
 app.command("extract")(extract.extract)
 app.command("train")(train.train)
+app.command("score")(score.score)
 app.command("models")(models.models)
 app.command("convert")(convert.convert)
 app.command("push")(push.push)

@@ -10,77 +10,69 @@ published code are kept: they decide the score where a count is 0.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 
-from capvid.metrics.ngrams import MAX_N, NGram, ngram_counts
+import numpy as np
+from numpy.typing import NDArray
+
+from capvid.metrics.index import ReferenceIndex
+from capvid.metrics.ngrams import MAX_N
 
 _TINY = 1e-15
 _SMALL = 1e-9
 
-
-@dataclass(frozen=True, kw_only=True)
-class _Counts:
-    """What BLEU needs to know of one prediction, or of all."""
-
-    length: int
-    closest: int  # length of the closest reference
-    correct: tuple[int, ...]  # clipped matches for n = 1..4
-    total: tuple[int, ...]  # n-grams of the prediction for n = 1..4
-
-    def scores(self) -> tuple[float, ...]:
-        ratio = (self.length + _TINY) / (self.closest + _SMALL)
-        penalty = math.exp(1 - 1 / ratio) if ratio < 1 else 1.0
-        product, scores = 1.0, []
-        for n, (correct, total) in enumerate(zip(self.correct, self.total, strict=True), start=1):
-            product *= (correct + _TINY) / (total + _SMALL)
-            scores.append(product ** (1 / n) * penalty)
-        return tuple(scores)
+Floats = NDArray[np.float64]
 
 
 def bleu_scores(
-    predictions: Mapping[str, str], references: Mapping[str, Sequence[str]]
+    predictions: Mapping[str, str],
+    references: Mapping[str, Sequence[str]],
+    index: ReferenceIndex | None = None,
 ) -> tuple[tuple[float, ...], dict[str, tuple[float, ...]]]:
     """BLEU-1..4 of tokenised captions.
 
     Args:
         predictions: for each video of the references a caption, its tokens separated by white space.
         references: for each video its reference captions, likewise.
+        index: of the references, if there is one already.
 
     Returns:
         The four corpus scores, and the four scores of each video; from 0 to 1.
     """
-    counts = {video: _count(predictions[video], captions) for video, captions in references.items()}
-    return _sum(counts.values()).scores(), {video: one.scores() for video, one in counts.items()}
+    counts = bleu_counts(predictions, index or ReferenceIndex(references))
+    videos = bleu_of_counts(counts)
+    corpus = bleu_of_counts(counts.sum(axis=0))
+    return tuple(corpus.tolist()), {
+        video: tuple(row) for video, row in zip(references, videos.tolist(), strict=True)
+    }
 
 
-def _count(prediction: str, references: Sequence[str]) -> _Counts:
-    words = prediction.split()
-    orders = ngram_counts(words)
-    most: dict[NGram, int] = {}
-    lengths = set()
-    for line in set(references):  # a repeated reference changes nothing
-        reference = line.split()
-        lengths.add(len(reference))
-        for order, wanted in zip(ngram_counts(reference), orders, strict=True):
-            for gram in order.keys() & wanted.keys():
-                most[gram] = max(most.get(gram, 0), order[gram])
-    return _Counts(
-        length=len(words),
-        closest=min(lengths, key=lambda length: (abs(length - len(words)), length)),
-        correct=tuple(
-            sum(min(count, most.get(gram, 0)) for gram, count in order.items()) for order in orders
-        ),
-        total=tuple(max(0, len(words) - n) for n in range(MAX_N)),
-    )
+def bleu_counts(predictions: Mapping[str, str], index: ReferenceIndex) -> Floats:
+    """What BLEU needs to know of each video: counts that may be summed over videos.
+
+    Returns:
+        For each video of the index its prediction's length, the length of the closest reference, the clipped
+        matches for n = 1..4, and the prediction's n-grams for n = 1..4: (videos, 10).
+    """
+    rows = range(len(index.rows))
+    lengths, orders = index.match(rows, [predictions[video] for video in index.rows])
+    distance = np.abs(index.words - np.repeat(lengths, np.diff(index.first)))
+    nearest = np.lexsort((index.words, distance, np.repeat(rows, np.diff(index.first))))
+    correct, total = [], []
+    for n, (order, shared) in enumerate(zip(index.orders, orders, strict=True)):
+        most = np.zeros(len(shared.line), dtype=np.int64)
+        np.maximum.at(most, shared.own, order.count[shared.entry])
+        clipped = np.minimum(shared.count, most)
+        correct.append(np.bincount(shared.line, clipped, minlength=len(rows)))
+        total.append(np.maximum(0, lengths - n))
+    return np.stack([lengths, index.words[nearest[index.first[:-1]]], *correct, *total], axis=1).astype(float)
 
 
-def _sum(counts: Iterable[_Counts]) -> _Counts:
-    every = list(counts)
-    return _Counts(
-        length=sum(one.length for one in every),
-        closest=sum(one.closest for one in every),
-        correct=tuple(sum(one.correct[n] for one in every) for n in range(MAX_N)),
-        total=tuple(sum(one.total[n] for one in every) for n in range(MAX_N)),
-    )
+def bleu_of_counts(counts: Floats) -> Floats:
+    """BLEU-1..4 of counts as :func:`bleu_counts` gives them: (..., 10) to (..., 4)."""
+    length, closest = counts[..., 0] + _TINY, counts[..., 1] + _SMALL
+    correct, total = counts[..., 2 : 2 + MAX_N] + _TINY, counts[..., 2 + MAX_N :] + _SMALL
+    ratio = (length / closest)[..., None]
+    penalty = np.exp(np.minimum(0, 1 - 1 / ratio))
+    product: Floats = np.cumprod(correct / total, axis=-1) ** (1 / np.arange(1, MAX_N + 1)) * penalty
+    return product

@@ -13,33 +13,18 @@ corpus score is the mean over videos. With a single video every weight, and so e
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
-from capvid.metrics.ngrams import (
-    MAX_N,
-    Caption,
-    NGram,
-    check_predictions,
-    check_references,
-    ngram_counts,
-    tokenised,
-)
+import numpy as np
+from numpy.typing import NDArray
+
+from capvid.metrics.index import Ints, Order, ReferenceIndex, Shared
+from capvid.metrics.ngrams import MAX_N, Caption, check_predictions, check_references, tokenised
 
 SIGMA = 6.0
 SCALE = 10.0
 
-# For one n-gram of a video: (reference, its count there, count * idf^2 / norm of that reference's vector).
-Postings = list[tuple[int, int, float]]
-
-
-@dataclass(frozen=True)
-class _Video:
-    """References of one video, indexed by n-gram."""
-
-    postings: dict[NGram, Postings]
-    lengths: list[int]  # bigrams of each reference
+Floats = NDArray[np.float64]
 
 
 class CiderD:
@@ -50,42 +35,41 @@ class CiderD:
             as often as they occur.
         tokenizer: ``builtin``, or ``none`` for texts whose tokens are separated by spaces already. Lists of
             tokens are never tokenised again.
+        index: of the references, tokenised, if there is one already.
 
     Raises:
         DataError: there is no video, or a video without references.
         UsageError: there is no tokenizer of that name.
     """
 
-    def __init__(self, references: Mapping[str, Sequence[Caption]], *, tokenizer: str = "builtin") -> None:
+    def __init__(
+        self,
+        references: Mapping[str, Sequence[Caption]],
+        *,
+        tokenizer: str = "builtin",
+        index: ReferenceIndex | None = None,
+    ) -> None:
         check_references(references)
         self._tokenizer = tokenizer
+        self._index = index or ReferenceIndex(
+            {
+                video: [tokenised(caption, tokenizer=tokenizer) for caption in captions]
+                for video, captions in references.items()
+            }
+        )
         self._max_idf = math.log(len(references))
-        df: Counter[NGram] = Counter()
-        raw: dict[str, tuple[dict[NGram, list[tuple[int, int]]], list[int]]] = {}
-        for video, captions in references.items():
-            lines = [tokenised(caption, tokenizer=tokenizer).split() for caption in captions]
-            counts: dict[NGram, list[tuple[int, int]]] = {}
-            for reference, line in enumerate(lines):
-                for order in ngram_counts(line):
-                    for gram, count in order.items():
-                        counts.setdefault(gram, []).append((reference, count))
-            raw[video] = counts, [max(0, len(line) - 1) for line in lines]
-            df.update(counts.keys())
-        self._idf = {gram: self._max_idf - math.log(videos) for gram, videos in df.items()}
-        self._videos = {video: self._index(counts, lengths) for video, (counts, lengths) in raw.items()}
+        self._idf = [self._max_idf - np.log(np.maximum(1, order.videos)) for order in self._index.orders]
+        self._weights = [
+            self._weigh(order, idf) for order, idf in zip(self._index.orders, self._idf, strict=True)
+        ]
 
-    def _index(self, counts: dict[NGram, list[tuple[int, int]]], lengths: list[int]) -> _Video:
-        squares = [[0.0] * len(lengths) for _ in range(MAX_N)]
-        for gram, found in counts.items():
-            order, idf = squares[len(gram) - 1], self._idf[gram]
-            for reference, count in found:
-                order[reference] += (count * idf) ** 2
-        inverse = [[1 / math.sqrt(square) if square else 0.0 for square in order] for order in squares]
-        postings: dict[NGram, Postings] = {}
-        for gram, found in counts.items():
-            order, weight = inverse[len(gram) - 1], self._idf[gram] ** 2
-            postings[gram] = [(place, count, count * weight * order[place]) for place, count in found]
-        return _Video(postings, lengths)
+    def _weigh(self, order: Order, idf: Floats) -> Floats:
+        """For each entry count * idf^2 / the norm of its reference's vector."""
+        own = idf[order.gram]
+        squares = np.bincount(order.line, (order.count * own) ** 2, minlength=len(self._index.words))
+        norms = np.sqrt(squares)[order.line]
+        weights: Floats = np.divide(order.count * own**2, norms, out=np.zeros_like(norms), where=norms > 0)
+        return weights
 
     def score(self, predictions: Mapping[str, Caption]) -> tuple[float, dict[str, float]]:
         """Score one caption for each video.
@@ -100,37 +84,47 @@ class CiderD:
         Raises:
             DataError: some videos of the references have no prediction; the message names them.
         """
-        check_predictions(predictions, self._videos)
-        scores = {
-            video: self._score_video(index, tokenised(predictions[video], tokenizer=self._tokenizer).split())
-            for video, index in self._videos.items()
-        }
-        return math.fsum(scores.values()) / len(scores), scores
+        videos = self._index.rows
+        check_predictions(predictions, videos)
+        scores = self._score(list(videos.values()), [predictions[video] for video in videos])
+        return math.fsum(scores) / len(scores), dict(zip(videos, scores, strict=True))
 
-    def score_captions(self, video: str, captions: Sequence[Caption]) -> list[float]:
-        """Score several captions of one video of the references; each from 0 to 10."""
-        index = self._videos[video]
-        lines = (tokenised(caption, tokenizer=self._tokenizer).split() for caption in captions)
-        return [self._score_video(index, line) for line in lines]
+    def score_captions(self, videos: Sequence[str], captions: Sequence[Caption]) -> list[float]:
+        """Score captions, each of the video of the references that stands in its place; each from 0 to 10."""
+        return self._score([self._index.rows[video] for video in videos], captions)
 
-    def _score_video(self, video: _Video, words: list[str]) -> float:
-        similarity = [0.0] * len(video.lengths)  # summed over n, for each reference
-        for order in ngram_counts(words):
-            squares = 0.0
-            found: list[tuple[int, Postings]] = []
-            for gram, count in order.items():
-                squares += (count * self._idf.get(gram, self._max_idf)) ** 2
-                if gram in video.postings:
-                    found.append((count, video.postings[gram]))
-            if not squares:
-                continue
-            norm = math.sqrt(squares)
-            for count, postings in found:
-                for reference, reference_count, weight in postings:
-                    similarity[reference] += min(count, reference_count) * weight / norm
-        length = max(0, len(words) - 1)
-        total = sum(
-            value * math.exp(-((length - other) ** 2) / (2 * SIGMA**2))
-            for value, other in zip(similarity, video.lengths, strict=True)
+    def _score(self, rows: Sequence[int], captions: Sequence[Caption]) -> list[float]:
+        """Score captions of videos given by their numbers."""
+        texts = [tokenised(caption, tokenizer=self._tokenizer) for caption in captions]
+        lengths, orders = self._index.match(rows, texts)
+        first = self._index.first
+        video = np.asarray(rows, dtype=np.int64)
+        many = first[video + 1] - first[video]  # references of each caption's video
+        offset = np.cumsum(many) - many  # of each caption in the array of all pairs of caption and reference
+        similarity = np.zeros(int(many.sum()))
+        for n in range(MAX_N):
+            similarity += self._similarity(n, orders[n], video, offset, len(similarity))
+        caption = np.repeat(np.arange(len(many)), many)
+        reference = np.arange(len(caption)) + np.repeat(first[video] - offset, many)
+        delta = np.maximum(0, lengths - 1)[caption] - np.maximum(0, self._index.words - 1)[reference]
+        total = np.bincount(caption, similarity * np.exp(-(delta**2) / (2 * SIGMA**2)), minlength=len(many))
+        scores: list[float] = (SCALE * total / (MAX_N * many)).tolist()
+        return scores
+
+    def _similarity(self, n: int, shared: Shared, video: Ints, offset: Ints, size: int) -> Floats:
+        """The clipped cosine of every pair of a caption and a reference of its video, for one n."""
+        known = self._idf[n]
+        idf = np.full(len(shared.gram), self._max_idf)
+        inside = shared.gram < len(known)
+        idf[inside] = known[shared.gram[inside]]
+        norms = np.sqrt(np.bincount(shared.line, (shared.count * idf) ** 2, minlength=len(video)))
+        line = shared.line[shared.own]
+        order = self._index.orders[n]
+        products = np.minimum(shared.count[shared.own], order.count[shared.entry])
+        norm = norms[line]
+        shares = np.divide(
+            products * self._weights[n][shared.entry], norm, out=np.zeros_like(norm), where=norm > 0
         )
-        return SCALE * total / (MAX_N * len(video.lengths))
+        pair = offset[line] + order.line[shared.entry] - self._index.first[video[line]]
+        summed: Floats = np.bincount(pair, shares, minlength=size).astype(np.float64)
+        return summed

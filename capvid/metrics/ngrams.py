@@ -1,4 +1,4 @@
-"""What the metrics share: tokenised captions, n-gram counts, and the check of predictions.
+"""What the metrics share: tokenised captions, and the checks of predictions and references.
 
 A tokenised caption is one string, its tokens joined by single spaces. BLEU and CIDEr-D split it at any
 white space, ROUGE_L at the space character only, as the published code does; that differs for the rare
@@ -13,10 +13,9 @@ from capvid.errors import DataError, UsageError
 from capvid.text.tokenize import ptb_tokenize
 
 MAX_N = 4
-TOKENIZERS = ("builtin", "none")
+TOKENIZERS = ("auto", "ptb", "builtin", "none")
 
 Caption = str | Sequence[str]
-NGram = tuple[str, ...]
 
 
 def tokenised(caption: Caption, *, tokenizer: str = "builtin") -> str:
@@ -24,28 +23,28 @@ def tokenised(caption: Caption, *, tokenizer: str = "builtin") -> str:
 
     Args:
         caption: a text, or a list of tokens that is taken as it is.
-        tokenizer: ``builtin`` for the rules of :mod:`capvid.text.tokenize`, ``none`` for a text whose tokens
-            are separated by spaces already.
+        tokenizer: ``builtin`` for the rules of :mod:`capvid.text.tokenize` (``auto`` is the same), ``none``
+            for a text whose tokens are separated by spaces already.
 
     Raises:
-        UsageError: there is no tokenizer of that name.
+        UsageError: there is no tokenizer of that name, or it is ``ptb``, which takes all captions at once.
     """
-    if tokenizer not in TOKENIZERS:
-        raise UsageError(f"no tokenizer named {tokenizer!r}", remedy=f"use one of: {', '.join(TOKENIZERS)}")
+    check_tokenizer(tokenizer)
+    if tokenizer == "ptb":
+        raise UsageError("the tokenizer 'ptb' takes no single captions", remedy="use capvid.metrics.score")
     if not isinstance(caption, str):
         return " ".join(caption)
-    return " ".join(ptb_tokenize(caption)) if tokenizer == "builtin" else caption
+    return caption if tokenizer == "none" else " ".join(ptb_tokenize(caption))
 
 
-def ngram_counts(words: Sequence[str]) -> list[dict[NGram, int]]:
-    """Count the n-grams of a caption: one dict for each n = 1..4."""
-    counts: list[dict[NGram, int]] = []
-    for n in range(1, MAX_N + 1):
-        order: dict[NGram, int] = {}
-        for gram in zip(*(words[i:] for i in range(n)), strict=False):
-            order[gram] = order.get(gram, 0) + 1
-        counts.append(order)
-    return counts
+def check_tokenizer(name: str) -> None:
+    """Refuse names that are none of a tokenizer.
+
+    Raises:
+        UsageError: it is one.
+    """
+    if name not in TOKENIZERS:
+        raise UsageError(f"no tokenizer named {name!r}", remedy=f"use one of: {', '.join(TOKENIZERS)}")
 
 
 def check_predictions(predictions: Mapping[str, object], references: Iterable[str]) -> None:

@@ -5,6 +5,7 @@ Written from what they compute: n-grams stay inside a sentence, counts are poole
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -22,7 +23,7 @@ def repetition(
     """
     videos = {video: _of(sentences) for video, sentences in paragraphs.items()}
     count = max(1, len(videos))
-    means = {f"R@{n}": sum(values[f"R@{n}"] for values in videos.values()) / count for n in ORDERS}
+    means = {f"R@{n}": math.fsum(values[f"R@{n}"] for values in videos.values()) / count for n in ORDERS}
     return means, videos
 
 

@@ -223,10 +223,9 @@ class SelfCriticalTrainer(Trainer):
 
     def _rewards(self, ids: Sequence[str], samples: Sequence[Sequence[Hypothesis]]) -> Tensor:
         """CIDEr-D of every sample, (B, K)."""
-        spoken = [[self.vocabulary.decode(sample.tokens) for sample in some] for some in samples]
-        return torch.tensor(
-            [self.scorer.score_captions(name, some) for name, some in zip(ids, spoken, strict=True)]
-        )
+        spoken = [self.vocabulary.decode(sample.tokens) for some in samples for sample in some]
+        videos = [name for name, some in zip(ids, samples, strict=True) for _ in some]
+        return torch.tensor(self.scorer.score_captions(videos, spoken)).view(len(ids), -1)
 
     def _run(self) -> Mapping[str, Any]:
         return {**super()._run(), "start": self.start.info}

@@ -131,6 +131,6 @@ def test_unusable_references(references: dict[str, list[str]], message: str) -> 
 
 
 def test_unknown_tokenizer() -> None:
-    with pytest.raises(UsageError, match=r"'moses'; use one of: builtin, none") as caught:
+    with pytest.raises(UsageError, match=r"'moses'; use one of: auto, ptb, builtin, none") as caught:
         CiderD({"v": ["a dog"]}, tokenizer="moses")
     assert isinstance(caught.value, CapvidError)

@@ -1,14 +1,17 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 
 import capvid.metrics
-from capvid.errors import DataError, UsageError
-from capvid.metrics import score
+from capvid.errors import DataError, MetricError, UsageError
+from capvid.metrics import score, score_paragraphs
+from capvid.metrics.scoring import caption_texts, score_texts
 
 PUBLISHED = {
     "Bleu_1": "BLEU-1",
@@ -73,7 +76,7 @@ def test_errors() -> None:
         score({"v": "a dog runs"}, REFERENCES)
     with pytest.raises(DataError, match="w: no references"):
         score(PREDICTIONS, {"v": ["a dog"], "w": []})
-    with pytest.raises(UsageError, match="'spice'; use any of: bleu, rouge, cider"):
+    with pytest.raises(UsageError, match="'spice'; use any of: bleu, meteor, rouge, cider"):
         score(PREDICTIONS, REFERENCES, metrics=["bleu", "spice"])
     with pytest.raises(UsageError, match="no tokenizer named 'moses'"):
         score(PREDICTIONS, REFERENCES, tokenizer="moses")
@@ -120,3 +123,75 @@ def test_line_separators_are_spaces(shared_data: Path) -> None:
     scores = score(case["predictions"], case["references"])
     assert scores.corpus["BLEU-1"] == pytest.approx(1, abs=1e-8)
     assert scores.corpus["ROUGE_L"] == pytest.approx(1, abs=1e-12)
+
+
+def test_missing_captions() -> None:
+    references = {**REFERENCES, "x": ["a bird sings"]}
+    with pytest.raises(DataError, match=r"no prediction for 1 of .*: x;"):
+        score(PREDICTIONS, references)
+    assert score(PREDICTIONS, references, missing="skip") == score(PREDICTIONS, REFERENCES)
+    empty = score(PREDICTIONS, references, missing="empty")
+    assert empty == score({**PREDICTIONS, "x": ""}, references)
+    assert empty.per_video["x"]["ROUGE_L"] == 0
+    with pytest.raises(DataError, match="no video of the references has a prediction"):
+        score({"y": "a dog"}, references, missing="skip")
+    with pytest.raises(UsageError, match="'drop' with missing ones; use one of: error, empty, skip"):
+        score(PREDICTIONS, references, missing="drop")
+
+
+def test_auto_is_the_builtin_tokenizer() -> None:
+    assert score(PREDICTIONS, REFERENCES, tokenizer="auto") == score(PREDICTIONS, REFERENCES)
+
+
+def test_meteor_by_whichever_engine_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    def meteor_scores(said: dict[str, str], wanted: dict[str, list[str]]) -> tuple[float, dict[str, float]]:
+        assert wanted["v"] == ["a dog runs", "a brown dog is running"]
+        return 0.5, {video: len(text.split()) / 10 for video, text in said.items()}
+
+    def twice(said: dict[str, str], wanted: dict[str, list[str]]) -> tuple[float, dict[str, float]]:
+        corpus, videos = meteor_scores(said, wanted)
+        return 2 * corpus, videos
+
+    for name, function in (("meteor", meteor_scores), ("meteor_java", twice)):
+        module = ModuleType(f"capvid.metrics.{name}")
+        module.meteor_scores = function  # type: ignore[attr-defined]
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    every = score(PREDICTIONS, REFERENCES, metrics=["cider", "meteor", "bleu", "rouge"])
+    assert list(every.corpus)[3:] == ["BLEU-4", "METEOR", "ROUGE_L", "CIDEr-D"]
+    assert every.corpus["METEOR"] == 0.5
+    assert every.per_video["w"]["METEOR"] == 0.6
+    assert score(PREDICTIONS, REFERENCES, metrics=["meteor"], meteor_engine="java").corpus == {"METEOR": 1.0}
+    with pytest.raises(UsageError, match="no METEOR engine 'nltk'"):
+        score(PREDICTIONS, REFERENCES, metrics=["meteor"], meteor_engine="nltk")
+
+
+def test_meteor_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "capvid.metrics.meteor", None)
+    with pytest.raises(MetricError, match=r"not available; pip install 'capvid\[meteor\]'"):
+        score(PREDICTIONS, REFERENCES, metrics=["meteor"])
+    texts = caption_texts(PREDICTIONS, REFERENCES)
+    found = score_texts(texts, metrics=["meteor", "rouge"], meteor_needed=False)
+    assert list(found.corpus) == ["ROUGE_L"]
+    assert list(found.left_out) == ["METEOR"]
+    with pytest.raises(UsageError):
+        score_texts(texts, metrics=["meteor"], meteor_engine="nltk", meteor_needed=False)
+
+
+@pytest.mark.shared
+def test_published_paragraph_scores(shared_data: Path) -> None:
+    case = published(shared_data, "para_awkward", ".json")
+    expected = published(shared_data, "para_awkward", ".out.json")
+    first, second = case["references"]
+    references = {
+        video: [texts[video] for texts in (first, second) if video in texts] for video in first | second
+    }
+    found = score_paragraphs(case["predictions"], references, missing="empty", repetition_of=first.keys())
+    names = {**PUBLISHED, "re1": "R@1", "re2": "R@2", "re3": "R@3", "re4": "R@4"}
+    assert found.corpus == pytest.approx(
+        {ours: expected["corpus"][theirs] for theirs, ours in names.items()}, rel=0, abs=1e-9
+    )
+    for video, values in expected["segments"].items():
+        wanted = {**values, **expected["repetition"].get(video, {})}
+        for name, value in found.per_video[video].items():
+            theirs = next(key for key, ours in names.items() if ours == name)
+            assert value == pytest.approx(wanted[theirs], rel=0, abs=1e-9)

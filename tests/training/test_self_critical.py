@@ -166,4 +166,4 @@ def test_several_captions_of_a_video_are_scored_as_one_by_one() -> None:
     scorer = CiderD(references)
     said = ["a man runs very fast", "a man sings", "nothing of that"]
     alone = [scorer.score({**dict.fromkeys(references, "x"), "v0": text})[1]["v0"] for text in said]
-    assert scorer.score_captions("v0", said) == alone and alone[0] > alone[1] > alone[2]
+    assert scorer.score_captions(["v0"] * 3, said) == alone and alone[0] > alone[1] > alone[2]

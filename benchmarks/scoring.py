@@ -1,0 +1,119 @@
+"""How fast captions are scored beside pycocoevalcap: tokenizer, BLEU, ROUGE_L and CIDEr-D, in seconds.
+
+python benchmarks/scoring.py CASE.json PYTHON [VIDEOS] [REFERENCES]
+
+CASE.json holds ``{"references": {id: [caption]}, "predictions": {id: caption}}``; its captions are drawn
+again until there are 2990 videos with 20 references. PYTHON is an interpreter with pycocoevalcap and Java;
+both score the same captions in turn, three times, and the best time of each part counts.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+RUNS = 3
+
+
+def drawn(case: dict[str, Any], videos: int, count: int) -> dict[str, Any]:
+    """Captions of a case for so many videos with so many references each, the same at every call."""
+    draw = random.Random(0)
+    ids = list(case["references"])
+    chosen = [ids[i % len(ids)] for i in range(videos)]
+    return {
+        "references": {
+            f"v{i}": draw.choices(case["references"][one], k=count) for i, one in enumerate(chosen)
+        },
+        "predictions": {f"v{i}": case["predictions"][one] for i, one in enumerate(chosen)},
+    }
+
+
+def theirs(case: dict[str, Any]) -> dict[str, tuple[float, float]]:
+    """Seconds and corpus score of each part of pycocoevalcap."""
+    from pycocoevalcap.bleu.bleu import Bleu
+    from pycocoevalcap.cider.cider import Cider
+    from pycocoevalcap.rouge.rouge import Rouge
+    from pycocoevalcap.tokenizer.ptbtokenizer import PTBTokenizer
+
+    start = time.perf_counter()
+    tokenizer = PTBTokenizer()
+    references = tokenizer.tokenize(
+        {video: [{"caption": text} for text in texts] for video, texts in case["references"].items()}
+    )
+    predictions = tokenizer.tokenize(
+        {video: [{"caption": text}] for video, text in case["predictions"].items()}
+    )
+    parts = {"tokenizer": (time.perf_counter() - start, 0.0)}
+    for name, scorer in (("BLEU", Bleu(4)), ("ROUGE_L", Rouge()), ("CIDEr-D", Cider())):
+        start = time.perf_counter()
+        corpus, _ = scorer.compute_score(references, predictions, *([0] if name == "BLEU" else []))
+        parts[name] = (time.perf_counter() - start, corpus[-1] if name == "BLEU" else float(corpus))
+    return parts
+
+
+def ours(case: dict[str, Any]) -> dict[str, tuple[float, float]]:
+    """Seconds and corpus score of each part of capvid."""
+    from capvid.metrics import CiderD
+    from capvid.metrics.bleu import bleu_scores
+    from capvid.metrics.rouge import rouge_l
+    from capvid.text import tokenize
+
+    tokenize._tokens.cache_clear()
+    start = time.perf_counter()
+    references = {
+        video: [" ".join(tokenize.ptb_tokenize(text)) for text in texts]
+        for video, texts in case["references"].items()
+    }
+    predictions = {
+        video: " ".join(tokenize.ptb_tokenize(text)) for video, text in case["predictions"].items()
+    }
+    parts = {"tokenizer": (time.perf_counter() - start, 0.0)}
+    start = time.perf_counter()
+    bleu = bleu_scores(predictions, references)[0][-1]
+    parts["BLEU"] = (time.perf_counter() - start, bleu)
+    start = time.perf_counter()
+    rouge = rouge_l(predictions, references)[0]
+    parts["ROUGE_L"] = (time.perf_counter() - start, rouge)
+    start = time.perf_counter()
+    cider = CiderD(references, tokenizer="none").score(predictions)[0]
+    parts["CIDEr-D"] = (time.perf_counter() - start, cider)
+    return parts
+
+
+def in_process(python: str, path: str, which: str) -> dict[str, tuple[float, float]]:
+    done = subprocess.run([python, __file__, f"--{which}", path], capture_output=True, text=True, check=True)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def main() -> None:
+    if sys.argv[1] in ("--ours", "--theirs"):
+        case = json.loads(Path(sys.argv[2]).read_text(encoding="utf-8"))
+        print(json.dumps((ours if sys.argv[1] == "--ours" else theirs)(case)))
+        return
+    source, python = sys.argv[1:3]
+    videos, count = (int(text) for text in (*sys.argv[3:5], "2990", "20")[:2])
+    with tempfile.TemporaryDirectory() as folder:
+        path = f"{folder}/case.json"
+        case = drawn(json.loads(Path(source).read_text(encoding="utf-8")), videos, count)
+        Path(path).write_text(json.dumps(case), encoding="utf-8")
+        runs = [
+            (in_process(python, path, "theirs"), in_process(sys.executable, path, "ours"))
+            for _ in range(RUNS)
+        ]
+    best = [{part: min(run[side][part][0] for run in runs) for part in runs[0][side]} for side in (0, 1)]
+    print(f"{videos} videos, {count} references each; seconds, best of {RUNS}")
+    for part in best[0]:
+        agree = "" if part == "tokenizer" else f"  {runs[0][0][part][1]:.9f} and {runs[0][1][part][1]:.9f}"
+        print(f"{part:10} {best[0][part]:6.2f} {best[1][part]:6.2f}{agree}")
+    totals = [sum(parts.values()) for parts in best]
+    print(f"{'total':10} {totals[0]:6.2f} {totals[1]:6.2f}  {totals[0] / totals[1]:.1f} times as fast")
+
+
+if __name__ == "__main__":
+    main()
