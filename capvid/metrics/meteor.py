@@ -1,23 +1,25 @@
 """METEOR 1.5 (Banerjee and Lavie, 2005; Denkowski and Lavie, 2014), digit for digit and without Java.
 
-A prediction h is aligned with a reference r: no word is used twice, and each match is a pair of equal words, of
-words of one stem, of synonyms, or of paraphrases. With w(k) the weight of these four modules, d = .75 for
-content words and 1 - d for function words,
+A prediction h is aligned with a reference r: no word is used twice, and each match is a pair of equal words,
+of words of one stem, of synonyms, or of paraphrases. With w(k) the weight of these four modules, and d(.) a
+sum over words that counts content words d = .75 and function words 1 - d,
 
-    P = sum_k w(k) d(h_k) / d(h)     d(h_k): weights of the words of h matched by module k, d(h): of all its words
-    R = sum_k w(k) d(r_k) / d(r)
-    F = P R / (a P + (1 - a) R),     score = F (1 - g (c / m)^b),     a, b, g = .85, .2, .6
+    P = sum_k w(k) d(h_k) / d(h)     h_k: words of h matched by module k
+    R = sum_k w(k) d(r_k) / d(r)     r_k: words of r likewise
+    F = 1 / ((1 - a) / P + a / R),     score = F (1 - g (c / m)^b),     a, b, g = .85, .2, .6
 
 where the alignment falls into c chunks that are contiguous in both sentences and m is the number of matched
-words, the mean of both sides; a perfect match in one chunk has no penalty. A video's score is that of its best
-reference; the corpus score comes from the counts of those references summed. See :mod:`meteor_search` for the
-choice of the alignment.
+words, the mean of both sides; a perfect match in one chunk has no penalty, and c = 0. A video's score is that
+of its best reference; the corpus score comes from the counts of those references summed. How the alignment is
+chosen stands in :mod:`capvid.metrics.meteor_search`.
 """
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from capvid.metrics.meteor_data import PHRASE_WORDS, English, english, paraphrases
 from capvid.metrics.meteor_search import Alignment, Match, align
@@ -71,23 +73,27 @@ class _Counts:
         precision = _weighted(self.matched_predicted, self.predicted)
         recall = _weighted(self.matched_referenced, self.referenced)
         matched = sum(map(sum, self.matched_predicted)) + sum(map(sum, self.matched_referenced))
-        return _score(precision, recall, 2 * self.chunks / matched) if matched else 0.0
+        return _score(precision, recall, self.chunks / (matched / 2)) if matched else 0.0
 
 
 def _weighted(matched: Sequence[tuple[int, int]], words: tuple[int, int]) -> float:
-    """Precision or recall from counts of content and function words."""
+    """Precision or recall from counts of content and function words.
+
+    Terms are added in the published program's order here and below: rounding decides between references that
+    are equally good, and so which of them enters the corpus score.
+    """
     total = DELTA * words[0] + (1 - DELTA) * words[1]
-    found = sum(
-        weight * (DELTA * content + (1 - DELTA) * function)
-        for weight, (content, function) in zip(WEIGHTS, matched, strict=True)
-    )
+    found = 0.0
+    for kind, delta in enumerate((DELTA, 1 - DELTA)):
+        for weight, counts in zip(WEIGHTS, matched, strict=True):
+            found += weight * counts[kind] * delta
     return found / total if total else 0.0
 
 
 def _score(precision: float, recall: float, fragmentation: float) -> float:
     if not precision or not recall:
         return 0.0
-    mean = precision * recall / (ALPHA * precision + (1 - ALPHA) * recall)
+    mean = 1 / ((1 - ALPHA) / precision + ALPHA / recall)
     return float(mean * (1 - GAMMA * fragmentation**BETA))
 
 
@@ -130,6 +136,23 @@ def _sum(counts: Iterable[_Counts]) -> _Counts:
     )
 
 
+class _Word(NamedTuple):
+    code: int
+    stem: int
+    synsets: frozenset[str]
+
+
+def _code(word: str) -> int:
+    """What the published program compares in place of words and stems: Java's hash of 32 bits.
+
+    Different words may share it, ``bun`` and ``d90`` for one.
+    """
+    code = 0
+    for unit in array("H", word.encode("utf-16-le", "surrogatepass")):
+        code = (31 * code + unit) & 0xFFFFFFFF
+    return code
+
+
 class _Tables:
     """What words and phrases of all captions have to do with each other."""
 
@@ -145,7 +168,7 @@ class _Tables:
         for phrase, others in self.paraphrases.items():
             for rank, other in enumerate(others):
                 self.sources.setdefault(other, []).append((phrase, rank))
-        self._synsets: dict[str, frozenset[str]] = {}
+        self._words: dict[str, _Word] = {}
 
     def caption(self, text: str) -> _Caption:
         caption = _Caption(text, self.language)
@@ -154,10 +177,11 @@ class _Tables:
         ]
         return caption
 
-    def synsets(self, word: str) -> frozenset[str]:
-        if word not in self._synsets:
-            self._synsets[word] = self.language.synsets(word)
-        return self._synsets[word]
+    def word(self, word: str) -> _Word:
+        if word not in self._words:
+            stem = self.language.stem(word)
+            self._words[word] = _Word(_code(word), _code(stem), self.language.synsets(word))
+        return self._words[word]
 
 
 class _Prediction:
@@ -167,8 +191,7 @@ class _Prediction:
         self.caption = caption
         self._tables = tables
         self._words: dict[str, list[tuple[int, int]]] = {}  # of a word: place in the prediction, module
-        stem, synsets = tables.language.stem, tables.synsets
-        self._known = [(place, word, stem(word), synsets(word)) for place, word in enumerate(caption.words)]
+        self._known = [(place, *tables.word(word)) for place, word in enumerate(caption.words)]
         # Of a phrase of a reference: those whose paraphrases hold the prediction's, and those it is one of.
         self._backward: dict[bytes, list[tuple[int, int, int]]] = {}  # rank, place, length
         self._forward: dict[bytes, list[tuple[int, int, int]]] = {}  # place, length, rank
@@ -184,13 +207,13 @@ class _Prediction:
         """Words that match ``word``, by module and then by place."""
         found = self._words.get(word)
         if found is None:
-            stem, synsets = self._tables.language.stem(word), self._tables.synsets(word)
-            found = [(place, EXACT) for place, own, _, _ in self._known if own == word]
-            found += [(place, STEM) for place, own, root, _ in self._known if root == stem and own != word]
+            code, stem, synsets = self._tables.word(word)
+            found = [(place, EXACT) for place, own, _, _ in self._known if own == code]
+            found += [(place, STEM) for place, own, root, _ in self._known if root == stem and own != code]
             found += [
                 (place, SYNONYM)
                 for place, own, _, senses in self._known
-                if own != word and not senses.isdisjoint(synsets)
+                if own != code and not senses.isdisjoint(synsets)
             ]
             self._words[word] = found
         return found

@@ -44,8 +44,8 @@ class Normaliser:
     """Normalises texts.
 
     Args:
-        prefixes: lines of METEOR's list of words that keep a dot behind them, case as it matters; those marked
-            ``#NUMERIC_ONLY#`` keep it before a number only.
+        prefixes: lines of METEOR's list of words that keep a dot behind them, in the case it is kept in;
+            those marked ``#NUMERIC_ONLY#`` keep it before a number only.
     """
 
     def __init__(self, prefixes: Iterable[str]) -> None:

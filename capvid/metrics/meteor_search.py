@@ -1,8 +1,8 @@
 """The choice of METEOR's alignment among all matches of two sentences.
 
-Denkowski and Lavie (2014, section 2) ask for the alignment that covers most words, then has fewest chunks, then
-the smallest sum of distances between the starts of its matches, found by a beam search from left to right. What
-the published program counts decides which alignment is found; observed in its answers and kept here:
+Denkowski and Lavie (2014, section 2) ask for the alignment that covers most words, then has fewest chunks,
+then the smallest sum of distances between the starts of its matches, found by a beam search from left to
+right. What the published program counts decides which one it finds; observed in its answers and kept here:
 
 - a match whose words, on both sides, no other match touches is always part of the alignment;
 - in the search a match adds the integer part of its number of words on each side, times 1/2 unless they are
@@ -73,10 +73,7 @@ def align(starts: Sequence[Sequence[Match]], length: int) -> Alignment:
         length: words of the prediction.
     """
     fixed, free = _split(starts, length)
-    if any(free):
-        chosen = _search(fixed, free)
-    else:
-        chosen = [match for match in fixed if match is not None]
+    chosen = _search(fixed, free) if any(free) else [match for match in fixed if match is not None]
     chunks, end = 0, (-1, -1)
     for match in chosen:
         chunks += (match.reference_start, match.start) != end
@@ -153,7 +150,7 @@ def _grown(paths: Sequence[_Path], at: int, options: Sequence[_Option]) -> list[
 
 
 def _continued(key: int, path: _Path, option: _Option | None, at: int) -> _Path:
-    _, end, own_end, used, own_used, chain = path
+    _, _, _, used, own_used, chain = path
     if option is None:
         if used >> at & 1:
             return path

@@ -87,9 +87,7 @@ def test_features_of_videos_are_extracted_once(capvid: Run, toy: Toy, tmp_path: 
     (tmp_path / "data.jsonl").write_text("\n".join(map(json.dumps, rows)))
     streams = ["--backbone", "toy", "--sampling", "uniform:3", "--weights", toy.weights]
     where = ["--data", tmp_path / "data.jsonl", "--videos", tmp_path / "videos", "-o", tmp_path / "run"]
-    code, _, err = capvid(
-        "train", "m3-tiny", *where, *streams, *SET, "--set", "training.epochs=12", "--search", 2
-    )
+    code, _, err = capvid("train", "m3-tiny", *where, *streams, *SET, "--set", "training.epochs=12", "--search", 2)
     assert code == 0, err
     assert err.splitlines()[0] == "4 extracted" and err.count("extracted") == 1
     code, out, err = capvid("caption", tmp_path / "videos" / "v0.mp4", "--model", tmp_path / "run")
