@@ -1,4 +1,4 @@
-"""METEOR 1.5 from the published program, for those who would rather trust it than :mod:`capvid.metrics.meteor`."""
+"""METEOR 1.5 by the published program, to check :mod:`capvid.metrics.meteor` against."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def meteor_scores_java(
     One process takes all captions, and is ended whatever happens.
 
     Raises:
-        DataError: there is no ``java`` command or no jar, or the program failed; the message says what it said.
+        DataError: there is no ``java`` command or no jar, or the program failed; the message says how.
     """
     lines = [
         _SEPARATOR.join(["SCORE", *map(_reference, captions), _prediction(predictions[video])])
