@@ -43,15 +43,9 @@ class Alignment(NamedTuple):
     chunks: int
 
 
-class _Path(NamedTuple):
-    """The beginning of an alignment."""
-
-    key: int
-    end: int  # of the open chunk in the reference, -1 when there is none
-    own_end: int  # of the open chunk in the prediction
-    used: int  # words of the reference, as bits
-    own_used: int
-    chain: Chain
+# The beginning of an alignment: its key; where its open chunk ends in the reference (-1 when none is open) and
+# in the prediction; used words of both, as bits; its matches. A plain tuple, for there are very many.
+_Path = tuple[int, int, int, int, int, Chain]
 
 
 class _Option(NamedTuple):
@@ -111,52 +105,58 @@ def _search(fixed: Sequence[Match | None], free: Sequence[Sequence[_Option]]) ->
         if match is not None:
             used |= ((1 << match.reference_length) - 1) << match.reference_start
             own_used |= ((1 << match.length) - 1) << match.start
-    paths = [_Path(0, -1, -1, used, own_used, ())]
+    paths: list[_Path] = [(0, -1, -1, used, own_used, ())]
     for at, (match, options) in enumerate(zip(fixed, free, strict=True)):
         if match is not None:
             paths = [_extended(path, match) for path in paths]
         else:
             paths = _grown(paths, at, options)
-    best = min(paths, key=lambda path: path.key + (_CHUNK if path.end >= 0 else 0))
-    return _unchained(best.chain)
+    best = min(paths, key=lambda path: path[0] + (_CHUNK if path[1] >= 0 else 0))
+    return _unchained(best[5])
 
 
 def _extended(path: _Path, match: Match) -> _Path:
     """The path with a match whose words are marked as used already."""
     place, own, start, words, _ = match
-    new_chunk = path.end >= 0 and (path.end != start or path.own_end != place)
-    key = path.key + (_CHUNK if new_chunk else 0)
-    return _Path(key, start + words, place + own, path.used, path.own_used, (path.chain, match))
+    key, end, own_end, used, own_used, chain = path
+    if end >= 0 and (end != start or own_end != place):
+        key += _CHUNK
+    return key, start + words, place + own, used, own_used, (chain, match)
 
 
-def _grown(paths: Sequence[_Path], at: int, options: Sequence[_Option]) -> list[_Path]:
+def _grown(paths: list[_Path], at: int, options: Sequence[_Option]) -> list[_Path]:
     """The best paths that go on from ``paths`` by any of the options at a word, or by leaving it out."""
+    if not options and all(path[1] < 0 for path in paths):
+        return paths  # nothing to choose and no chunk to end; they are in order
     found: list[tuple[int, _Path, _Option | None]] = []
     for path in paths:
         key, end, own_end, used, own_used, _ = path
         if used >> at & 1:
             found.append((key, path, None))
             continue
+        ended = _CHUNK if end >= 0 else 0
+        goes_on = own_end if end == at else -1
         for option in options:
-            (place, _, _, _, _), mask, own_mask, gain, distance = option
+            match, mask, own_mask, gain, distance = option
             if used & mask or own_used & own_mask:
                 continue
-            new_chunk = end >= 0 and (end != at or own_end != place)
-            found.append((key - gain + (_CHUNK if new_chunk else 0), path, option))
+            found.append((key - gain + (0 if match[0] == goes_on else ended), path, option))
             key += distance
-        found.append((key + (_CHUNK if end >= 0 else 0), path, None))
+        found.append((key + ended, path, None))
     found.sort(key=itemgetter(0))
-    return [_continued(key, path, option, at) for key, path, option in found[:BEAM]]
+    return [_continued(key, path, option) for key, path, option in found[:BEAM]]
 
 
-def _continued(key: int, path: _Path, option: _Option | None, at: int) -> _Path:
+def _continued(key: int, path: _Path, option: _Option | None) -> _Path:
+    """The path with a match, or past a word that it has used or leaves out."""
+    if option is None and key == path[0]:
+        return path
     _, _, _, used, own_used, chain = path
     if option is None:
-        if used >> at & 1:
-            return path
-        return _Path(key, -1, -1, used, own_used, chain)
-    (place, own, start, words, _), mask, own_mask, _, _ = option
-    return _Path(key, start + words, place + own, used | mask, own_used | own_mask, (chain, option.match))
+        return key, -1, -1, used, own_used, chain
+    match, mask, own_mask, _, _ = option
+    place, own, start, words, _ = match
+    return key, start + words, place + own, used | mask, own_used | own_mask, (chain, match)
 
 
 def _unchained(chain: Chain) -> list[Match]:
