@@ -43,8 +43,8 @@ class Alignment(NamedTuple):
     chunks: int
 
 
-# The beginning of an alignment: its key; where its open chunk ends in the reference (-1 when none is open) and
-# in the prediction; used words of both, as bits; its matches. A plain tuple, for there are very many.
+# The beginning of an alignment: its key; where its open chunk ends in the reference (-1 when none is open)
+# and in the prediction; used words of both, as bits; its matches. A plain tuple, for there are very many.
 _Path = tuple[int, int, int, int, int, Chain]
 
 
