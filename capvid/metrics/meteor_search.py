@@ -1,0 +1,167 @@
+"""The choice of METEOR's alignment among all matches of two sentences.
+
+Denkowski and Lavie (2014, section 2) ask for the alignment that covers most words, then has fewest chunks,
+then the smallest sum of distances between the starts of its matches, found by a beam search from left to
+right. What the published program counts decides which one it finds; observed in its answers and kept here:
+
+- a match whose words, on both sides, no other match touches is always part of the alignment;
+- in the search a match adds the integer part of its number of words on each side, times 1/2 unless they are
+  equal words: single stems, synonyms and paraphrases add nothing;
+- a chunk is counted when it ends;
+- the distance of a match is added to the path that it extends, and so to its alternatives, not to itself;
+- of paths as good as each other the earlier one stays first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from operator import itemgetter
+from typing import Any, NamedTuple
+
+BEAM = 40
+# Matched words, chunks and distance of a path make one number to sort by, the smallest first.
+_CHUNK = 1 << 30
+_WORD = 1 << 60
+
+Chain = tuple[Any, ...]  # (earlier chain, match), or nothing
+
+
+class Match(NamedTuple):
+    """Words of the prediction matched with words of the reference; module 0 is that of equal words."""
+
+    start: int
+    length: int
+    reference_start: int
+    reference_length: int
+    module: int
+
+
+class Alignment(NamedTuple):
+    """Matches by their place in the reference, and the number of chunks they form."""
+
+    matches: list[Match]
+    chunks: int
+
+
+# The beginning of an alignment: its key; where its open chunk ends in the reference (-1 when none is open)
+# and in the prediction; used words of both, as bits; its matches. A plain tuple, for there are very many.
+_Path = tuple[int, int, int, int, int, Chain]
+
+
+class _Option(NamedTuple):
+    """A match that the search may take."""
+
+    match: Match
+    mask: int
+    own_mask: int
+    gain: int
+    distance: int
+
+
+def align(starts: Sequence[Sequence[Match]], length: int) -> Alignment:
+    """Choose among matches.
+
+    Args:
+        starts: for each word of the reference the matches that begin there; of equally good ones the first in
+            a list is preferred.
+        length: words of the prediction.
+    """
+    fixed, free = _split(starts, length)
+    chosen = _search(fixed, free) if any(free) else [match for match in fixed if match is not None]
+    chunks, end = 0, (-1, -1)
+    for match in chosen:
+        chunks += (match.reference_start, match.start) != end
+        end = match.reference_start + match.reference_length, match.start + match.length
+    return Alignment(chosen, chunks)
+
+
+def _split(starts: Sequence[Sequence[Match]], length: int) -> tuple[list[Match | None], list[list[_Option]]]:
+    """Matches that overlap with no other one, at most one a start, and the options that remain."""
+    touched, own_touched = [0] * len(starts), [0] * length
+    for matches in starts:
+        for place, own, start, words, _ in matches:
+            for i in range(place, place + own):
+                own_touched[i] += 1
+            for j in range(start, start + words):
+                touched[j] += 1
+    fixed: list[Match | None] = [None] * len(starts)
+    free: list[list[_Option]] = [[] for _ in starts]
+    for at, matches in enumerate(starts):
+        for match in matches:
+            place, own, start, words, module = match
+            if sum(own_touched[place : place + own]) == own and sum(touched[start : start + words]) == words:
+                fixed[at] = match
+                continue
+            gain = words + own if module == 0 else words // 2 + own // 2
+            mask, own_mask = ((1 << words) - 1) << start, ((1 << own) - 1) << place
+            free[at].append(_Option(match, mask, own_mask, gain * _WORD, abs(start - place)))
+    return fixed, free
+
+
+def _search(fixed: Sequence[Match | None], free: Sequence[Sequence[_Option]]) -> list[Match]:
+    """Go through the reference word by word with the ``BEAM`` best beginnings of an alignment."""
+    used = own_used = 0
+    for match in fixed:
+        if match is not None:
+            used |= ((1 << match.reference_length) - 1) << match.reference_start
+            own_used |= ((1 << match.length) - 1) << match.start
+    paths: list[_Path] = [(0, -1, -1, used, own_used, ())]
+    for at, (match, options) in enumerate(zip(fixed, free, strict=True)):
+        if match is not None:
+            paths = [_extended(path, match) for path in paths]
+        else:
+            paths = _grown(paths, at, options)
+    best = min(paths, key=lambda path: path[0] + (_CHUNK if path[1] >= 0 else 0))
+    return _unchained(best[5])
+
+
+def _extended(path: _Path, match: Match) -> _Path:
+    """The path with a match whose words are marked as used already."""
+    place, own, start, words, _ = match
+    key, end, own_end, used, own_used, chain = path
+    if end >= 0 and (end != start or own_end != place):
+        key += _CHUNK
+    return key, start + words, place + own, used, own_used, (chain, match)
+
+
+def _grown(paths: list[_Path], at: int, options: Sequence[_Option]) -> list[_Path]:
+    """The best paths that go on from ``paths`` by any of the options at a word, or by leaving it out."""
+    if not options and all(path[1] < 0 for path in paths):
+        return paths  # nothing to choose and no chunk to end; they are in order
+    found: list[tuple[int, _Path, _Option | None]] = []
+    for path in paths:
+        key, end, own_end, used, own_used, _ = path
+        if used >> at & 1:
+            found.append((key, path, None))
+            continue
+        ended = _CHUNK if end >= 0 else 0
+        goes_on = own_end if end == at else -1
+        for option in options:
+            match, mask, own_mask, gain, distance = option
+            if used & mask or own_used & own_mask:
+                continue
+            found.append((key - gain + (0 if match[0] == goes_on else ended), path, option))
+            key += distance
+        found.append((key + ended, path, None))
+    found.sort(key=itemgetter(0))
+    return [_continued(key, path, option) for key, path, option in found[:BEAM]]
+
+
+def _continued(key: int, path: _Path, option: _Option | None) -> _Path:
+    """The path with a match, or past a word that it has used or leaves out."""
+    if option is None and key == path[0]:
+        return path
+    _, _, _, used, own_used, chain = path
+    if option is None:
+        return key, -1, -1, used, own_used, chain
+    match, mask, own_mask, _, _ = option
+    place, own, start, words, _ = match
+    return key, start + words, place + own, used | mask, own_used | own_mask, (chain, match)
+
+
+def _unchained(chain: Chain) -> list[Match]:
+    matches: list[Match] = []
+    while chain:
+        chain, match = chain
+        matches.append(match)
+    return matches[::-1]
