@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 
+MANIFEST = "capvid-manifest.jsonl"  # in a folder of captions: what became of each video
+
 _BLOCK = 1 << 20
 _TEMPORARY = re.compile(r"\.([0-9a-f]{8})-([0-9]+)-[0-9a-f]{8}\.tmp$")
 

@@ -191,11 +191,11 @@ def _into_folder(
     fail_fast: bool,
 ) -> None:
     """Each result into its own file, written as it comes; what is already there is skipped."""
-    from capvid.files import atomic_write_text, remove_leftovers
-    from capvid.output.manifest import NAME, Manifest
+    from capvid.files import MANIFEST, atomic_write_text, remove_leftovers
+    from capvid.output.manifest import Manifest
 
     names = {video.path: f"{video.key}.{writer.extension}" for video in videos}
-    remove_leftovers([folder / NAME, *(folder / name for name in names.values())])
+    remove_leftovers([folder / MANIFEST, *(folder / name for name in names.values())])
     with Manifest(folder, model=pipeline.model, settings=pipeline.settings) as manifest:
 
         def write(result: CaptionResult) -> None:

@@ -22,6 +22,7 @@ from typing import Any
 from capvid.data.reading import Place, RowError, Rows
 from capvid.data.streams import JsonStream, TextLines, looks_like_json, opened
 from capvid.errors import DataError
+from capvid.files import MANIFEST
 
 IDS = ("image_id", "video_id", "video", "id")
 COLUMNS = ("video", "caption", "logprob")
@@ -62,7 +63,8 @@ def read_predictions(path: Path, *, paragraphs: bool = False) -> Predictions:
     """
     reader = _Reader(paragraphs)
     if path.is_dir():
-        files = sorted(one for one in path.rglob("*") if one.suffix.lower() in SUFFIXES and one.is_file())
+        files = [one for one in sorted(path.rglob("*")) if one.name != MANIFEST and one.is_file()]
+        files = [one for one in files if one.suffix.lower() in SUFFIXES]
         if not files:
             raise DataError(f"{path}: no predictions in this folder", remedy="give files of capvid caption")
     else:

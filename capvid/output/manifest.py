@@ -13,13 +13,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from capvid.files import atomic_write_text
+from capvid.files import MANIFEST, atomic_write_text
 from capvid.output.records import shown
 
 if TYPE_CHECKING:
     from capvid.results import CaptionResult
-
-NAME = "capvid-manifest.jsonl"
 
 
 class Manifest:
@@ -35,7 +33,7 @@ class Manifest:
     """
 
     def __init__(self, folder: Path, *, model: str, settings: Mapping[str, Any]) -> None:
-        self.path, self.folder, self.model = folder / NAME, folder, model
+        self.path, self.folder, self.model = folder / MANIFEST, folder, model
         text = json.dumps(dict(settings), sort_keys=True)
         self.settings = hashlib.sha256(text.encode()).hexdigest()[:16]
         self._lines = _read(self.path)

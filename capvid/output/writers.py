@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from types import TracebackType
@@ -127,7 +128,6 @@ class CsvWriter(Writer):
 
     extension = "csv"
     records_errors = False
-    separator: ClassVar[str] = ","
 
     def begin(self) -> None:
         """Write the names of the columns."""
@@ -141,14 +141,16 @@ class CsvWriter(Writer):
         self.stream.flush()
 
     def _row(self, cells: Sequence[str]) -> None:
-        csv.writer(self.stream, delimiter=self.separator, lineterminator="\n").writerow(cells)
+        csv.writer(self.stream, lineterminator="\n").writerow(cells)
 
 
 class TsvWriter(CsvWriter):
-    """The same with tabs between the columns."""
+    """The same with tabs between the columns and no quotes; tabs and ends of lines in names are spaces."""
 
     extension = "tsv"
-    separator = "\t"
+
+    def _row(self, cells: Sequence[str]) -> None:
+        self.stream.write("\t".join(" ".join(re.split(r"[\t\r\n]", cell)) for cell in cells) + "\n")
 
 
 class SubtitleWriter(Writer):

@@ -15,7 +15,7 @@ import pytest
 from toy import Run, Toy, save_toy_captioner, write_video
 
 from capvid.cli import main
-from capvid.output.manifest import NAME
+from capvid.files import MANIFEST
 from capvid.video.source import open_video
 
 
@@ -213,7 +213,7 @@ def test_output_dir_skips_what_is_done(
     arguments[3] = tmp_path / "other"
     assert capvid(*arguments, "--beam", 2) == (0, "", "2 captioned\n")  # another captioner
     others = sorted(path.name for path in out.rglob("*") if path.is_file())
-    assert others == [NAME, "clip.json", "clip.json"]
+    assert others == [MANIFEST, "clip.json", "clip.json"]
 
 
 def test_text_files_are_known_by_the_manifest(
@@ -230,7 +230,7 @@ def test_text_files_are_known_by_the_manifest(
     assert capvid(*arguments) == (0, "", "2 captioned\n")  # the last settings count
     shutil.copy(video_files[2], videos[0])  # another video of the same name
     assert capvid(*arguments) == (0, "", "1 captioned, 1 skipped (already done)\n")
-    (tmp_path / "out" / NAME).unlink()
+    (tmp_path / "out" / MANIFEST).unlink()
     assert capvid(*arguments) == (0, "", "2 captioned\n")
 
 
@@ -242,7 +242,7 @@ def test_a_failed_video_is_tried_again(
     assert capvid(*arguments)[0] == 1
     (file,) = (tmp_path / "out").glob("*.json")
     assert json.loads(file.read_text())["status"] == "error"
-    (line,) = map(json.loads, (tmp_path / "out" / NAME).read_text().splitlines())
+    (line,) = map(json.loads, (tmp_path / "out" / MANIFEST).read_text().splitlines())
     assert line["status"] == "error" and str(bad) in line["error"] and line["output"] == file.name
     shutil.copy(video_files[0], bad)
     assert capvid(*arguments)[0] == 0

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from toy import Run
+from toy import Run, Toy
 
 from capvid.metrics import score, score_paragraphs
 
@@ -360,3 +360,25 @@ def test_a_single_video(capvid: Run, files: Path) -> None:
     assert code == 0
     assert json.loads(out)["scores"] == {"CIDEr-D": 0}
     assert err == "note: CIDEr-D of a single video is 0, whatever its caption\n"
+
+
+def test_what_capvid_caption_writes_is_scored_alike_in_every_form(
+    capvid: Run, toy: Toy, video_files: list[Path], bad_files: dict[str, Path], tmp_path: Path
+) -> None:
+    videos = [*video_files, bad_files["text"]]
+    references = {video.stem: ["a dog is running in the park"] for video in videos}
+    (tmp_path / "wanted.json").write_text(json.dumps(references))
+    rest = [tmp_path / "wanted.json", "--missing", "skip", "--metrics", "bleu,cider", "--json"]
+    captions = ["caption", *videos, "--model", toy.model, "--num-captions", 2]
+    found = {}
+    for form in ("json", "jsonl", "csv", "tsv"):
+        assert capvid(*captions, "-o", tmp_path / f"all.{form}")[0] == 3
+        assert capvid(*captions, "--format", form, "--output-dir", tmp_path / form)[0] == 3
+        for source in (tmp_path / f"all.{form}", tmp_path / form):
+            code, out, err = capvid("score", source, *rest)
+            assert code == 0, err
+            report = json.loads(out)
+            found[source.name] = (report["scores"], report["counts"])
+    first, *others = found.values()
+    assert len(others) == 7 and all(other == first for other in others)
+    assert first[0]["BLEU-1"] > 0 and first[1]["videos"] == len(video_files)

@@ -6,7 +6,8 @@ from pathlib import Path
 from test_records import SETTINGS, result
 
 from capvid.errors import MissingVideoError
-from capvid.output.manifest import NAME, Manifest
+from capvid.files import MANIFEST
+from capvid.output.manifest import Manifest
 
 MODEL = "m3@0123456789ab"
 
@@ -18,7 +19,7 @@ def video(folder: Path, name: str) -> Path:
 
 
 def lines(folder: Path) -> list[dict]:
-    return [json.loads(line) for line in (folder / NAME).read_text().splitlines()]
+    return [json.loads(line) for line in (folder / MANIFEST).read_text().splitlines()]
 
 
 def test_what_is_done_and_what_is_not(tmp_path: Path) -> None:
@@ -51,16 +52,16 @@ def test_a_line_that_was_cut_short_is_one_line_lost(tmp_path: Path) -> None:
     made = Manifest(tmp_path, model=MODEL, settings=SETTINGS)
     made.note(result(path=first), "a.txt")
     made.note(result(path=second), "b.txt")
-    whole = (tmp_path / NAME).read_bytes()
+    whole = (tmp_path / MANIFEST).read_bytes()
     for name in ("a.txt", "b.txt"):
         (tmp_path / name).touch()
     for cut in range(len(whole.splitlines()[0]) + 1, len(whole)):
-        (tmp_path / NAME).write_bytes(whole[:cut])
+        (tmp_path / MANIFEST).write_bytes(whole[:cut])
         with Manifest(tmp_path, model=MODEL, settings=SETTINGS) as made:
             assert made.is_done(first, "a.txt")
             assert made.is_done(second, "b.txt") == (cut == len(whole) - 1)
             made.note(result(path=second), "b.txt")
-        assert (tmp_path / NAME).read_bytes() == whole
+        assert (tmp_path / MANIFEST).read_bytes() == whole
 
 
 def test_lines_of_other_processes_stay(tmp_path: Path) -> None:
