@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import os
+import signal
+import threading
 from pathlib import Path
 
 import pytest
 
 # Tests run side by side, and on several threads each they would wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# Where interrupts are ignored, as in a shell's background, commands that tests interrupt would ignore them too.
+if (
+    signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    and threading.current_thread() is threading.main_thread()
+):
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 
