@@ -12,7 +12,7 @@ import pytest
 # Tests run side by side, and on several threads each they would wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# Where interrupts are ignored, as in a shell's background, commands that tests interrupt would ignore them too.
+# Where interrupts are ignored, as in a shell's background, commands that tests interrupt would do so too.
 if (
     signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     and threading.current_thread() is threading.main_thread()
