@@ -31,7 +31,7 @@ def config_first(arguments: list[str]) -> list[str]:
     end = arguments.index("--") if "--" in arguments else len(arguments)
     for place, argument in enumerate(arguments[:end]):
         length = 2 if argument == "--config" else int(argument.startswith("--config="))
-        if length:
+        if length and place + length <= end:
             taken = arguments[place : place + length]
             return taken + arguments[:place] + arguments[place + length :]
     return arguments

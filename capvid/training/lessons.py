@@ -61,10 +61,12 @@ def shares_of(batches: Any, epoch: int, done: int, parts: int, accelerator: Acce
     Raises:
         FeatureFileError: features cannot be read, when their turn comes.
     """
-    mine = range(accelerator.process_index * parts, (accelerator.process_index + 1) * parts)
+    count = accelerator.num_processes
 
     def job(number: int, plan: Any) -> Callable[[], Share]:
-        readers = [plan.part(part, parts * accelerator.num_processes) for part in mine]
+        most = min(parts, -(-len(plan) // count))  # further parts would all be empty
+        mine = range(accelerator.process_index * most, (accelerator.process_index + 1) * most)
+        readers = [plan.part(part, most * count) for part in mine]
         return lambda: Share(number, len(plan), plan.words, [read() for read in readers])
 
     plans = enumerate(batches.epoch(epoch), 1)

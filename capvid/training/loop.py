@@ -226,6 +226,9 @@ class Trainer:
     def _saving(self) -> AbstractContextManager[None]:
         return disk_that_may_fill(self.folder, self._kept())
 
+    def _memory(self, where: str) -> AbstractContextManager[None]:
+        return memory_that_may_end(where, self._kept())
+
     def _kept(self) -> str:
         """What there is of the run on the disk, for messages."""
         best = self.progress.best
@@ -248,7 +251,8 @@ class Trainer:
         speed, waited = self._train()
         if self.average:
             self.average.swap(self.captioner)
-        cider, captions = self._validate()
+        with self._memory(f"the validation of epoch {progress.epoch}"):
+            cider, captions = self._validate()
         better = progress.best is None or cider > progress.best.cider
         with self._saving():
             if better:
@@ -292,7 +296,7 @@ class Trainer:
         saved = start
         while True:
             asked = time.monotonic()
-            with self._reading():
+            with self._memory(f"the reading of epoch {progress.epoch}"), self._reading():
                 share = next(shares, None)
             waited += time.monotonic() - asked
             if share is None:
@@ -366,8 +370,7 @@ class Trainer:
             TrainingMemoryError: there is not enough memory.
         """
         options, progress, accelerator = self.recipe.training, self.progress, self.accelerator
-        where = f"epoch {progress.epoch}, batch {share.number}"
-        with memory_that_may_end(where, self._kept()):
+        with self._memory(f"epoch {progress.epoch}, batch {share.number}"):
             lessons = self._lessons(share)
             self.optimizer.zero_grad(set_to_none=True)
             losses = torch.zeros_like(self.unseen)

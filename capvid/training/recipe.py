@@ -155,6 +155,10 @@ class Recipe:
         }
 
 
+_SHARES = {  # options that are at most 1
+    "data": {"frame_dropout"},
+    "training": {"average", "label_smoothing", "scheduled_sampling", "warmup"},
+}
 _SECTIONS: dict[str, type] = {
     "data": DataOptions,
     "training": TrainingOptions,
@@ -254,7 +258,11 @@ def _recipe(name: str, values: Mapping[str, Any]) -> Recipe:
 def _checked(section: str, said: str, values: Mapping[str, Any]) -> dict[str, Any]:
     """The values of a section, which messages call ``said``, if they fit."""
     cls, choices = _SECTIONS[section], _CHOICES.get(section, {})
-    return checked(cls, said, values, choices=choices, may_be_zero=_may_be_zero(cls))
+    chosen = checked(cls, said, values, choices=choices, may_be_zero=_may_be_zero(cls))
+    for option in _SHARES.get(section, set()) & set(chosen):
+        if chosen[option] > 1:
+            raise RecipeError(f"{said}.{option} = {chosen[option]}: must be at most 1")
+    return chosen
 
 
 def _may_be_zero(cls: type) -> set[str]:

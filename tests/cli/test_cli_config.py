@@ -86,3 +86,5 @@ def test_where_config_may_stand() -> None:
     assert config_first(["a", "b", "--config=f"]) == ["--config=f", "a", "b"]
     assert config_first(["a", "--", "--config", "f"]) == ["a", "--", "--config", "f"]
     assert config_first(["a"]) == ["a"]
+    assert config_first(["a", "b", "--config"]) == ["a", "b", "--config"]  # its value is missing
+    assert config_first(["a", "--config", "--", "f"]) == ["a", "--config", "--", "f"]

@@ -157,6 +157,24 @@ def test_memory_that_ends(tmp_path: Path, whole: dict[str, Any], monkeypatch: py
     assert smaller.over
 
 
+@pytest.mark.parametrize("where", ["reading", "validation"])
+def test_memory_that_ends_beside_a_step(tmp_path: Path, where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = begun(tmp_path / "run", Silent())
+
+    def greedy(*_: Any, **__: Any) -> Any:
+        raise MemoryError
+
+    if where == "reading":
+        monkeypatch.setattr(made.store, "get", greedy)
+        made.reader._kept.clear()
+    else:
+        monkeypatch.setattr(made.task, "predict", greedy)
+    with pytest.raises(
+        TrainingMemoryError, match=f"^out of memory in the {where} of epoch 1; no epoch is kept"
+    ):
+        made.run()
+
+
 def test_the_command_ends_with_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     unpacked(tmp_path / "features")
     videos, _ = data(tmp_path)

@@ -16,6 +16,7 @@ from together import STEPS, main, outcome
 
 from capvid.data.batches import Batch
 from capvid.text.vocabulary import BOS, EOS, PAD
+from capvid.training.lessons import shares_of
 from capvid.training.optimise import Objective
 
 LAUNCH = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2"]
@@ -48,7 +49,7 @@ def launched(*command: str) -> str:
 @pytest.mark.parametrize("name", ["m3", "mart"])
 def test_a_batch_in_parts_is_the_whole_batch(tmp_path: Path, name: str) -> None:
     found = []
-    for parts in (1, 3, 9):  # 9 parts of 7 captions: two are empty
+    for parts in (1, 3, 9):  # 9 are more than the captions of a batch
         folder = tmp_path / str(parts)
         folder.mkdir()
         made = trainer(folder, name, *STEPS, "training.epochs=3", f"training.accumulate={parts}")
@@ -57,6 +58,13 @@ def test_a_batch_in_parts_is_the_whole_batch(tmp_path: Path, name: str) -> None:
     for other in found[1:]:
         assert other["losses"] == pytest.approx(found[0]["losses"], abs=1e-5)
         assert other["weights"] == pytest.approx(found[0]["weights"], abs=1e-3)
+
+
+def test_a_batch_is_not_taken_in_more_parts_than_it_has_captions(tmp_path: Path) -> None:
+    made = trainer(tmp_path, "m3", *STEPS)
+    shares = list(shares_of(made.batches, 1, 0, 500, made.accelerator))
+    assert sorted(len(share.parts) for share in shares) == [6, 7, 7]
+    assert all(share.words == sum(int((p.targets != PAD).sum()) for p in share.parts) for share in shares)
 
 
 def test_two_processes_learn_what_one_does(tmp_path: Path) -> None:

@@ -153,7 +153,10 @@ def test_the_papers_hyper_parameters_are_those_of_their_recipes() -> None:
         ("search.model.dropout={low=0.5, high=1.5}", "search.model.dropout = 1.5: must be from 0 to below 1"),
         ("search.model.hidden={low=0, high=9}", "search.model.hidden = 0: must be positive"),
         ("search.model.hidden={low=9, high=9}", "search.model.hidden: low = 9 must be below high = 9"),
-        ("search.training.warmup={low=0.1, high=inf}", "low = 0.1 must be below high = inf, and both finite"),
+        (
+            "search.training.weight_decay={low=0.1, high=inf}",
+            "low = 0.1 must be below high = inf, and both finite",
+        ),
         ("search.training.warmup={low=nan, high=0.2}", "low = nan must be below high = 0.2"),
         ("search.training.warmup={low=0, high=0.2, log=true}", "with log = true, low must be above 0"),
         ("search.model.hidden={low=1, high=9, log=1}", "search.model.hidden.log = 1: expected true or false"),

@@ -9,8 +9,10 @@ from test_resume import Breaks, BrokenError, outcome, resumed
 from torch import Tensor
 
 from capvid.data.batches import Batch
+from capvid.errors import RecipeError
 from capvid.text.vocabulary import BOS, EOS, PAD
 from capvid.training import loop as module
+from capvid.training.recipe import load_recipe
 from capvid.training.scheduled import with_own_words
 
 
@@ -84,3 +86,10 @@ def test_it_grows_from_nothing_and_is_resumed_exactly(
         made.run()
     resumed(made).run()
     assert outcome(folders[0] / "run") == outcome(folders[1] / "run")
+
+
+@pytest.mark.parametrize("option", ["training.scheduled_sampling", "data.frame_dropout", "training.warmup"])
+def test_a_rate_above_one_is_refused(option: str) -> None:
+    with pytest.raises(RecipeError, match=f"{option} = 1.5: must be at most 1"):
+        load_recipe("m3-small", [f"{option}=1.5"])
+    load_recipe("m3-small", [f"{option}=1"])
