@@ -9,7 +9,8 @@ __all__ = ["Caption", "CaptionPipeline", "CaptionResult", "CapvidError", "WordSc
 
 if TYPE_CHECKING:
     from capvid.errors import CapvidError
-    from capvid.pipeline import CaptionPipeline, load
+    from capvid.loading import load
+    from capvid.pipeline import CaptionPipeline
     from capvid.results import Caption, CaptionResult, WordScore
 
 _HOMES = {
@@ -18,7 +19,7 @@ _HOMES = {
     "CaptionResult": "capvid.results",
     "CapvidError": "capvid.errors",
     "WordScore": "capvid.results",
-    "load": "capvid.pipeline",
+    "load": "capvid.loading",
 }
 
 

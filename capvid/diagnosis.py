@@ -143,7 +143,7 @@ def _decord(topic: str) -> Finding:
 def _bundled(topic: str) -> Finding:
     from capvid.features.registry import captioners, default_captioner
     from capvid.features.weights import local_weights
-    from capvid.pipeline import model_folder
+    from capvid.loading import model_folder
 
     names = [name for name, entry in captioners().items() if entry.source]
     for name in names:

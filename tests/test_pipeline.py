@@ -26,7 +26,8 @@ from capvid.errors import (
 from capvid.features.backbones import load_backbone
 from capvid.features.extract import extract_features
 from capvid.features.file import save_features
-from capvid.pipeline import CaptionPipeline, load, revision
+from capvid.loading import load, revision
+from capvid.pipeline import CaptionPipeline
 from capvid.video.sampling import UniformSampling
 from capvid.video.source import read_frames
 

@@ -19,7 +19,8 @@ def test_the_public_names() -> None:
 
 def test_where_they_live() -> None:
     from capvid.errors import CapvidError
-    from capvid.pipeline import CaptionPipeline, load
+    from capvid.loading import load
+    from capvid.pipeline import CaptionPipeline
 
     assert (capvid.CapvidError, capvid.CaptionPipeline, capvid.load) == (CapvidError, CaptionPipeline, load)
 

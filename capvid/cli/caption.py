@@ -98,8 +98,8 @@ def caption(
     videos = common.collect(inputs, batch, recursive=recursive, fail_fast=fail_fast)
     if not videos:
         batch.finish()
+    from capvid.loading import load
     from capvid.output import WRITERS
-    from capvid.pipeline import load
 
     suffix = output.suffix[1:].lower() if output else ""
     writer = WRITERS[form.value if form else suffix if suffix in WRITERS else "txt"]

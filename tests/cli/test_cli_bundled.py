@@ -19,7 +19,7 @@ from capvid.errors import CheckpointError
 from capvid.features.backbones import load_backbone
 from capvid.features.registry import backbones, captioners, default_captioner
 from capvid.files import sha256_file
-from capvid.pipeline import model_folder
+from capvid.loading import model_folder
 
 CLIP = Path(__file__).parents[2] / "examples" / "car.mp4"
 TRAINED = [name for name, entry in captioners().items() if entry.source]
@@ -95,7 +95,7 @@ def test_damage_is_noticed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
     folder = tmp_path / str(captioners()[name].source).partition(":")[2]
     folder.mkdir()
     (folder / "captioner.safetensors").write_bytes(b"other bytes")
-    monkeypatch.setattr("capvid.pipeline.FOLDER", tmp_path)
+    monkeypatch.setattr("capvid.loading.FOLDER", tmp_path)
     with pytest.raises(CheckpointError, match="damaged"):
         model_folder(name)
     with pytest.raises(CheckpointError, match="nor a captioner that comes trained"):

@@ -22,7 +22,7 @@ from capvid.video.source import open_video
 @pytest.fixture
 def captions(toy: Toy, video_files: list[Path]) -> dict[Path, str]:
     """What the library says about the videos."""
-    from capvid.pipeline import load
+    from capvid.loading import load
 
     return {result.path: result.captions[0].text for result in load(toy.model).stream(video_files)}
 

@@ -57,7 +57,7 @@ def test_gaps_come_with_what_to_do(
 
 
 def test_what_cannot_be_used_is_an_error(capvid: Run, hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("capvid.pipeline.sha256_file", lambda _: "0" * 64)
+    monkeypatch.setattr("capvid.loading.sha256_file", lambda _: "0" * 64)
     code, out, _ = capvid("doctor")
     assert code == 1
     state, said = lines(out)["bundled models"]
