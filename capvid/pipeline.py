@@ -9,6 +9,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain, islice
 from pathlib import Path
@@ -18,12 +19,16 @@ import numpy as np
 import torch
 
 from capvid.captioners.checkpoint import Checkpoint
-from capvid.decoding import DecodingOptions, Hypothesis, decode, pad_frames
-from capvid.errors import CapvidError, FeatureMismatchError, UsageError
+from capvid.decoding import DecodingOptions
+from capvid.describe import Described, Describer, paragraph
+from capvid.errors import CapvidError, DataError, FeatureMismatchError, UsageError
+from capvid.features.decode import Timeline
 from capvid.features.extract import TIMEOUT, ExtractionResult, extract_features
 from capvid.features.file import Features, load_features
-from capvid.results import Caption, CaptionResult, WordScore
+from capvid.features.parts import extract_in_parts
+from capvid.results import Caption, CaptionResult, Segment
 from capvid.video.sampling import Sampling
+from capvid.video.segments import Segmentation, frames_within
 from capvid.video.workers import WorkerPool
 
 if TYPE_CHECKING:
@@ -46,7 +51,9 @@ class CaptionPipeline:
         options: of the decoding.
         batch_size: videos captioned together; captions do not depend on it.
         workers: processes that decode videos.
-        timeout: seconds after which a file is given up; None waits for ever.
+        timeout: seconds after which a file, or a part of a long one, is given up; None waits for ever.
+        segments: what cuts videos into segments, of which each gets a sentence; None captions them whole.
+        pictures: whether results have small pictures of the sampled frames.
         model: name and revision of the captioner for results; None takes the checkpoint's name.
     """
 
@@ -61,6 +68,8 @@ class CaptionPipeline:
         batch_size: int = 8,
         workers: int = 2,
         timeout: float | None = TIMEOUT,
+        segments: Segmentation | None = None,
+        pictures: bool = False,
         model: str | None = None,
     ) -> None:
         if batch_size < 1 or workers < 1:
@@ -72,14 +81,17 @@ class CaptionPipeline:
         self.batch_size = batch_size
         self.workers = workers
         self.timeout = timeout
+        self.segments = segments
+        self.pictures = pictures
         self.model = model or checkpoint.name
         self._given_backbones = backbones
-        checkpoint.captioner.to(self.device).eval()
+        self._describer = Describer(checkpoint, device=self.device, options=options, batch_size=batch_size)
 
     @property
     def settings(self) -> Mapping[str, Any]:
         """Everything besides the model that a caption depends on."""
-        return {"sampling": self.sampling.spec(), **self.options.to_dict()}
+        cut = {} if self.segments is None else {"segments": self.segments.spec}
+        return {"sampling": self.sampling.spec(), **cut, **self.options.to_dict()}
 
     def __call__(self, path: str | Path) -> str:
         """Give the best caption of one video or file of features.
@@ -121,7 +133,8 @@ class CaptionPipeline:
                 self.checkpoint.header.checked(video.header)
                 video = video.concatenated()
             arrays.append(self._fitting(video))
-        return [tuple(map(self._caption, found)) for found in self._decode(arrays)] if arrays else []
+        clips = [[array[self._describer.frames(len(array))]] for array in arrays]
+        return [whole.captions for (whole,) in self._describer.describe(clips)] if clips else []
 
     def _fitting(self, array: np.ndarray) -> np.ndarray:
         """The array in single precision, if its shape is that of what the captioner was trained on."""
@@ -166,11 +179,7 @@ class CaptionPipeline:
                 if not _holds_features(path):
                     yield path
 
-        size = FRAMES_PER_VIDEO_IN_BATCH * self.batch_size
-        extraction = extract_features(
-            videos(), self._backbones, self.sampling, batch_size=size, pool=self._pool
-        )
-        with closing(extraction) as extracted:
+        with closing(self._extraction(videos())) as extracted:
             for result in extracted:
                 while _holds_features(waiting[0]):
                     yield self._loaded(waiting.popleft())
@@ -196,36 +205,96 @@ class CaptionPipeline:
             named = FeatureMismatchError(f"{result.path}: {error.message}", remedy=error.remedy)
             return ExtractionResult(path=result.path, features=None, error=named)
 
+    def _extraction(self, videos: Iterable[Path]) -> Generator[ExtractionResult, None, None]:
+        """Features of videos: of the frames that are sampled, or that their segments need."""
+        options: dict[str, Any] = {"batch_size": FRAMES_PER_VIDEO_IN_BATCH * self.batch_size}
+        options |= {"pool": self._pool, "pictures": self.pictures}
+        if self.segments is None:
+            return extract_features(videos, self._backbones, self.sampling, **options)
+        cut, sampling = self.segments, self.sampling
+
+        def choose(path: Path, timeline: Timeline) -> np.ndarray:
+            return cut.choose(path, timeline.times, timeline.duration, sampling)
+
+        return extract_in_parts(videos, self._backbones, sampling, choose, **options)
+
     def _describe(self, batch: Sequence[ExtractionResult]) -> Iterator[CaptionResult]:
         """Caption one batch; inputs that failed pass through in their places."""
-        arrays = [result.features.concatenated() for result in batch if result.features is not None]
-        sentences = iter(self._decode(arrays) if arrays else [])
-        for result in batch:
-            failed = result.features is None
-            yield CaptionResult(
-                path=Path(result.path),
-                status="error" if failed else "ok",
-                captions=() if failed else tuple(map(self._caption, next(sentences))),
-                error=result.error,
-                model=self.model,
-                lost=result.lost,
-                duration=None if result.features is None else result.features.seconds,
+        cut = [result if result.features is None else self._cut(result) for result in batch]
+        described = iter(self._describer.describe([found.clips for found in cut if isinstance(found, _Cut)]))
+        for found in cut:
+            if isinstance(found, _Cut):
+                yield self._result(found, next(described))
+            else:
+                yield CaptionResult(
+                    path=found.path,
+                    status="error",
+                    captions=(),
+                    error=found.error,
+                    model=self.model,
+                    lost=found.lost,
+                )
+
+    def _cut(self, result: ExtractionResult) -> _Cut | ExtractionResult:
+        """A video's features by its segments, or why it cannot be cut."""
+        features = result.features
+        assert features is not None
+        array, times, duration = features.concatenated(), features.times, features.seconds
+        spans: list[tuple[float, float | None]] = [(0.0, duration)]
+        places = [np.arange(len(array))]
+        if self.segments is not None:
+            try:
+                if times is None or duration is None:
+                    raise DataError(
+                        f"{result.path}: segments need times, and these features have none",
+                        remedy="give the video, or leave out --segments",
+                    )
+                found = self.segments.spans(result.path, array, times, duration)
+            except CapvidError as error:
+                return replace(result, features=None, error=error)
+            spans = list(found)
+            places = [frames_within(span, times, duration) for span in found]
+        frames = [here[self._describer.frames(len(here))] for here in places]
+        return _Cut(result=result, spans=spans, frames=frames, clips=[array[here] for here in frames])
+
+    def _result(self, cut: _Cut, described: Sequence[Described]) -> CaptionResult:
+        """The result of a video whose segments were ``described``."""
+        segments = tuple(
+            Segment(
+                start=start,
+                end=end,
+                captions=told.captions,
+                frames=frames,
+                memory_change=told.memory_change,
             )
-
-    def _decode(self, arrays: Sequence[np.ndarray]) -> Sequence[Sequence[Hypothesis]]:
-        """Hypotheses for the features (T, D) of each video."""
-        clips = [self.checkpoint.frames(torch.from_numpy(array)) for array in arrays]
-        features, mask = pad_frames(clips)  # (B, T, D), (B, T)
-        captioner = self.checkpoint.captioner
-        return decode(captioner, features.to(self.device), mask.to(self.device), self.options)
-
-    def _caption(self, hypothesis: Hypothesis) -> Caption:
-        words = self.checkpoint.vocabulary.decode(hypothesis.tokens)
-        scores = (
-            WordScore(word=word, logprob=float(p))
-            for word, p in zip(words, hypothesis.logprobs, strict=False)
+            for (start, end), frames, told in zip(cut.spans, cut.frames, described, strict=True)
         )
-        return Caption(text=" ".join(words), logprob=float(hypothesis.logprob), words=tuple(scores))
+        best = [segment.captions[0] for segment in segments]
+        features = cut.result.features
+        assert features is not None
+        return CaptionResult(
+            path=cut.result.path,
+            status="ok",
+            captions=segments[0].captions if self.segments is None else (paragraph(best),),
+            error=None,
+            model=self.model,
+            lost=cut.result.lost,
+            duration=features.seconds,
+            segments=segments,
+            paragraph=self.segments is not None,
+            times=features.times,
+            pictures=cut.result.pictures,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Cut:
+    """A video in segments: from when to when, which frames, and their features."""
+
+    result: ExtractionResult
+    spans: Sequence[tuple[float, float | None]]
+    frames: Sequence[np.ndarray]
+    clips: Sequence[np.ndarray]
 
 
 def _holds_features(path: Path) -> bool:

@@ -12,7 +12,7 @@ from capvid.features.decode import Decoded, View, decode_video
 from capvid.video.sampling import Sampling
 
 
-def decode(path: Path, sampling: Sampling, views: Sequence[View], reader: str) -> Decoded:
+def decode(path: Path, sampling: Sampling, views: Sequence[View], reader: str, pictures: bool) -> Decoded:
     """Decode a video, unless its name says otherwise; ``crash once`` is a reader's fault."""
     if path.stem == "sleeps":
         time.sleep(1000)
@@ -20,4 +20,4 @@ def decode(path: Path, sampling: Sampling, views: Sequence[View], reader: str) -
         os.kill(os.getpid(), signal.SIGKILL)
     if path.stem == "crashes" or (path.stem == "crashes once" and reader != "pyav"):
         os.kill(os.getpid(), signal.SIGSEGV)
-    return decode_video(path, sampling, views, reader)
+    return decode_video(path, sampling, views, reader, pictures)

@@ -224,6 +224,18 @@ class ParagraphCaptioner(Captioner):
         """What the segment of ``state`` and its sentence ``tokens`` (B, L) leave for the next one."""
         return self.read(state, tokens)[1] if self.recurrent else {}
 
+    def memory_change(self, state: State, carried: Carried) -> Tensor:
+        """By how much a segment changed the memory of each layer, relative to its length before: (layers,).
+
+        Args:
+            state: of the segment of one video.
+            carried: what it leaves for the next one.
+
+        Returns:
+            nothing (0,) where what is carried is no memory that is changed.
+        """
+        return torch.zeros(0)
+
     def teacher_forced(self, features: Tensor, mask: Tensor, tokens: Tensor) -> Tensor:
         """(B, S, L, Z) from features (B, S, T, D), mask (B, S, T) and tokens (B, S, L).
 

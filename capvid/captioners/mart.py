@@ -139,6 +139,14 @@ class MART(TransformerCaptioner):
             x = layer.augmented(hidden, sees)
         return self.transform(x), carried
 
+    def memory_change(self, state: State, carried: Carried) -> Tensor:
+        """Give |M_t - M_{t-1}| / |M_{t-1}| of each layer, (layers,), for a segment of one video."""
+        names = sorted(carried, key=lambda name: int(name.rpartition(".")[2]))
+        before = [state.video[name].flatten() for name in names]
+        after = [carried[name].flatten() for name in names]
+        changes = [(m - b).norm() / b.norm() for m, b in zip(after, before, strict=True)]
+        return torch.stack(changes).cpu() if changes else torch.zeros(0)
+
     def step(self, tokens: Tensor, state: State) -> tuple[Tensor, State, Trace]:
         """Read one word per caption; the trace has the last layer's weights of frames and memory slots."""
         x, sees = self.text_tokens(tokens.unsqueeze(1), state.words), WordPass(state)

@@ -56,6 +56,15 @@ def caption(
         Format | None,
         typer.Option("--format", show_default="by the name of -o, else txt", help="Format of the output."),
     ] = None,
+    segments: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE|N|auto",
+            show_default="none; auto for captioners of paragraphs",
+            help="A sentence for each segment: of a file (JSON or CSV of start,end in seconds), of so many "
+            "equal ones, or of those between which the picture changes.",
+        ),
+    ] = None,
     beam: Annotated[int, typer.Option(min=1, help="Width of the beam search; 1 is greedy.")] = 5,
     num_captions: Annotated[int, typer.Option(min=1, help="Captions per video, best first.")] = 1,
     max_length: Annotated[int, typer.Option(min=1, help="Words at most.")] = 20,
@@ -114,6 +123,7 @@ def caption(
         batch_size=batch_size,
         workers=workers or common.default_workers(),
         timeout=timeout or None,
+        segments=segments,
         beam_size=beam,
         num_captions=num_captions,
         max_length=max_length,

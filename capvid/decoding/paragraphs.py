@@ -67,7 +67,7 @@ def _one_after_another(
         going = [place for place, video in enumerate(rows) if counts[video] > segment + 1]
         if not going:
             break
-        best = _padded([hypotheses[0].tokens for hypotheses in found], features.device)
+        best = as_tokens([hypotheses[0].tokens for hypotheses in found], features.device)
         carried = captioner.remember(state, best)
         if len(going) < len(rows):
             on = torch.tensor(going, device=features.device)
@@ -76,7 +76,7 @@ def _one_after_another(
     return paragraphs
 
 
-def _padded(captions: Sequence[Sequence[int]], device: torch.device) -> Tensor:
-    """Captions as tokens (B, L) from the start token on, padded with 0."""
+def as_tokens(captions: Sequence[Sequence[int]], device: torch.device) -> Tensor:
+    """Give captions as tokens (B, L) from the start token on, padded with 0."""
     rows = [torch.tensor([BOS, *caption]) for caption in captions]
     return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True).to(device)

@@ -11,13 +11,16 @@ from pathlib import Path
 from typing import Protocol
 
 from capvid.errors import CapvidError, DecoderError, VideoError
-from capvid.features.decode import Decoded, View, decode_video
+from capvid.features.decode import Decoded, Timeline, View, decode_video, read_timeline
 from capvid.video.sampling import Sampling
 from capvid.video.workers import WorkerDiedError, WorkerPool, WorkerTimeoutError
 
 
 class HasPath(Protocol):
-    """An input that carries more than its path; a ``key``, if it has one, names the video."""
+    """An input that carries more than its path.
+
+    A ``key``, if it has one, names the video; a ``sampling`` of its own comes before the common one.
+    """
 
     @property
     def path(self) -> Path:
@@ -48,15 +51,23 @@ class Decoder:
         sampling: which frames to take.
         views: what is kept of them.
         reader: name of the video reader; ``auto`` goes on to the next where one fails.
+        pictures: whether to keep small pictures of the frames.
     """
 
     def __init__(
-        self, pool: WorkerPool, *, sampling: Sampling, views: Sequence[View], reader: str = "auto"
+        self,
+        pool: WorkerPool,
+        *,
+        sampling: Sampling,
+        views: Sequence[View],
+        reader: str = "auto",
+        pictures: bool = False,
     ) -> None:
         self._pool = pool
         self._sampling = sampling
         self._views = tuple(views)
         self._reader = reader
+        self._pictures = pictures
 
     def videos(self, inputs: Iterable[Input], *, frames: int) -> Generator[Video, None, None]:
         """Decode in order; ahead are as many videos as make so many ``frames``, and one per process.
@@ -68,7 +79,7 @@ class Decoder:
         videos, seen, fill = 0, 0, 1
         try:
             for item in inputs:
-                pending.append((item, self._submit(_path(item), self._reader)))
+                pending.append((item, self._submit(item, self._reader)))
                 while len(pending) > self._pool.size + fill:
                     video = self._outcome(*pending.popleft())
                     if video.decoded:
@@ -81,8 +92,35 @@ class Decoder:
             for _, future in pending:
                 future.cancel()
 
-    def _submit(self, path: Path, reader: str) -> Future[Decoded]:
-        return self._pool.submit(decode_video, path, self._sampling, self._views, reader)
+    def timelines(
+        self, inputs: Iterable[Input], *, ahead: int
+    ) -> Generator[tuple[Input, Timeline | None], None, None]:
+        """See when the frames of each input are shown, in order, so many videos ahead.
+
+        An input that cannot be opened has no timeline; decoding it will say why.
+        """
+        pending: deque[tuple[Input, Future[Timeline]]] = deque()
+        try:
+            for item in inputs:
+                pending.append((item, self._pool.submit(read_timeline, _path(item), self._reader)))
+                if len(pending) > ahead:
+                    yield self._timeline(*pending.popleft())
+            while pending:
+                yield self._timeline(*pending.popleft())
+        finally:
+            for _, future in pending:
+                future.cancel()
+
+    @staticmethod
+    def _timeline(item: Input, future: Future[Timeline]) -> tuple[Input, Timeline | None]:
+        try:
+            return item, future.result()
+        except Exception:  # whatever a decoder throws, it will throw again
+            return item, None
+
+    def _submit(self, item: Input, reader: str) -> Future[Decoded]:
+        sampling = getattr(item, "sampling", self._sampling)
+        return self._pool.submit(decode_video, _path(item), sampling, self._views, reader, self._pictures)
 
     def _outcome(self, item: Input, future: Future[Decoded]) -> Video:
         path = _path(item)
@@ -94,7 +132,7 @@ class Decoder:
             except WorkerDiedError as died:
                 if not died.crashed or self._reader != "auto":
                     raise
-                decoded = self._submit(path, "pyav").result()  # what crashes one reader another may read
+                decoded = self._submit(item, "pyav").result()  # what crashes one reader another may read
         except CapvidError as error:
             failure = error
         except WorkerTimeoutError:

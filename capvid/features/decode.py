@@ -16,9 +16,10 @@ import numpy as np
 
 from capvid.features.preprocess import prepare, shrink
 from capvid.features.registry import BackboneEntry, Clip, Preprocess
+from capvid.features.thumbnails import as_jpeg, reduced
 from capvid.video.clean import useful
 from capvid.video.sampling import Sampling
-from capvid.video.source import Windows, read_frames
+from capvid.video.source import Windows, open_video, read_frames
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +71,7 @@ class Decoded:
         reader: name of the reader.
         lost: how many of the video's frames cannot be decoded.
         duration: of the video, in seconds.
+        pictures: the frames, small and as JPEG files, if they were asked for.
     """
 
     crops: tuple[np.ndarray, ...]
@@ -77,10 +79,15 @@ class Decoded:
     reader: str
     lost: int
     duration: float
+    pictures: tuple[bytes, ...] = ()
 
 
-def decode_video(path: Path, sampling: Sampling, views: Sequence[View], reader: str) -> Decoded:
+def decode_video(
+    path: Path, sampling: Sampling, views: Sequence[View], reader: str, pictures: bool = False
+) -> Decoded:
     """Read, cut and resize what backbones with these ``views`` see of a video; it is decoded once.
+
+    With ``pictures``, small pictures of the frames are kept as well.
 
     Raises:
         VideoError: it cannot be read; the subclass says why.
@@ -92,7 +99,7 @@ def decode_video(path: Path, sampling: Sampling, views: Sequence[View], reader: 
         sampling,
         reader=reader,
         reduce=shrink if whole else _nothing,
-        windows=[found for found in windows if found],
+        windows=[*(found for found in windows if found), *([_Stills(reduce=reduced)] if pictures else [])],
     )
     if sampling.clean:
         sampled = sampled.take(useful(sampled.frames))
@@ -107,7 +114,26 @@ def decode_video(path: Path, sampling: Sampling, views: Sequence[View], reader: 
         reader=sampled.info.reader,
         lost=sampled.info.lost,
         duration=sampled.info.duration,
+        pictures=as_jpeg(next(rest)[:, 0]) if pictures else (),
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timeline:
+    """When the frames of a video are shown: ``times`` (N,) in seconds, ascending; and its duration."""
+
+    times: np.ndarray
+    duration: float
+
+
+def read_timeline(path: Path, reader: str) -> Timeline:
+    """Open a video to see when its frames are shown.
+
+    Raises:
+        VideoError: it cannot be opened; the subclass says why.
+    """
+    with open_video(path, reader=reader) as source:
+        return Timeline(times=source.frame_times(), duration=source.info.duration)
 
 
 def _nothing(frames: np.ndarray) -> np.ndarray:

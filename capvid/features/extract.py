@@ -32,12 +32,16 @@ TIMEOUT = 600.0  # seconds for one file
 
 @dataclass(frozen=True, kw_only=True)
 class ExtractionResult:
-    """What became of one input: its features, or the error; ``lost`` frames could not be decoded."""
+    """What became of one input: its features, or the error; ``lost`` frames could not be decoded.
+
+    ``pictures`` are its frames, small and as JPEG files, if they were asked for.
+    """
 
     path: Path
     features: Features | None
     error: CapvidError | None
     lost: int = 0
+    pictures: tuple[bytes, ...] = ()
 
 
 def extract_features(
@@ -50,6 +54,7 @@ def extract_features(
     reader: str = "auto",
     dtype: str = "float16",
     timeout: float | None = TIMEOUT,
+    pictures: bool = False,
     pool: WorkerPool | None = None,
 ) -> Generator[ExtractionResult, None, None]:
     """Compute the features of videos, in their order, as they come.
@@ -68,6 +73,7 @@ def extract_features(
         reader: name of the video reader; ``auto`` goes on to the next where one fails.
         dtype: float16 or float32, in which the features are to be stored.
         timeout: seconds after which a file is given up; None waits for ever.
+        pictures: whether to give small pictures of the frames as well.
         pool: processes that go on living afterwards, instead of ``workers`` of their own with ``timeout``.
 
     Yields:
@@ -88,7 +94,9 @@ def extract_features(
     def run() -> Generator[ExtractionResult, None, None]:
         with ExitStack() as stack:
             processes = pool or stack.enter_context(WorkerPool(workers, timeout=timeout))
-            decoder = Decoder(processes, sampling=sampling, views=extraction.views, reader=reader)
+            decoder = Decoder(
+                processes, sampling=sampling, views=extraction.views, reader=reader, pictures=pictures
+            )
             videos = stack.enter_context(closing(decoder.videos(inputs, frames=batch_size)))
             yield from extraction.results(videos)
 
@@ -243,4 +251,6 @@ class _Extraction:
             video=video.name,
             duration=decoded.duration,
         )
-        return ExtractionResult(path=video.path, features=features, error=None, lost=decoded.lost)
+        return ExtractionResult(
+            path=video.path, features=features, error=None, lost=decoded.lost, pictures=decoded.pictures
+        )

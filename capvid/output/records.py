@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from capvid.results import Caption, CaptionResult
+    from capvid.results import Caption, CaptionResult, Segment
 
 SCHEMA_VERSION = 1
 _DECIMALS = 6
@@ -30,6 +30,7 @@ def make_record(result: CaptionResult, settings: Mapping[str, Any]) -> dict[str,
         "settings": dict(settings),
         "duration": None if result.duration is None else round(result.duration, _DECIMALS),
         "captions": [_caption(caption) for caption in result.captions],
+        **({"segments": [_segment(segment) for segment in result.segments]} if result.paragraph else {}),
         "error": None
         if error is None
         else {"kind": error.kind, "message": error.message, "remedy": error.remedy},
@@ -40,6 +41,15 @@ def _model(text: str) -> dict[str, str | None]:
     """``name@revision`` taken apart."""
     name, _, revision = text.partition("@")
     return {"name": name, "revision": revision or None}
+
+
+def _segment(segment: Segment) -> dict[str, Any]:
+    return {
+        "start": round(segment.start, _DECIMALS),
+        "end": None if segment.end is None else round(segment.end, _DECIMALS),
+        "caption": segment.captions[0].text,
+        "captions": [_caption(caption) for caption in segment.captions],
+    }
 
 
 def _caption(caption: Caption) -> dict[str, Any]:

@@ -124,7 +124,10 @@ class JsonWriter(Writer):
 
 
 class CsvWriter(Writer):
-    """A table with a row for each caption, best first: of which video, from when to when, and how likely."""
+    """A table with a row for each caption of each segment: of which video, from when to when, and how likely.
+
+    Captions of one segment come best first.
+    """
 
     extension = "csv"
     records_errors = False
@@ -135,9 +138,11 @@ class CsvWriter(Writer):
 
     def write(self, result: CaptionResult) -> None:
         """Write a row for each caption; none for a video that failed."""
-        end = "" if result.duration is None else f"{result.duration:.3f}"
-        for caption in result.captions:
-            self._row([shown(result.path), "0.000", end, caption.text, f"{caption.logprob:.{_DECIMALS}f}"])
+        for segment in result.segments:
+            start, end = f"{segment.start:.3f}", "" if segment.end is None else f"{segment.end:.3f}"
+            for caption in segment.captions:
+                likely = f"{caption.logprob:.{_DECIMALS}f}"
+                self._row([shown(result.path), start, end, caption.text, likely])
         self.stream.flush()
 
     def _row(self, cells: Sequence[str]) -> None:
@@ -154,30 +159,27 @@ class TsvWriter(CsvWriter):
 
 
 class SubtitleWriter(Writer):
-    """The best caption as subtitles, one cue over the whole video."""
+    """The best captions as subtitles: a cue for each segment, or one over the whole video."""
 
     records_errors = False
     single = True
     point: ClassVar[str]  # before the milliseconds
 
     def write(self, result: CaptionResult) -> None:
-        """Write the cue; nothing for a video that failed.
+        """Write the cues; nothing for a video that failed.
 
         Raises:
             DataError: it is not known how long the video is.
         """
-        if not result.captions:
-            return
-        if result.duration is None:
-            raise DataError(
-                f"{result.path}: subtitles need times, and these features have none",
-                remedy="give the video, or choose another --format",
-            )
-        self._cue(1, 0.0, result.duration, result.captions[0].text)
-
-    def _cue(self, number: int, start: float, end: float, text: str) -> None:
-        times = f"{self._time(start)} --> {self._time(end)}"
-        self._put(f"{number}\n{times}\n{self._escaped(text)}\n\n")
+        for number, segment in enumerate(result.segments, 1):
+            if segment.end is None:
+                raise DataError(
+                    f"{result.path}: subtitles need times, and these features have none",
+                    remedy="give the video, or choose another --format",
+                )
+            times = f"{self._time(segment.start)} --> {self._time(segment.end)}"
+            self.stream.write(f"{number}\n{times}\n{self._escaped(segment.captions[0].text)}\n\n")
+        self.stream.flush()
 
     def _time(self, seconds: float) -> str:
         whole, milliseconds = divmod(round(1000 * seconds), 1000)

@@ -149,24 +149,63 @@ class WindowSampling(Sampling):
 
     def windows(self, frames: int, reduce: _Reduce | None) -> Windows | None:
         """Give the sampling's own windows, if they are of so many ``frames``."""
-        return _Strided(size=self.size, stride=self.stride, reduce=reduce) if frames == self.size else None
+        return _Whole(size=self.size, reduce=reduce) if frames == self.size else None
 
     def _spec(self) -> str:
         return f"windows:{self.size}/{self.stride}"
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Strided(Windows):
+class _Whole(Windows):
     """The windows of :class:`WindowSampling`."""
 
     offsets: tuple[float, ...] = ()
     size: int
-    stride: int
 
     def choose(self, times: np.ndarray, sampled: np.ndarray) -> np.ndarray:
         """Give the frames (T, C) of each window; beyond the video's end its last frame."""
-        starts = np.arange(len(sampled))[:, None] * self.stride
+        starts = np.maximum(sampled[:, None] - self.size // 2, 0)
         return np.minimum(starts + np.arange(self.size), len(times) - 1)
+
+
+@dataclass(frozen=True)
+class ChosenTimes(Sampling):
+    """The frames shown at certain times, of a video that was looked at before.
+
+    Attributes:
+        times: in seconds, ascending.
+        like: the sampling whose windows are kept.
+    """
+
+    times: tuple[float, ...]
+    like: Sampling
+
+    def choose(self, times: np.ndarray) -> np.ndarray:
+        """Choose the frames nearest to the wanted times by their own, ``times`` (N,) in seconds, ascending.
+
+        Returns:
+            indices, ascending and distinct.
+        """
+        return nearest(np.asarray(self.times), times) if len(times) else np.arange(0)
+
+    def windows(self, frames: int, reduce: _Reduce | None) -> Windows | None:
+        """Give the windows of the other sampling."""
+        return self.like.windows(frames, reduce)
+
+    def _spec(self) -> str:
+        return f"times:{len(self.times)}"
+
+
+def nearest(wanted: np.ndarray, times: np.ndarray) -> np.ndarray:
+    """Frames by their ``times`` (N,), ascending, nearest to the ``wanted`` ones; of equals the later.
+
+    Returns:
+        indices, ascending and distinct.
+    """
+    if len(times) == 1:
+        return np.arange(1)
+    after = np.searchsorted(times, wanted).clip(1, len(times) - 1)
+    return np.unique(np.where(wanted - times[after - 1] < times[after] - wanted, after - 1, after))
 
 
 def _end(times: np.ndarray) -> float:
@@ -176,10 +215,7 @@ def _end(times: np.ndarray) -> float:
 
 def _middles(times: np.ndarray, length: float, parts: int) -> np.ndarray:
     """Frames nearest to the middles of so many ``parts``, each of ``length`` seconds; of equals the later."""
-    middles = times[0] + (np.arange(parts) + 0.5) * length
-    after = np.searchsorted(times, middles).clip(1, len(times) - 1)
-    nearest = np.where(middles - times[after - 1] < times[after] - middles, after - 1, after)
-    return np.unique(nearest)
+    return nearest(times[0] + (np.arange(parts) + 0.5) * length, times)
 
 
 def parse_sampling(text: str) -> Sampling:

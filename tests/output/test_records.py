@@ -3,10 +3,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from capvid.errors import EmptyVideoError
 from capvid.output import make_record
 from capvid.output.records import shown
-from capvid.results import Caption, CaptionResult, WordScore
+from capvid.results import Caption, CaptionResult, Segment, WordScore
 
 SETTINGS = {"sampling": "uniform:28", "beam_size": 5, "length_penalty": 0.7}
 
@@ -20,7 +22,9 @@ def result(**changes: Any) -> CaptionResult:
         "error": None,
         "model": "m3@0123456789ab",
     }
-    return CaptionResult(**{**fields, **changes})
+    fields |= changes
+    whole = Segment(start=0.0, end=fields.get("duration"), captions=fields["captions"], frames=np.arange(4))
+    return CaptionResult(**{"segments": (whole,) if fields["captions"] else (), **fields})
 
 
 def test_the_record_of_a_caption() -> None:
