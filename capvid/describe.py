@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from capvid.captioners.base import Carried, ParagraphCaptioner, State
+from capvid.captioners.base import Carried, ParagraphCaptioner
 from capvid.captioners.checkpoint import Checkpoint
 from capvid.decoding import DecodingOptions, Hypothesis, decode, decode_paragraphs, pad_frames, pad_segments
 from capvid.decoding.follow import follow
@@ -63,11 +63,7 @@ class Describer:
             ]
         found = iter(self._sentences([segment for video in clips for segment in video]))
         return [
-            [
-                Described(captions=self._captions(captioner.encode(*self._single(segment)), next(found)))
-                for segment in video
-            ]
-            for video in clips
+            [Described(captions=self._captions(segment, next(found))) for segment in video] for video in clips
         ]
 
     def _sentences(self, segments: Sequence[Tensor]) -> Iterator[list[Hypothesis]]:
@@ -99,8 +95,8 @@ class Describer:
         told = []
         carried: Carried | None = None
         for segment, hypotheses in zip(clips, found, strict=True):
+            captions = self._captions(segment, hypotheses, carried)
             state = captioner.encode(*self._single(segment), carried)
-            captions = self._captions(state, hypotheses)
             carried = captioner.remember(state, as_tokens([hypotheses[0].tokens], self.device))
             change = captioner.memory_change(state, carried)
             told.append(Described(captions=captions, memory_change=tuple(change.tolist())))
@@ -111,9 +107,13 @@ class Describer:
         features, mask = pad_frames([segment])
         return features.to(self.device), mask.to(self.device)
 
-    def _captions(self, state: State, hypotheses: Sequence[Hypothesis]) -> tuple[Caption, ...]:
-        """The captions of one segment, whose ``state`` is before its first word."""
-        found = follow(self._captioner, state, hypotheses, trace=self.options.trace)
+    def _captions(
+        self, segment: Tensor, hypotheses: Sequence[Hypothesis], carried: Carried | None = None
+    ) -> tuple[Caption, ...]:
+        """The captions of one segment (T, D)."""
+        features, mask = self._single(segment)
+        trace = self.options.trace
+        found = follow(self._captioner, features, mask, hypotheses, carried=carried, trace=trace)
         return tuple(map(self._caption, found))
 
     def _caption(self, hypothesis: Hypothesis) -> Caption:

@@ -2,7 +2,8 @@
 
 What a search gives depends, in its last digits, on the videos that are searched for together. So what is
 handed out is computed anew for each video by itself.
-Notation for tensor shapes: K sentences of one video, L words, V vocabulary, W width of a trace.
+Notation for tensor shapes: K sentences of one video, L words, V vocabulary, Z what the vocabulary layer sees,
+W width of a trace.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
-from capvid.captioners.base import Captioner, State
+from capvid.captioners.base import Captioner, Carried, ParagraphCaptioner, State
 from capvid.captioners.layers import at_least_float32
 from capvid.decoding.options import Hypothesis
 from capvid.text.vocabulary import BOS, EOS
@@ -21,46 +23,71 @@ from capvid.text.vocabulary import BOS, EOS
 
 @torch.inference_mode()
 def follow(
-    captioner: Captioner, state: State, sentences: Sequence[Hypothesis], *, trace: bool
+    captioner: Captioner,
+    features: Tensor,
+    mask: Tensor,
+    sentences: Sequence[Hypothesis],
+    *,
+    carried: Carried | None = None,
+    trace: bool = False,
 ) -> list[Hypothesis]:
     """Say again how probable each of a video's sentences is, word by word.
 
     Args:
         captioner: that wrote them.
-        state: of the one video, before its first word.
+        features: of the one video, or segment, (1, T, D), or maps (1, T, L, D).
+        mask: (1, T) of real frames.
         sentences: of the video.
+        carried: what the segments before it left, for captioners of paragraphs.
         trace: whether to keep what the captioner attended to as :attr:`Hypothesis.trace`.
 
     Returns:
         the same sentences in their order, with log-probabilities and traces that depend on the video alone.
     """
-    device = next(captioner.parameters()).device
-    longest = max(len(sentence.tokens) for sentence in sentences)
-    rows = [[*sentence.tokens, *[EOS] * (longest + 1 - len(sentence.tokens))] for sentence in sentences]
-    said = torch.tensor(rows, device=device)  # (K, L + 1), ends included
-    words = torch.full_like(said[:, 0], BOS)
-    state = state.expand(len(sentences))
-    logprobs, traces = [], []
-    for place in range(longest + 1):
-        logits, state, seen = captioner.step(words, state)
-        words = said[:, place]
-        logits = at_least_float32(logits)
-        logprobs.append(logits.gather(1, words.unsqueeze(1)).squeeze(1) - logits.logsumexp(-1))
-        traces.append(seen)
-    table = torch.stack(logprobs, 1).tolist()
+    said = [torch.tensor([BOS, *sentence.tokens, EOS], device=features.device) for sentence in sentences]
+    tokens = pad_sequence(said, batch_first=True)  # (K, L + 2)
+    logits = at_least_float32(captioner.logits(_hidden(captioner, features, mask, tokens[:, :-1], carried)))
+    found = logits.gather(2, tokens[:, 1:, None]).squeeze(2) - logits.logsumexp(-1)  # (K, L + 1)
+    traces = _traces(captioner, _state(captioner, features, mask, carried), tokens[:, :-1]) if trace else []
     return [
         replace(
             sentence,
-            logprobs=table[row][: len(sentence.tokens) + 1],
+            logprobs=logprobs[: len(sentence.tokens) + 1],
             trace=_trace_of(row, traces[: len(sentence.tokens) + 1]) if trace else None,
         )
-        for row, sentence in enumerate(sentences)
+        for row, (sentence, logprobs) in enumerate(zip(sentences, found.tolist(), strict=True))
     ]
+
+
+def _hidden(
+    captioner: Captioner, features: Tensor, mask: Tensor, tokens: Tensor, carried: Carried | None
+) -> Tensor:
+    """What the vocabulary layer sees (K, L + 1, Z) after each of ``tokens`` (K, L + 1)."""
+    if isinstance(captioner, ParagraphCaptioner):
+        return captioner.read(captioner.encode(features, mask, carried).expand(len(tokens)), tokens)[0]
+    return captioner.teacher_forced(features, mask, tokens)
+
+
+def _state(captioner: Captioner, features: Tensor, mask: Tensor, carried: Carried | None) -> State:
+    """The state of one video, or segment, before its first word."""
+    if isinstance(captioner, ParagraphCaptioner):
+        return captioner.encode(features, mask, carried)
+    return captioner.encode(features, mask)
+
+
+def _traces(captioner: Captioner, state: State, tokens: Tensor) -> list[dict[str, Tensor]]:
+    """The trace of every step while ``tokens`` (K, L + 1) are read."""
+    state = state.expand(len(tokens))
+    traces = []
+    for words in tokens.unbind(1):
+        _, state, trace = captioner.step(words, state)
+        traces.append(trace)
+    return traces
 
 
 def _trace_of(row: int, traces: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
     """The traces (L + 1, W) of one sentence by name; where their width grows, zeros follow."""
     return {
-        name: torch.nn.utils.rnn.pad_sequence([seen[name][row] for seen in traces], batch_first=True).cpu()
+        name: pad_sequence([trace[name][row] for trace in traces], batch_first=True).cpu()
         for name in traces[0]
     }

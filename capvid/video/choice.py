@@ -6,6 +6,7 @@ videos, and notices damage that decord conceals. decord is asked where PyAV cann
 
 from __future__ import annotations
 
+from functools import lru_cache
 from pathlib import Path
 
 from capvid.errors import NoVideoStreamError, TruncatedVideoError, VideoError
@@ -30,12 +31,26 @@ def open_suited(path: Path) -> FrameSource:
 
     kind = kind_of(path)
     try:
-        packets = scan(path, kind)
+        packets = _packets(path, kind)
     except NoVideoStreamError:
         raise
     except VideoError as error:
         return _by_decord(path, kind, error)
     return PyAVSource(path, why=_why_pyav(packets, kind), packets=packets)
+
+
+def _packets(path: Path, kind: str) -> Packets:
+    """The packets of a file; those of the last one are kept, since a long video is read in parts."""
+    try:
+        found = path.stat()
+    except OSError:
+        return scan(path, kind)
+    return _scanned(path, kind, found.st_ino, found.st_size, found.st_mtime_ns)
+
+
+@lru_cache(maxsize=1)
+def _scanned(path: Path, kind: str, *version: int) -> Packets:
+    return scan(path, kind)
 
 
 def _by_decord(path: Path, kind: str, error: VideoError) -> FrameSource:

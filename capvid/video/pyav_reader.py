@@ -84,7 +84,7 @@ class PyAVSource(FrameSource):
         self._times = times
         self._careful = careful
         self._order = order
-        self._places = None if order is None else {int(number): i for i, number in enumerate(order)}
+        self._places = None if order is None else _inverse(order)
         self._may_jump = order is not None and not careful
         self._size: tuple[int, int] | None = None
         self._closed = False
@@ -165,7 +165,7 @@ class PyAVSource(FrameSource):
             self._restart()
             return False
         self._ready = []
-        self._landed = places[key]
+        self._landed = int(places[key])
         self._last = self._landed - 1
         return True
 
@@ -211,16 +211,27 @@ class PyAVSource(FrameSource):
         """
         if self._careful:
             return True
-        return self._places is not None and self._places.get(number, -1) < self._landed
+        if self._places is None:
+            return False
+        place = self._frame_of(number)
+        return place is None or place < self._landed
 
     def _place(self, frame: Any) -> int | None:
         """Which frame of the video a picture is; ``None`` if it is none."""
         if self._places is not None:
-            return self._places.get(frame.pts)
+            return self._frame_of(frame.pts)
         if not self._packets.shown[frame.pts]:
             return None
         self._count += 1
         return self._count - 1
+
+    def _frame_of(self, number: int | None) -> int | None:
+        """Which frame of the video a packet holds; ``None`` if it is none."""
+        assert self._places is not None
+        if number is None or not 0 <= number < len(self._places):
+            return None
+        place = int(self._places[number])
+        return None if place < 0 else place
 
     def _picture(self, frame: Any) -> np.ndarray:
         """A picture in RGB, upright, (H, W, 3), and of the size of the first one."""
@@ -239,6 +250,13 @@ class PyAVSource(FrameSource):
             self._decoder.close()
             self._decoder = None
             self._ready = []
+
+
+def _inverse(order: np.ndarray) -> np.ndarray:
+    """The place of each packet in the ``order`` of showing; -1 of those that are not in it."""
+    places = np.full(int(order.max(initial=-1)) + 1, -1)
+    places[order] = np.arange(len(order))
+    return places
 
 
 def _scan(path: Path, kind: str) -> Packets:
