@@ -37,7 +37,8 @@ class Checkpoint:
         header: the features it was trained on.
         name: the captioner family's name.
         info: notes of the training run: recipe, epoch, scores, ``max_frames`` per video (or segment) and
-            which ``frames`` these are (:func:`limited`).
+            which ``frames`` these are (:func:`limited`); ``generic``, how likely captions are generic
+            (:class:`capvid.decoding.confidence.Calibration`), if that was measured.
         folder: where it was loaded from.
     """
 
@@ -97,6 +98,21 @@ def save_checkpoint(
         "info": info,
     }
     atomic_write_text(folder / CONFIG, json.dumps(record, ensure_ascii=False, indent=1))
+
+
+def save_info(folder: Path, info: dict[str, Any]) -> None:
+    """Write other notes into the checkpoint in ``folder``; all the rest of it stays.
+
+    Raises:
+        CheckpointError: the folder holds none, or it is damaged.
+        OSError: it cannot be written.
+    """
+    try:
+        record = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+        written = json.dumps({**record, "info": info}, ensure_ascii=False, indent=1)
+    except (OSError, ValueError, TypeError) as error:
+        raise CheckpointError(f"{folder}: no captioner that can be read ({error})") from error
+    atomic_write_text(folder / CONFIG, written)
 
 
 def load_checkpoint(folder: Path) -> Checkpoint:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -47,17 +47,20 @@ def evaluate(
     checkpoint.header.checked(store.header)
     if not videos:
         raise DataError("there is no video to evaluate on")
-    info = checkpoint.info
-    data = DataOptions(
-        max_frames=int(info["max_frames"]),
-        frames=str(info.get("frames", "spread")),
-        max_segments=int(info.get("max_segments", DataOptions.max_segments)),
-    )
-    task = task_of(checkpoint.captioner, data)
+    task = task_of(checkpoint.captioner, data_options(checkpoint.info))
     task.check(videos, checkpoint.name)
     examples = task.examples(videos, FrameReader(store), None)
     said = task.predict(checkpoint.captioner, checkpoint.vocabulary, examples, options)
     return Evaluation(task.score(said, videos), said)
+
+
+def data_options(info: Mapping[str, Any]) -> DataOptions:
+    """How the data of a split are read for the captioner of a checkpoint with the notes ``info``."""
+    return DataOptions(
+        max_frames=int(info["max_frames"]),
+        frames=str(info.get("frames", "spread")),
+        max_segments=int(info.get("max_segments", DataOptions.max_segments)),
+    )
 
 
 def evaluate_run(

@@ -26,6 +26,7 @@ from capvid.files import atomic_write_text
 from capvid.text.vocabulary import SPECIAL, Vocabulary
 from capvid.training import provenance
 from capvid.training.beginning import fresh_captioner, seed_everything, split_of
+from capvid.training.calibrate import calibrate_run
 from capvid.training.evaluate import Evaluation, evaluate_run
 from capvid.training.failures import disk_that_may_fill, memory_that_may_end
 from capvid.training.lessons import Lessons, Share, shares_of
@@ -216,10 +217,10 @@ class Trainer:
         if not self.main:
             return progress.best, None
         with self._saving():
-            found = (
-                evaluate_run(self.folder, self.test, self.store, self.recipe.decoding) if self.test else None
-            )
-            provenance.end(self.folder, progress)
+            val, decoding = split_of(self.videos, "val"), self.recipe.decoding
+            uncalibrated = calibrate_run(self.folder, val, self.store, decoding)
+            found = evaluate_run(self.folder, self.test, self.store, decoding) if self.test else None
+            provenance.end(self.folder, progress, uncalibrated=uncalibrated)
         self.reporter.finished(progress.best, found.scores if found else {})
         return progress.best, found
 

@@ -82,11 +82,11 @@ def begin(
     atomic_write_text(folder / FEATURES, header.to_json() + "\n")
 
 
-def end(folder: Path, progress: Progress) -> None:
+def end(folder: Path, progress: Progress, *, uncalibrated: str | None) -> None:
     """Add to ``run.json`` what came out.
 
-    That is the number of epochs, their seconds in all, and which was the best. A run without the file, one
-    of an older capvid that was over already, gets none.
+    That is the number of epochs, their seconds in all, which was the best, and why it was not calibrated,
+    null if it was. A run without the file, one of an older capvid that was over already, gets none.
 
     Raises:
         CheckpointError: the file is damaged.
@@ -98,6 +98,7 @@ def end(folder: Path, progress: Progress) -> None:
             "epochs": len(rows),
             "seconds": round(sum(row["seconds"] for row in rows), 3),
             "best": {"epoch": progress.best.epoch, "val_cider": progress.best.cider},
+            "uncalibrated": uncalibrated,
         }
         _write(folder / RUN, {**_read(folder / RUN), **ended})
 

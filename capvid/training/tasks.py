@@ -27,7 +27,7 @@ from capvid.data.batches import (
 )
 from capvid.data.captions import CaptionedVideo
 from capvid.data.frames import FrameReader
-from capvid.decoding import DecodingOptions, decode, decode_paragraphs, pad_frames, pad_segments
+from capvid.decoding import DecodingOptions, Hypothesis, decode, decode_paragraphs, pad_frames, pad_segments
 from capvid.errors import DataError
 from capvid.metrics import paragraph_text, score, score_paragraphs
 from capvid.metrics.cider import CiderD
@@ -150,15 +150,22 @@ class Captions(Task[Example]):
         options: DecodingOptions,
     ) -> dict[str, str]:
         """The best caption of each video."""
+        found = self.hypotheses(captioner, examples, options)
+        return {name: " ".join(vocabulary.decode(best.tokens)) for name, best in found.items()}
+
+    def hypotheses(
+        self, captioner: Captioner, examples: Sequence[Example], options: DecodingOptions
+    ) -> dict[str, Hypothesis]:
+        """The best caption of each video, with its log-probabilities."""
         device = next(captioner.parameters()).device
-        said: dict[str, str] = {}
+        said: dict[str, Hypothesis] = {}
         for first in range(0, len(examples), VIDEOS_AT_ONCE):
             some = examples[first : first + VIDEOS_AT_ONCE]
             clips = [limited(e.frames, self.data.max_frames, self.data.frames).float() for e in some]
             features, mask = pad_frames(clips)
             found = decode(captioner, features.to(device), mask.to(device), options)
             for example, hypotheses in zip(some, found, strict=True):
-                said[example.id] = " ".join(vocabulary.decode(hypotheses[0].tokens))
+                said[example.id] = hypotheses[0]
         return said
 
     def cider(self, videos: Sequence[CaptionedVideo]) -> Callable[[Mapping[str, str]], float]:

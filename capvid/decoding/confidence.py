@@ -1,0 +1,158 @@
+"""How much a caption says of its own video, and whether that is so little that it is likely generic.
+
+A captioner that does not know says what it says of any video, and is sure of it: the log-probability of "a
+man is talking" is high. So a caption c of a video v is weighed against the average video a, one frame with
+the mean of the features: its information is log p(c | v) - log p(c | a), in nats. How likely a caption of so
+much information is generic was measured on the validation split (:mod:`capvid.training.calibrate`) and is
+kept in the notes of the checkpoint.
+Notation for tensor shapes: D feature width, K locations of a feature map, L words.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from capvid.captioners.base import Captioner
+from capvid.decoding.options import Hypothesis
+from capvid.errors import CheckpointError
+from capvid.text.vocabulary import BOS, EOS
+
+NOTE = "generic"  # its name in a checkpoint's notes
+FLAGGED_FROM = 2 / 3  # probability of being generic
+
+
+@dataclass(frozen=True, kw_only=True)
+class Calibration:
+    """What the validation split said about one captioner.
+
+    The probability that a caption of information x is generic is 1 / (1 + exp(-(intercept + slope * x))).
+
+    Attributes:
+        average: (D,) the mean of the features.
+        intercept: of the logistic curve.
+        slope: of it, per nat; below 0.
+        videos: how many it was measured on.
+        generic: the share of their captions that were generic.
+        flagged: the share that gets the flag.
+        generic_flagged: the share of generic ones among those with the flag; None if there are none.
+        generic_others: the same among those without; None if there are none.
+    """
+
+    average: tuple[float, ...]
+    intercept: float
+    slope: float
+    videos: int
+    generic: float
+    flagged: float
+    generic_flagged: float | None
+    generic_others: float | None
+
+    @classmethod
+    def of(cls, info: Mapping[str, Any]) -> Calibration | None:
+        """The calibration in the notes ``info`` of a checkpoint; None if it has none.
+
+        Raises:
+            CheckpointError: it is damaged.
+        """
+        if NOTE not in info:
+            return None
+        try:
+            found = cls(**{**info[NOTE], "average": tuple(info[NOTE]["average"])})
+            if not found.average or not all(
+                map(math.isfinite, [*found.average, found.intercept, found.slope])
+            ):
+                raise ValueError("not numbers")
+        except (TypeError, ValueError, KeyError) as error:
+            raise CheckpointError(
+                f"the captioner's calibration is damaged ({error})", remedy="train it again or copy it anew"
+            ) from error
+        return found
+
+    def to_dict(self) -> dict[str, Any]:
+        """All fields, as plain values for a checkpoint's notes."""
+        return {**asdict(self), "average": list(self.average)}
+
+    def probability(self, information: float) -> float:
+        """That a caption of so much ``information`` (nats) is generic."""
+        return generic_probability(self.intercept, self.slope, information)
+
+
+def generic_probability(intercept: float, slope: float, information: float) -> float:
+    """The logistic curve of :class:`Calibration` at ``information`` (nats)."""
+    return 0.5 + 0.5 * math.tanh(0.5 * (intercept + slope * information))
+
+
+@torch.inference_mode()
+def average_logprob(captioner: Captioner, average: Sequence[float], tokens: Sequence[int]) -> float:
+    """Log-probability of a caption, its end included, were the video the average one.
+
+    Captions are taken one by one, so that the number depends on no other.
+
+    Args:
+        captioner: of single captions.
+        average: (D,) the mean of the features.
+        tokens: (L,) word numbers, without start and end.
+
+    Raises:
+        CheckpointError: the captioner's features have another width.
+    """
+    config = captioner.config
+    if len(average) != config.feature_width:
+        raise CheckpointError(
+            f"the captioner's calibration is of features of width {len(average)}, and it takes "
+            f"{config.feature_width}",
+            remedy="train it again or copy it anew",
+        )
+    captioner.eval()
+    device = next(captioner.parameters()).device
+    frame = torch.tensor(average, dtype=torch.float32, device=device).view(1, 1, -1)  # (1, 1, D)
+    if config.locations:
+        frame = frame.unsqueeze(2).expand(-1, -1, config.locations, -1)  # (1, 1, K, D)
+    mask = torch.ones(1, 1, dtype=torch.bool, device=device)
+    said = torch.tensor([[BOS, *tokens, EOS]], device=device)
+    logprobs = captioner(frame, mask, said[:, :-1]).float().log_softmax(-1)  # (1, L + 1, V)
+    return float(logprobs.gather(-1, said[:, 1:].unsqueeze(-1)).sum())
+
+
+def information(captioner: Captioner, info: Mapping[str, Any], hypothesis: Hypothesis) -> float | None:
+    """How many nats likelier a caption is by its own video than by the average one.
+
+    Args:
+        captioner: that wrote it.
+        info: the notes of the captioner's checkpoint.
+        hypothesis: the caption; also one that was drawn, since its log-probabilities are the captioner's own.
+
+    Returns:
+        The information; None where the checkpoint was not calibrated.
+
+    Raises:
+        CheckpointError: the calibration is damaged.
+    """
+    calibration = Calibration.of(info)
+    if calibration is None:
+        return None
+    return hypothesis.logprob - average_logprob(captioner, calibration.average, hypothesis.tokens)
+
+
+def is_generic(info: Mapping[str, Any], information: float | None) -> bool | None:
+    """Whether a caption is likely generic: two in three of so little information were.
+
+    Args:
+        info: the notes of the captioner's checkpoint.
+        information: of the caption, as :func:`information` gives it.
+
+    Returns:
+        The flag; None where the checkpoint was not calibrated.
+
+    Raises:
+        CheckpointError: the calibration is damaged.
+    """
+    calibration = Calibration.of(info)
+    if calibration is None or information is None:
+        return None
+    return calibration.probability(information) >= FLAGGED_FROM

@@ -1,0 +1,133 @@
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from capvid.bundled import FOLDER
+from capvid.captioners import Captioner, build
+from capvid.captioners.checkpoint import load_checkpoint
+from capvid.decoding import DecodingOptions, Hypothesis, decode
+from capvid.decoding.confidence import Calibration, average_logprob, information, is_generic
+from capvid.errors import CheckpointError
+from capvid.text.vocabulary import BOS, EOS
+
+WIDTH = 6
+NOTES: dict[str, Any] = {
+    "average": [0.1, -0.2, 0.3, 0.0, 0.5, -1.0],
+    "intercept": 1.0,
+    "slope": -0.5,
+    "videos": 100,
+    "generic": 0.5,
+    "flagged": 0.3,
+    "generic_flagged": 0.8,
+    "generic_others": 0.4,
+}
+SIZES: dict[str, dict[str, Any]] = {
+    "m3": {"embedding": 8, "hidden": 12, "attention": 8, "output": 8, "memory_rows": 3, "memory_width": 4},
+    "ham": {"embedding": 8, "hidden": 12, "attention": 8, "memory_width": 6, "bottleneck": 4, "locations": 4},
+}
+
+
+def captioner(name: str) -> Captioner:
+    torch.manual_seed(0)
+    made = build(name, {"vocabulary_size": 20, "feature_width": WIDTH, **SIZES[name]}).eval()
+    with torch.no_grad():
+        for parameter in made.parameters():
+            parameter.mul_(3)
+    return made
+
+
+def step_by_step(made: Captioner, frame: torch.Tensor, tokens: list[int]) -> float:
+    state, total, word = made.encode(frame, torch.ones(1, 1, dtype=torch.bool)), 0.0, BOS
+    for following in [*tokens, EOS]:
+        logits, state, _ = made.step(torch.tensor([word]), state)
+        total += logits[0].double().log_softmax(-1)[following].item()
+        word = following
+    return total
+
+
+@pytest.mark.parametrize("name", ["m3", "ham"])
+@pytest.mark.parametrize("tokens", [[5, 7, 9], [4], []])
+def test_the_average_video_is_one_frame(name: str, tokens: list[int]) -> None:
+    made = captioner(name)
+    frame = torch.tensor(NOTES["average"]).view(1, 1, -1)
+    if name == "ham":
+        frame = frame.view(1, 1, 1, -1).repeat(1, 1, 4, 1)
+    with torch.no_grad():
+        expected = step_by_step(made, frame, tokens)
+    assert average_logprob(made, NOTES["average"], tokens) == pytest.approx(expected, abs=1e-4)
+
+
+def test_a_caption_of_the_average_video_has_no_information() -> None:
+    made = captioner("m3")
+    frame = torch.tensor(NOTES["average"]).view(1, 1, -1)
+    best = decode(made, frame, torch.ones(1, 1, dtype=torch.bool), DecodingOptions(max_length=5))[0][0]
+    assert information(made, {"generic": NOTES}, best) == pytest.approx(0, abs=1e-4)
+    other = torch.full((1, 1, WIDTH), 2.0)
+    best = decode(made, other, torch.ones(1, 1, dtype=torch.bool), DecodingOptions(max_length=5))[0][0]
+    found = information(made, {"generic": NOTES}, best)
+    with torch.no_grad():
+        expected = step_by_step(made, other, best.tokens) - step_by_step(made, frame, best.tokens)
+    assert found == pytest.approx(expected, abs=1e-3) and abs(expected) > 0.01
+
+
+def test_the_flag_is_given_from_two_in_three() -> None:
+    calibration = Calibration.of({"generic": NOTES})
+    assert calibration is not None
+    for x in (-80.0, -3.0, 0.0, 2.0, 5.0, 900.0):
+        assert calibration.probability(x) == pytest.approx(1 / (1 + math.exp(min(700, -(1 - 0.5 * x)))))
+    edge = (math.log(2) - 1) / -0.5  # odds of two to one
+    notes = {"generic": NOTES, "epoch": 3}
+    assert is_generic(notes, edge - 1e-6) is True
+    assert is_generic(notes, edge + 1e-6) is False
+    assert Calibration.of({"generic": calibration.to_dict()}) == calibration
+
+
+def test_a_checkpoint_that_was_not_calibrated_gives_no_flag() -> None:
+    assert Calibration.of({"epoch": 3}) is None
+    assert information(captioner("m3"), {}, Hypothesis([5], [-1.0, -2.0], 0.0)) is None
+    assert is_generic({}, 1.0) is None
+    assert is_generic({"generic": NOTES}, None) is None
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        None,
+        [1, 2],
+        {},
+        {**NOTES, "average": []},
+        {**NOTES, "average": None},
+        {**NOTES, "average": [0.0, "1"]},
+        {**NOTES, "slope": math.nan},
+        {**NOTES, "slope": "x"},
+        {**NOTES, "more": 1},
+        {name: value for name, value in NOTES.items() if name != "intercept"},
+    ],
+)
+def test_a_damaged_calibration_is_refused(damage: Any) -> None:
+    with pytest.raises(CheckpointError, match="calibration is damaged"):
+        is_generic({"generic": damage}, 1.0)
+
+
+def test_a_calibration_for_other_features_is_refused() -> None:
+    notes = {"generic": {**NOTES, "average": [1.0] * 5}}
+    with pytest.raises(CheckpointError, match="features of width 5, and it takes 6"):
+        information(captioner("m3"), notes, Hypothesis([5], [-1.0, -2.0], 0.0))
+
+
+def test_the_mean_counts_the_end() -> None:
+    assert Hypothesis([5, 6], [-1.0, -2.0, -6.0], 0.0).mean_logprob == -3.0
+
+
+def test_what_the_bundled_captioner_says_of_any_video_gets_the_flag() -> None:
+    checkpoint = load_checkpoint(FOLDER / "m3")
+    calibration = Calibration.of(checkpoint.info)
+    assert calibration is not None and calibration.videos == 244 and calibration.slope < 0
+    frame = torch.tensor(calibration.average).view(1, 1, -1)
+    mask = torch.ones(1, 1, dtype=torch.bool)
+    best = decode(checkpoint.captioner, frame, mask, DecodingOptions())[0][0]
+    assert is_generic(checkpoint.info, information(checkpoint.captioner, checkpoint.info, best))
