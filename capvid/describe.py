@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -15,9 +16,12 @@ from torch import Tensor
 from capvid.captioners.base import Carried, ParagraphCaptioner
 from capvid.captioners.checkpoint import Checkpoint
 from capvid.decoding import DecodingOptions, Hypothesis, decode, decode_paragraphs, pad_frames, pad_segments
+from capvid.decoding.confidence import Calibration, average_logprob
 from capvid.decoding.follow import follow
 from capvid.decoding.paragraphs import as_tokens
 from capvid.results import Caption, WordScore
+
+_SENTENCES = 4096  # of which it is remembered how probable they are of the average video
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +50,8 @@ class Describer:
         self.options = options
         self.batch_size = batch_size
         self._captioner = checkpoint.captioner.to(device).eval()
+        self._calibration = Calibration.of(checkpoint.info)
+        self._by_average = lru_cache(maxsize=_SENTENCES)(self._average_logprob)
 
     def frames(self, count: int) -> np.ndarray:
         """Which of so many frames the captioner looks at, as indices (T,)."""
@@ -128,6 +134,17 @@ class Describer:
             if trace is None
             else {name: tensor.float().numpy() for name, tensor in trace.items()},
         )
+
+    def _is_generic(self, hypothesis: Hypothesis) -> bool | None:
+        """Whether a caption is likely generic, if the captioner was calibrated."""
+        if self._calibration is None:
+            return None
+        return self._calibration.flags(hypothesis.logprob - self._by_average(tuple(hypothesis.tokens)))
+
+    def _average_logprob(self, tokens: tuple[int, ...]) -> float:
+        """Log-probability of a sentence, were the video the average one."""
+        assert self._calibration is not None
+        return average_logprob(self._captioner, self._calibration.average, tokens)
 
 
 def paragraph(captions: Sequence[Caption]) -> Caption:

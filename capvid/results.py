@@ -30,6 +30,8 @@ class Caption:
         text: the words.
         logprob: of the whole sentence, its end included; of several, their sum.
         words: each with its own.
+        generic: whether it is likely to be generic, said of many videos (:mod:`capvid.decoding.confidence`);
+            None where the captioner was not calibrated.
         traces: where they were asked for, what the captioner looked at for each word and, last, for the end,
             by name, each (L + 1, W): ``attention`` over the frames (W = T), and what else the captioner has.
     """
@@ -37,7 +39,13 @@ class Caption:
     text: str
     logprob: float
     words: tuple[WordScore, ...]
+    generic: bool | None = None
     traces: Mapping[str, np.ndarray] | None = None
+
+    @property
+    def mean_logprob(self) -> float:
+        """Per word, the end counted as one."""
+        return self.logprob / (len(self.words) + 1)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,7 +18,6 @@ from typing import Any
 import torch
 
 from capvid.captioners.base import Captioner
-from capvid.decoding.options import Hypothesis
 from capvid.errors import CheckpointError
 from capvid.text.vocabulary import BOS, EOS
 
@@ -81,6 +80,10 @@ class Calibration:
         """That a caption of so much ``information`` (nats) is generic."""
         return generic_probability(self.intercept, self.slope, information)
 
+    def flags(self, information: float) -> bool:
+        """Whether a caption of so much ``information`` (nats) is likely generic: two in three were."""
+        return self.probability(information) >= FLAGGED_FROM
+
 
 def generic_probability(intercept: float, slope: float, information: float) -> float:
     """The logistic curve of :class:`Calibration` at ``information`` (nats)."""
@@ -117,42 +120,3 @@ def average_logprob(captioner: Captioner, average: Sequence[float], tokens: Sequ
     said = torch.tensor([[BOS, *tokens, EOS]], device=device)
     logprobs = captioner(frame, mask, said[:, :-1]).float().log_softmax(-1)  # (1, L + 1, V)
     return float(logprobs.gather(-1, said[:, 1:].unsqueeze(-1)).sum())
-
-
-def information(captioner: Captioner, info: Mapping[str, Any], hypothesis: Hypothesis) -> float | None:
-    """How many nats likelier a caption is by its own video than by the average one.
-
-    Args:
-        captioner: that wrote it.
-        info: the notes of the captioner's checkpoint.
-        hypothesis: the caption; also one that was drawn, since its log-probabilities are the captioner's own.
-
-    Returns:
-        The information; None where the checkpoint was not calibrated.
-
-    Raises:
-        CheckpointError: the calibration is damaged.
-    """
-    calibration = Calibration.of(info)
-    if calibration is None:
-        return None
-    return hypothesis.logprob - average_logprob(captioner, calibration.average, hypothesis.tokens)
-
-
-def is_generic(info: Mapping[str, Any], information: float | None) -> bool | None:
-    """Whether a caption is likely generic: two in three of so little information were.
-
-    Args:
-        info: the notes of the captioner's checkpoint.
-        information: of the caption, as :func:`information` gives it.
-
-    Returns:
-        The flag; None where the checkpoint was not calibrated.
-
-    Raises:
-        CheckpointError: the calibration is damaged.
-    """
-    calibration = Calibration.of(info)
-    if calibration is None or information is None:
-        return None
-    return calibration.probability(information) >= FLAGGED_FROM

@@ -86,8 +86,9 @@ def _traces(captioner: Captioner, state: State, tokens: Tensor) -> list[dict[str
 
 
 def _trace_of(row: int, traces: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
-    """The traces (L + 1, W) of one sentence by name; where their width grows, zeros follow."""
+    """The traces (L + 1,) or (L + 1, W) of one sentence by name; where their width grows, zeros follow."""
+    found = {name: [trace[name][row] for trace in traces] for name in traces[0]}
     return {
-        name: pad_sequence([trace[name][row] for trace in traces], batch_first=True).cpu()
-        for name in traces[0]
+        name: (pad_sequence(steps, batch_first=True) if steps[0].dim() else torch.stack(steps)).cpu()
+        for name, steps in found.items()
     }

@@ -10,7 +10,7 @@ from capvid.bundled import FOLDER
 from capvid.captioners import Captioner, build
 from capvid.captioners.checkpoint import load_checkpoint
 from capvid.decoding import DecodingOptions, Hypothesis, decode
-from capvid.decoding.confidence import Calibration, average_logprob, information, is_generic
+from capvid.decoding.confidence import Calibration, average_logprob
 from capvid.errors import CheckpointError
 from capvid.text.vocabulary import BOS, EOS
 
@@ -61,36 +61,19 @@ def test_the_average_video_is_one_frame(name: str, tokens: list[int]) -> None:
     assert average_logprob(made, NOTES["average"], tokens) == pytest.approx(expected, abs=1e-4)
 
 
-def test_a_caption_of_the_average_video_has_no_information() -> None:
-    made = captioner("m3")
-    frame = torch.tensor(NOTES["average"]).view(1, 1, -1)
-    best = decode(made, frame, torch.ones(1, 1, dtype=torch.bool), DecodingOptions(max_length=5))[0][0]
-    assert information(made, {"generic": NOTES}, best) == pytest.approx(0, abs=1e-4)
-    other = torch.full((1, 1, WIDTH), 2.0)
-    best = decode(made, other, torch.ones(1, 1, dtype=torch.bool), DecodingOptions(max_length=5))[0][0]
-    found = information(made, {"generic": NOTES}, best)
-    with torch.no_grad():
-        expected = step_by_step(made, other, best.tokens) - step_by_step(made, frame, best.tokens)
-    assert found == pytest.approx(expected, abs=1e-3) and abs(expected) > 0.01
-
-
 def test_the_flag_is_given_from_two_in_three() -> None:
     calibration = Calibration.of({"generic": NOTES})
     assert calibration is not None
     for x in (-80.0, -3.0, 0.0, 2.0, 5.0, 900.0):
         assert calibration.probability(x) == pytest.approx(1 / (1 + math.exp(min(700, -(1 - 0.5 * x)))))
     edge = (math.log(2) - 1) / -0.5  # odds of two to one
-    notes = {"generic": NOTES, "epoch": 3}
-    assert is_generic(notes, edge - 1e-6) is True
-    assert is_generic(notes, edge + 1e-6) is False
+    assert calibration.flags(edge - 1e-6)
+    assert not calibration.flags(edge + 1e-6)
     assert Calibration.of({"generic": calibration.to_dict()}) == calibration
 
 
-def test_a_checkpoint_that_was_not_calibrated_gives_no_flag() -> None:
+def test_a_checkpoint_that_was_not_calibrated_has_no_calibration() -> None:
     assert Calibration.of({"epoch": 3}) is None
-    assert information(captioner("m3"), {}, Hypothesis([5], [-1.0, -2.0], 0.0)) is None
-    assert is_generic({}, 1.0) is None
-    assert is_generic({"generic": NOTES}, None) is None
 
 
 @pytest.mark.parametrize(
@@ -110,13 +93,12 @@ def test_a_checkpoint_that_was_not_calibrated_gives_no_flag() -> None:
 )
 def test_a_damaged_calibration_is_refused(damage: Any) -> None:
     with pytest.raises(CheckpointError, match="calibration is damaged"):
-        is_generic({"generic": damage}, 1.0)
+        Calibration.of({"generic": damage})
 
 
 def test_a_calibration_for_other_features_is_refused() -> None:
-    notes = {"generic": {**NOTES, "average": [1.0] * 5}}
     with pytest.raises(CheckpointError, match="features of width 5, and it takes 6"):
-        information(captioner("m3"), notes, Hypothesis([5], [-1.0, -2.0], 0.0))
+        average_logprob(captioner("m3"), [1.0] * 5, [5])
 
 
 def test_the_mean_counts_the_end() -> None:
@@ -130,4 +112,6 @@ def test_what_the_bundled_captioner_says_of_any_video_gets_the_flag() -> None:
     frame = torch.tensor(calibration.average).view(1, 1, -1)
     mask = torch.ones(1, 1, dtype=torch.bool)
     best = decode(checkpoint.captioner, frame, mask, DecodingOptions())[0][0]
-    assert is_generic(checkpoint.info, information(checkpoint.captioner, checkpoint.info, best))
+    same = average_logprob(checkpoint.captioner, calibration.average, best.tokens)
+    assert best.logprob == pytest.approx(same, abs=1e-4)
+    assert calibration.flags(best.logprob - same)

@@ -1,0 +1,77 @@
+"""Features of many frames, decoded part by part."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from toy import Toy, bad_files, toy, toy_files, write_video
+
+from capvid.features import parts
+from capvid.features.backbones import load_backbone
+from capvid.features.decode import Timeline, read_timeline
+from capvid.features.extract import extract_features
+from capvid.features.parts import extract_in_parts
+from capvid.video.sampling import RateSampling, UniformSampling
+from capvid.video.source import open_video
+from capvid.video.workers import WorkerPool
+
+__all__ = ["bad_files", "toy", "toy_files"]
+
+
+def test_the_timeline_is_what_the_reader_says(tmp_path: Path) -> None:
+    path = write_video(tmp_path / "v.mp4", seed=1, frames=13)
+    timeline = read_timeline(path, "auto")
+    with open_video(path) as source:
+        assert timeline.times.tolist() == source.frame_times().tolist()
+        assert timeline.duration == source.info.duration
+
+
+@pytest.mark.parametrize("at_once", [1, 3, 128])
+def test_parts_together_are_the_whole(
+    toy: Toy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bad_files: dict[str, Path], at_once: int
+) -> None:
+    monkeypatch.setattr(parts, "FRAMES_AT_ONCE", at_once)
+    paths = [write_video(tmp_path / f"v {n}.mp4", seed=n, frames=5 + 6 * n) for n in range(3)]
+    paths.insert(1, bad_files["text"])
+    backbones = [load_backbone("toy", weights=toy.weights)]
+    dense = RateSampling(5)
+
+    def choose(path: Path, timeline: Timeline) -> np.ndarray:
+        return dense.choose(timeline.times)
+
+    with WorkerPool(2) as pool:
+        whole = list(extract_features(paths, backbones, dense, pool=pool))
+        options = {"pool": pool, "batch_size": 4, "pictures": True}
+        found = list(extract_in_parts(paths, backbones, UniformSampling(4), choose, **options))
+    assert [result.path for result in found] == paths
+    assert [result.error is None for result in found] == [True, False, True, True]
+    assert str(found[1].error) == str(whole[1].error)
+    for one, other in zip(found, whole, strict=True):
+        if one.features is None or other.features is None:
+            continue
+        assert one.features.times.tolist() == other.features.times.tolist()
+        assert one.features.duration == other.features.duration
+        assert one.features.video == other.features.video
+        assert np.array_equal(one.features.streams[0], other.features.streams[0])
+        assert one.features.header.sampling == "uniform:4"
+        assert len(one.pictures) == len(one.features)
+        assert all(picture.startswith(b"\xff\xd8") for picture in one.pictures)
+
+
+def test_no_frames_are_decoded_that_nobody_asks_for(toy: Toy, tmp_path: Path) -> None:
+    paths = [write_video(tmp_path / f"{n}.mp4", seed=n, frames=10) for n in range(4)]
+    asked = []
+
+    def choose(path: Path, timeline: Timeline) -> np.ndarray:
+        asked.append(path)
+        return np.array([0, 7])
+
+    backbones = [load_backbone("toy", weights=toy.weights)]
+    with WorkerPool(1) as pool:
+        results = extract_in_parts(iter(paths), backbones, UniformSampling(4), choose, pool=pool)
+        first = next(results)
+        results.close()
+    assert first.features is not None and first.features.times.tolist() == pytest.approx([0.0, 0.7])
+    assert asked[0] == paths[0] and asked == paths[: len(asked)]

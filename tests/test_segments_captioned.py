@@ -1,0 +1,234 @@
+"""Videos captioned segment by segment, by captioners of sentences and of paragraphs."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pysrt
+import pytest
+import torch
+import webvtt
+from toy import Run, Toy, capvid, toy, toy_files, video_files
+
+from capvid.captioners import build
+from capvid.captioners.checkpoint import load_checkpoint, save_checkpoint
+from capvid.decoding import DecodingOptions, decode, decode_paragraphs, pad_segments
+from capvid.decoding.paragraphs import as_tokens
+from capvid.errors import DataError
+from capvid.features.backbones import load_backbone
+from capvid.features.file import save_features
+from capvid.loading import load
+from capvid.results import CaptionResult
+from capvid.video.sampling import UniformSampling
+from capvid.video.source import open_video
+
+__all__ = ["capvid", "toy", "toy_files", "video_files"]
+
+
+@pytest.fixture
+def long_video(tmp_path: Path) -> Path:
+    """Three scenes, of 3, 4 and 5 seconds, at 10 frames a second."""
+    import av
+
+    path = tmp_path / "long vidéo.mp4"
+    generator = np.random.default_rng(5)
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream("mpeg4", rate=10)
+        stream.width, stream.height, stream.pix_fmt, stream.bit_rate = 64, 48, "yuv420p", 4_000_000
+        for seconds in (3, 4, 5):
+            texture = generator.integers(0, 256, (6, 8, 3)).repeat(8, 0).repeat(8, 1)
+            for number in range(10 * seconds):
+                picture = np.roll(texture, number // 4, 1).astype(np.uint8)
+                for packet in stream.encode(av.VideoFrame.from_ndarray(picture, format="rgb24")):
+                    container.mux(packet)
+        for packet in stream.encode():
+            container.mux(packet)
+    return path
+
+
+@pytest.fixture(scope="session")
+def mart(toy_files: Toy, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A MART with random weights for the toy's features."""
+    folder = tmp_path_factory.mktemp("mart")
+    like = load_checkpoint(toy_files.model)
+    torch.manual_seed(4)
+    sizes = {"vocabulary_size": len(like.vocabulary), "feature_width": 1024, "hidden": 16, "heads": 2}
+    sizes |= {"layers": 2, "feed_forward": 16, "word_width": 8, "memory_length": 2, "dropout": 0.0}
+    captioner = build("mart", {**sizes, "standardise": True})
+    captioner.standardise.load_state_dict(like.captioner.standardise.state_dict())
+    with torch.no_grad():
+        for parameter in captioner.parameters():
+            if parameter.dim() > 1:
+                parameter.mul_(3)
+    save_checkpoint(folder, captioner, like.vocabulary, like.header, {"max_frames": 4})
+    return folder
+
+
+def only(results: list[CaptionResult]) -> CaptionResult:
+    (result,) = results
+    assert result.error is None, result.error
+    return result
+
+
+def read_alone(toy: Toy, path: Path, spans: list[tuple[float, float]]) -> list[torch.Tensor]:
+    """Features (T, D) of four frames of each segment, read one by one."""
+    backbone = load_backbone("toy", weights=toy.weights)
+    found = []
+    with open_video(path) as source:
+        times = source.frame_times()
+        for start, end in spans:
+            inside = [n for n, time in enumerate(times) if start <= time < end]
+            chosen = [inside[place] for place in UniformSampling(4).choose(times[inside])]
+            found.append(torch.from_numpy(backbone(source.read(chosen))).half().float())
+    return found
+
+
+def test_each_segment_is_captioned_like_a_video(toy: Toy, long_video: Path) -> None:
+    result = only(list(load(toy.model, segments=3, beam_size=2, num_captions=2).stream([long_video])))
+    assert result.paragraph and result.duration == pytest.approx(12)
+    spans = [(segment.start, segment.end) for segment in result.segments]
+    assert [start for start, _ in spans] == pytest.approx([0, 4, 8]) and spans[-1][1] == result.duration
+    checkpoint = load_checkpoint(toy.model)
+    for segment, features in zip(result.segments, read_alone(toy, long_video, spans), strict=True):
+        mask = torch.ones(1, len(features), dtype=torch.bool)
+        options = DecodingOptions(beam_size=2, num_captions=2)
+        (expected,) = decode(checkpoint.captioner, features.unsqueeze(0), mask, options)
+        assert [c.text for c in segment.captions] == [
+            " ".join(checkpoint.vocabulary.decode(h.tokens)) for h in expected
+        ]
+        assert segment.captions[0].logprob == pytest.approx(expected[0].logprob, abs=1e-2)
+    best = [segment.captions[0] for segment in result.segments]
+    (whole,) = result.captions
+    assert whole.text == " ".join(f"{c.text[0].upper()}{c.text[1:]}." for c in best)
+    assert whole.logprob == sum(c.logprob for c in best)
+    assert whole.words == tuple(word for c in best for word in c.words)
+
+
+def test_paragraphs_know_the_segments_before(toy: Toy, mart: Path, long_video: Path) -> None:
+    result = only(list(load(mart, segments=3, attention=True).stream([long_video])))
+    spans = [(segment.start, segment.end) for segment in result.segments]
+    clips = read_alone(toy, long_video, spans)
+    checkpoint = load_checkpoint(mart)
+    captioner = checkpoint.captioner
+    (expected,) = decode_paragraphs(captioner, *pad_segments([clips]), DecodingOptions())
+    carried, before = None, None
+    for segment, clip, (best, *_) in zip(result.segments, clips, expected, strict=True):
+        caption = segment.captions[0]
+        assert caption.text == " ".join(checkpoint.vocabulary.decode(best.tokens))
+        assert caption.logprob == pytest.approx(best.logprob, abs=1e-2)
+        assert caption.traces is not None
+        assert caption.traces["attention"].shape == (len(caption.words) + 1, 4)
+        assert caption.traces["memory"].shape == (len(caption.words) + 1, 2)
+        with torch.no_grad():
+            state = captioner.encode(clip.unsqueeze(0), torch.ones(1, 4, dtype=torch.bool), carried)
+            carried = captioner.remember(state, as_tokens([best.tokens], torch.device("cpu")))
+        for layer, change in enumerate(segment.memory_change):
+            old = state.video[f"memory.{layer}"]
+            new = carried[f"memory.{layer}"]
+            expected_change = ((new - old) ** 2).sum().sqrt() / (old**2).sum().sqrt()
+            assert change == pytest.approx(expected_change.item(), rel=1e-2)
+            if before is not None:
+                assert torch.equal(old, before[f"memory.{layer}"])
+        assert len(segment.memory_change) == 2
+        before = carried
+
+
+def test_a_captioner_of_paragraphs_cuts_by_itself(mart: Path, toy: Toy, long_video: Path) -> None:
+    pipeline = load(mart)
+    assert pipeline.settings["segments"] == "auto"
+    result = only(list(pipeline.stream([long_video])))
+    spans = [(segment.start, segment.end) for segment in result.segments]
+    assert spans[0][0] == 0 and spans[-1][1] == result.duration
+    assert all(end == start for (_, end), (start, _) in pairwise(spans))
+    assert any(abs(start - 7) < 0.3 for start, _ in spans)  # where the last scene begins
+    assert len(only(list(load(mart, segments=1).stream([long_video]))).segments) == 1
+
+
+def test_batches_workers_and_order_change_nothing(
+    toy: Toy, mart: Path, long_video: Path, video_files: list[Path]
+) -> None:
+    videos = [video_files[4], long_video, video_files[3], video_files[2]]
+    for model in (toy.model, mart):
+        one = list(load(model, segments=3, batch_size=1, workers=1).stream(videos))
+        other = list(load(model, segments=3, batch_size=8, workers=2).stream(reversed(videos)))
+        for result, again in zip(one, reversed(other), strict=True):
+            assert result.path == again.path
+            for segment, same in zip(result.segments, again.segments, strict=True):
+                assert segment.captions == same.captions  # log-probabilities too, in every bit
+                assert segment.memory_change == same.memory_change
+
+
+def test_features_are_cut_by_their_times(toy: Toy, long_video: Path, tmp_path: Path) -> None:
+    from dataclasses import replace
+
+    from capvid.features.extract import extract_features
+    from capvid.video.sampling import RateSampling
+
+    backbones = [load_backbone("toy", weights=toy.weights)]
+    (made,) = extract_features([long_video], backbones, RateSampling(2))
+    assert made.features is not None
+    features = replace(made.features, header=replace(made.features.header, sampling=None))
+    save_features(tmp_path / "v.safetensors", features)
+    result = only(list(load(toy.model, segments=2).stream([tmp_path / "v.safetensors"])))
+    assert [segment.frames.tolist() for segment in result.segments] == [[1, 4, 7, 10], [13, 16, 19, 22]]
+    save_features(tmp_path / "w.safetensors", replace(features, times=None))
+    (failed,) = load(toy.model, segments=2).stream([tmp_path / "w.safetensors"])
+    assert isinstance(failed.error, DataError) and "segments need times" in str(failed.error)
+
+
+def test_subtitles_have_the_segments_times(
+    capvid: Run, toy: Toy, long_video: Path, video_files: list[Path], tmp_path: Path
+) -> None:
+    videos = [long_video, video_files[4]]
+    for form in ("srt", "vtt", "json", "csv", "txt"):
+        code, _, err = capvid("caption", *videos, "--model", toy.model, "--segments", 3, "--format", form,
+                              "--output-dir", tmp_path / form)  # fmt: skip
+        assert (code, err) == (0, "2 captioned\n")
+    for video in videos:
+        record = json.loads((tmp_path / "json" / f"{video.stem}.json").read_text("utf-8"))
+        assert record["settings"]["segments"] == "3"
+        segments = record["segments"]
+        assert segments[0]["start"] == 0 and segments[-1]["end"] == record["duration"]
+        assert all(one["end"] == two["start"] for one, two in pairwise(segments))
+        wanted = [(round(1000 * s["start"]), round(1000 * s["end"]), s["caption"]) for s in segments]
+        srt = pysrt.open(str(tmp_path / "srt" / f"{video.stem}.srt"), encoding="utf-8")
+        assert [(cue.start.ordinal, cue.end.ordinal, cue.text) for cue in srt] == wanted
+        vtt = webvtt.read(str(tmp_path / "vtt" / f"{video.stem}.vtt"))
+        cues = [(c.start_in_seconds, c.end_in_seconds, c.text) for c in vtt]
+        assert [c[2] for c in cues] == [w[2] for w in wanted] and len(cues) == 3
+        rows = (tmp_path / "csv" / f"{video.stem}.csv").read_text("utf-8").splitlines()[1:]
+        assert len(rows) == 3 and f",{segments[1]['start']:.3f},{segments[1]['end']:.3f}," in rows[1]
+        text = (tmp_path / "txt" / f"{video.stem}.txt").read_text("utf-8")
+        assert text == record["captions"][0]["text"] + "\n"
+
+
+def test_the_cut_is_part_of_the_settings(
+    capvid: Run, toy: Toy, video_files: list[Path], tmp_path: Path
+) -> None:
+    run = ("caption", *video_files[3:], "--model", toy.model, "--output-dir", tmp_path / "out")
+    table = tmp_path / "cut.csv"
+    table.write_text("start,end\n0,0.5\n0.5,1\n")
+    assert capvid(*run, "--segments", table)[2] == "2 captioned\n"
+    assert capvid(*run, "--segments", table)[2] == "0 captioned, 2 skipped (already done)\n"
+    table.write_text("start,end\n0,0.4\n0.4,1\n")
+    assert capvid(*run, "--segments", table)[2] == "2 captioned\n"
+    assert capvid(*run)[2] == "2 captioned\n"
+
+
+def test_segments_that_cannot_be(capvid: Run, toy: Toy, video_files: list[Path], tmp_path: Path) -> None:
+    for text, message in (
+        ("0", "0 segments cannot be made"),
+        ("none.csv", "none.csv: no such file of segments"),
+    ):
+        code, out, err = capvid("caption", video_files[0], "--model", toy.model, "--segments", text)
+        assert (code, out) == (2, "") and message in err and err.count("\n") == 1
+    table = tmp_path / "cut.csv"
+    table.write_text("start,end\n0,0.1\n60,90\n")
+    code, out, err = capvid("caption", video_files[0], "--model", toy.model, "--segments", table)
+    assert (code, out) == (1, "") and "a segment from 60 to 90 s" in err and err.count("\n") == 1
+    table.write_text("start,end\n0,x\n")
+    code, out, err = capvid("caption", video_files[0], "--model", toy.model, "--segments", table)
+    assert (code, out) == (1, "") and "line 2: no start and end" in err and err.count("\n") == 1
