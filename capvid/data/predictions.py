@@ -159,17 +159,22 @@ class _Reader:
                     raise DataError(f"{path}, line {lines.number}: no form of predictions", remedy=_FORMS)
                 return
             places, source = (0, 1), chain([first], source)
-        before = None
+        before = begun = None
+        start = head.index("start") if self.paragraphs and "start" in head else None
         for line, cells in _rows(source, lines, path, tabs=tabs):
             with self._rows.at(Place(path, line)):
-                if len(cells) <= max(places):
+                if len(cells) <= max(*places, start or 0):
                     raise RowError(f"{len(cells)} columns", "write a video and a caption on each line")
             video, caption = (cells[place].strip() for place in places)
+            segment = None if start is None else cells[start]
             if "logprob" in head and video == before:
-                self.found.further += 1
-                continue
-            before = video
-            self._take(path, line, video, caption)
+                if segment == begun:
+                    self.found.further += 1
+                else:  # the next segment of a paragraph
+                    self.found.said[as_id(video)].append(caption)
+            else:
+                self._take(path, line, video, caption)
+            before, begun = video, segment
 
     def _take(self, path: Path, line: int, name: Any, value: Any, captions: Sequence[Any] = ()) -> None:
         """Keep what a video's prediction is, once it is seen to be one."""

@@ -90,6 +90,23 @@ def test_paragraphs(form: str, tmp_path: Path) -> None:
     assert read_predictions(path, paragraphs=True).said == {"v": ["a dog.", "it runs"], "w": ["rain"]}
 
 
+@pytest.mark.parametrize("suffix", ["csv", "tsv"])
+def test_the_segments_of_a_table_are_a_paragraph(suffix: str, tmp_path: Path) -> None:
+    rows = [
+        ("video", "start", "end", "caption", "logprob"),
+        ("a.mp4", "0.000", "2.000", "a man", "-1"),
+        ("a.mp4", "0.000", "2.000", "a woman", "-2"),
+        ("a.mp4", "2.000", "5.000", "a dog", "-1"),
+        ("b.mp4", "2.000", "5.000", "a cat", "-1"),
+    ]
+    path = tmp_path / f"p.{suffix}"
+    path.write_text("".join({"csv": ",", "tsv": "\t"}[suffix].join(row) + "\n" for row in rows))
+    found = read_predictions(path, paragraphs=True)
+    assert found.said == {"a.mp4": ["a man", "a dog"], "b.mp4": ["a cat"]} and found.further == 1
+    found = read_predictions(path)
+    assert found.said == {"a.mp4": ["a man"], "b.mp4": ["a cat"]} and found.further == 2
+
+
 def test_a_folder(tmp_path: Path) -> None:
     (tmp_path / "b").mkdir()
     (tmp_path / "a.json").write_text(json.dumps(RECORDS[0], indent=2))
