@@ -37,7 +37,8 @@ class Format(str, Enum):
 
 
 def caption(
-    inputs: common.Inputs,
+    inputs: common.Inputs = None,
+    from_file: common.FromFile = None,
     model: Annotated[
         str | None,
         typer.Option(
@@ -81,9 +82,9 @@ def caption(
 ) -> None:
     """Caption videos.
 
-    An input is a video, a folder of videos, a zip file with a folder of pictures for each video, or a
-    file of features (.safetensors). One file and no -o prints the caption. Several inputs print a line
-    each: path, tab, caption.
+    An input is a video, a folder of videos, a pattern ('clips/**/*.mp4'), a zip file with a folder of
+    pictures for each video, or a file of features (.safetensors). One file and no -o prints the caption.
+    Several inputs, a list or a pattern print a line each: path, tab, caption.
 
     With --output-dir each video gets a file of its own, written as soon as it is ready. A manifest in the
     folder says what became of each; what is there already, from the same video by the same model with the
@@ -92,10 +93,11 @@ def caption(
     """
     if output and output_dir:
         raise UsageError("-o and --output-dir exclude each other", remedy="give one of them")
-    batch = common.Batch(verb="captioned", many=common.is_many(inputs))
+    given = common.read_given(inputs, from_file)
+    batch = common.Batch(verb="captioned", many=given.many)
     if output:
         common.check_writable_file(output)
-    videos = common.collect(inputs, batch, recursive=recursive, fail_fast=fail_fast)
+    videos = common.collect(given, batch, recursive=recursive, fail_fast=fail_fast)
     if not videos:
         batch.finish()
     from capvid.output import WRITERS

@@ -24,7 +24,17 @@ if TYPE_CHECKING:
 
 SOME_FAILED = 3
 
-Inputs = Annotated[list[Path], typer.Argument(metavar="INPUT", show_default=False)]
+Inputs = Annotated[list[Path] | None, typer.Argument(metavar="INPUT", show_default=False)]
+FromFile = Annotated[
+    str | None,
+    typer.Option(
+        "--from-file",
+        metavar="FILE",
+        show_default=False,
+        help="Take inputs from a list as well, - for stdin: one path a line, or with NUL after each (find "
+        "-print0). Paths that are not absolute begin at the current folder.",
+    ),
+]
 Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:N or mps.")]
 Workers = Annotated[
     int | None,
@@ -161,30 +171,67 @@ class Batch:
         return self.errors[0].exit_code if len(self.errors) == 1 else 1
 
 
-def is_many(inputs: Sequence[Path]) -> bool:
-    """Whether the inputs stand for a batch: more than one, a folder, or a zip file of pictures."""
-    return len(inputs) > 1 or inputs[0].is_dir() or inputs[0].suffix.lower() == ".zip"
+@dataclass(frozen=True, kw_only=True)
+class Given:
+    """The inputs of a command.
+
+    Attributes:
+        inputs: files, folders and patterns.
+        source: the list of ``--from-file``, if there is one.
+        listed: the paths in it.
+    """
+
+    inputs: Sequence[Path]
+    source: str | None = None
+    listed: Sequence[Path] = ()
+
+    @property
+    def many(self) -> bool:
+        """Whether they stand for a batch: more than one, a list, a pattern, a folder or a zip file."""
+        from capvid.video.patterns import is_folder, is_pattern
+
+        if self.source is not None or len(self.inputs) != 1:
+            return True
+        (path,) = self.inputs
+        return path.suffix.lower() == ".zip" or is_folder(path) or is_pattern(path)
 
 
-def collect(inputs: Sequence[Path], batch: Batch, *, recursive: bool, fail_fast: bool) -> list[VideoInput]:
-    """Find the videos that the inputs stand for; a folder without videos counts as failed.
+def read_given(inputs: Sequence[Path] | None, source: str | None) -> Given:
+    """Read what a command is to work on: its arguments, and the list at ``source``, ``-`` for stdin.
 
     Raises:
-        CapvidError: with ``fail_fast``, the first folder that failed.
+        UsageError: there are neither, or the list cannot be read.
+    """
+    from capvid.video.inputs import EXTENSIONS, read_paths
+
+    if source is None:
+        if not inputs:
+            raise UsageError("no input", remedy="give a video, a folder, or a list with --from-file")
+        return Given(inputs=inputs)
+    if Path(source).suffix.lower() in EXTENSIONS:
+        raise UsageError(f"{source}: is a video, not a list of paths", remedy="leave out --from-file")
+    try:
+        data = sys.stdin.buffer.read() if source == "-" else Path(source).read_bytes()
+    except OSError as error:
+        raise UsageError(f"{source}: the list cannot be read ({error.strerror})") from error
+    return Given(inputs=inputs or [], source=source, listed=read_paths(data))
+
+
+def collect(given: Given, batch: Batch, *, recursive: bool, fail_fast: bool) -> list[VideoInput]:
+    """Find the videos that the inputs stand for; what gives none counts as failed.
+
+    Raises:
+        CapvidError: with ``fail_fast``, the first that failed.
     """
     from capvid.video.inputs import find_videos
 
-    good = []
-    for path in inputs:
-        try:
-            if path.is_dir():
-                find_videos([path], recursive=recursive)
-            good.append(path)
-        except CapvidError as error:
-            if fail_fast:
-                raise
-            batch.failed(error)
-    return find_videos(good, recursive=recursive) if good else []
+    if given.source is not None and not given.listed:
+        error = CapvidError(f"{given.source}: there is no path in this list")
+        if fail_fast:
+            raise error
+        batch.failed(error)
+    failed = None if fail_fast else batch.failed
+    return find_videos(given.inputs, listed=given.listed, recursive=recursive, failed=failed)
 
 
 def check_writable_file(path: Path) -> None:

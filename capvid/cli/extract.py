@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 
 
 def extract(
-    inputs: common.Inputs,
+    inputs: common.Inputs = None,
+    from_file: common.FromFile = None,
+    *,
     backbone: Annotated[
         list[str],
         typer.Option(show_default=False, help="Name of a backbone; again for further streams."),
@@ -60,9 +62,9 @@ def extract(
 ) -> None:
     """Turn videos into files of features.
 
-    Each video, given or in a folder, gets one file (.safetensors), written as soon as it is ready. A video
-    whose features are there, made with the same backbones, layers, weights and frames, is skipped;
-    features made otherwise are made anew.
+    Each video, given, in a folder, or matched by a pattern ('clips/**/*.mp4'), gets one file
+    (.safetensors), written as soon as it is ready. A video whose features are there, made with the same
+    backbones, layers, weights and frames, is skipped; features made otherwise are made anew.
     """
     if layer and len(layer) != len(backbone):
         raise UsageError(
@@ -75,8 +77,9 @@ def extract(
             remedy="put their files into a folder and give that",
         )
     chosen = read_sampling(sampling, frames=frames, clean=clean)
-    batch = common.Batch(verb="extracted", many=common.is_many(inputs))
-    videos = common.collect(inputs, batch, recursive=recursive, fail_fast=fail_fast)
+    given = common.read_given(inputs, from_file)
+    batch = common.Batch(verb="extracted", many=given.many)
+    videos = common.collect(given, batch, recursive=recursive, fail_fast=fail_fast)
     if not videos:
         batch.finish()
     common.check_writable_folder(output)
