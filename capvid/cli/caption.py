@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from capvid.cli import common
+from capvid.cli import common, completion
 from capvid.errors import UsageError
 
 if TYPE_CHECKING:
@@ -43,6 +43,7 @@ def caption(
         str | None,
         typer.Option(
             show_default="the one that comes with capvid",
+            autocompletion=completion.captioners,
             help="Name of a trained captioner (see capvid models), the folder of one, or "
             "OWNER/NAME[@REVISION] on the Hugging Face Hub, which stays at the commit of its first download.",
         ),
@@ -175,6 +176,7 @@ def _into_file(
     """All results into one file, which is replaced at the end unless there is nothing to put into it."""
     from capvid.files import atomic_write_text
 
+    batch.interrupted = f"; {path} was not written"
     text = io.StringIO()
     with writer(stream=text, many=batch.many, settings=pipeline.settings) as out:
         _run(pipeline, videos, batch, out.write, fail_fast=fail_fast)
@@ -196,6 +198,7 @@ def _into_folder(
     from capvid.files import MANIFEST, atomic_write_text, remove_leftovers
     from capvid.output.manifest import Manifest
 
+    batch.interrupted = common.GOES_ON
     names = {video.path: f"{video.key}.{writer.extension}" for video in videos}
     remove_leftovers([folder / MANIFEST, *(folder / name for name in names.values())])
     with Manifest(folder, model=pipeline.model, settings=pipeline.settings) as manifest:

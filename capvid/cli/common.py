@@ -7,13 +7,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from capvid.cli import completion
 from capvid.errors import CapvidError, UsageError
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from capvid.video.inputs import VideoInput
 
 SOME_FAILED = 3
+GOES_ON = "; the same command goes on from there"
 
 Inputs = Annotated[list[Path] | None, typer.Argument(metavar="INPUT", show_default=False)]
 FromFile = Annotated[
@@ -35,7 +37,10 @@ FromFile = Annotated[
         "-print0). Paths that are not absolute begin at the current folder.",
     ),
 ]
-Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:N or mps.")]
+Device = Annotated[
+    str,
+    typer.Option("--device", help="auto, cpu, cuda, cuda:N or mps.", autocompletion=completion.devices),
+]
 Workers = Annotated[
     int | None,
     typer.Option(
@@ -88,12 +93,14 @@ class Batch:
     Attributes:
         verb: what is done with an input, for the summary ("captioned").
         many: whether there are several inputs; a single one gets neither bar nor summary.
+        interrupted: what is to be known after Ctrl-C, beside how many were done.
     """
 
     verb: str
     many: bool
     done: int = 0
     skipped: int = 0
+    interrupted: str = ""
     errors: list[CapvidError] = field(default_factory=list)
     begun: float = field(default_factory=time.monotonic)
     _progress: Progress | None = None
@@ -112,7 +119,8 @@ class Batch:
     def say(self, line: str) -> None:
         """Print one line on stderr, above the progress bar if there is one."""
         if self._progress is None:
-            typer.echo(line, err=True)
+            with suppress(OSError):  # nobody listens any more: no reason to stop
+                typer.echo(line, err=True)
         else:
             self._progress.console.print(line, markup=False, highlight=False, soft_wrap=True)
 
@@ -123,11 +131,20 @@ class Batch:
 
     @contextmanager
     def progress(self, total: int, *, data_on_stdout: bool) -> Iterator[None]:
-        """Show a bar on stderr while the block runs.
+        """Show a bar on stderr while the block runs, and say how far it came if it is interrupted.
 
-        Only on a terminal, and not where the data themselves go there line by line.
+        The bar is only on a terminal, and not where the data themselves go there line by line.
         """
-        if not self.many or not sys.stderr.isatty() or (data_on_stdout and sys.stdout.isatty()):
+        try:
+            with self._bar(total, shown=not (data_on_stdout and sys.stdout.isatty())):
+                yield
+        except KeyboardInterrupt:
+            self.say(f"interrupted: {self.done} of {total} {self.verb}{self.interrupted}")
+            raise
+
+    @contextmanager
+    def _bar(self, total: int, *, shown: bool) -> Iterator[None]:
+        if not shown or not self.many or not sys.stderr.isatty():
             yield
             return
         from rich.console import Console

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from capvid.cli import common
+from capvid.cli import common, completion
 from capvid.errors import CapvidError, UsageError
 
 if TYPE_CHECKING:
@@ -25,7 +25,11 @@ def extract(
     *,
     backbone: Annotated[
         list[str],
-        typer.Option(show_default=False, help="Name of a backbone; again for further streams."),
+        typer.Option(
+            show_default=False,
+            help="Name of a backbone; again for further streams.",
+            autocompletion=completion.backbones,
+        ),
     ],
     output: Annotated[
         Path, typer.Option("-o", "--output", show_default=False, help="Folder for the files of features.")
@@ -50,7 +54,11 @@ def extract(
         bool, typer.Option("--clean", help="Leave out black, flat and repeated ones of these frames.")
     ] = False,
     precision: Annotated[
-        str, typer.Option(help="auto, fp32, fp16 or bf16: auto takes fp16 where that is fast and safe.")
+        str,
+        typer.Option(
+            help="auto, fp32, fp16 or bf16: auto takes fp16 where that is fast and safe.",
+            autocompletion=completion.precisions,
+        ),
     ] = "auto",
     device: common.Device = "auto",
     workers: common.Workers = None,
@@ -157,6 +165,7 @@ def extract_into(
     from capvid.features.file import save_features
     from capvid.files import remove_leftovers
 
+    batch.interrupted = common.GOES_ON
     targets = {video.path: folder / f"{video.key}.safetensors" for video in videos}
     todo = [video for video in videos if overwrite or not _is_done(targets[video.path], backbones, sampling)]
     batch.skipped = len(videos) - len(todo)
