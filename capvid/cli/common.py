@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 SOME_FAILED = 3
 GOES_ON = "; the same command goes on from there"
 
-Inputs = Annotated[list[Path] | None, typer.Argument(metavar="INPUT", show_default=False)]
+Inputs = Annotated[list[Path] | None, typer.Argument(metavar="INPUT", show_default=False, readable=False)]
 FromFile = Annotated[
     str | None,
     typer.Option(

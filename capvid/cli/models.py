@@ -88,8 +88,7 @@ def _show_all(captioners: Sequence[CaptionerEntry], backbones: Sequence[Backbone
         return
     typer.echo("Captioners\n")
     for captioner in captioners:
-        trained = f" ({_trained(captioner)})" if captioner.source else ""
-        typer.echo(f"{captioner.name}{trained}")
+        typer.echo(captioner.name if captioner.source is None else f"{captioner.name} ({_terms(captioner)})")
         for text in (captioner.description, captioner.paper):
             _print(f"    {line}" for line in wrapped(text, width - 4))
     typer.echo("\nBackbones\n")
@@ -203,6 +202,14 @@ def _recipes(entry: CaptionerEntry) -> list[str]:
 
 def _trained(entry: CaptionerEntry) -> str:
     return "-" if entry.source is None else f"{_megabytes(entry.bytes)}, comes with capvid"
+
+
+def _terms(entry: CaptionerEntry) -> str:
+    """What is to be known of a captioner that comes trained."""
+    from capvid.features.registry import default_captioner
+
+    default = "; taken where --model is not given" if entry.name == default_captioner() else ""
+    return f"comes with capvid, {_megabytes(entry.bytes)}, {entry.licence}{default}"
 
 
 def _digest(entry: BackboneEntry) -> str:

@@ -57,9 +57,11 @@ def stdout_error() -> OSError | None:
 def silence() -> None:
     """Let the interpreter's last flush of a stream that is broken go nowhere instead of raising."""
     for stream, number in ((sys.stdout, 1), (sys.stderr, 2)):
+        if stream.closed:
+            continue
         try:
             stream.flush()
-        except (OSError, ValueError):
+        except OSError:
             null = os.open(os.devnull, os.O_WRONLY)
             os.dup2(null, number)
             os.close(null)

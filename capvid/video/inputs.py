@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from capvid.errors import CapvidError, MissingVideoError
-from capvid.video.patterns import Failed, expand, is_folder, is_pattern, real, walk
+from capvid.video.patterns import Failed, expand, is_file, is_folder, is_pattern, real, walk
 
 _EXTENSIONS = ".3g2 .3gp .asf .avi .divx .flv .gif .m2ts .m4v .mkv .mov .mp4 .mpeg .mpg .mts .ogv .ts .vob"
 EXTENSIONS = frozenset([*_EXTENSIONS.split(), ".webm", ".wmv"])
@@ -53,8 +53,8 @@ def find_videos(
 
     Args:
         inputs: files, folders and patterns.
-        listed: paths of a list, files or folders, taken literally. Their keys are these paths as they are,
-            so that they do not depend on what else is in the list.
+        listed: paths of a list, files or folders, taken literally. Their keys are these paths without
+            extension, so that they hardly depend on what else is in the list.
         recursive: whether to look into the folders of a folder.
         failed: is told of each input, and each folder below one, that fails; None raises the first.
 
@@ -97,24 +97,25 @@ class _Search:
 
     def __init__(self, *, recursive: bool, failed: Failed) -> None:
         self.found: dict[Path, tuple[Path, Path]] = {}
-        self.failures: set[str] = set()
+        self.failures = 0
+        self._said: set[str] = set()
         self._recursive = recursive
         self._failed = failed
 
     def take(self, given: Path, name: Path, within: Path) -> None:
         """Add a file by its ``name``, or the videos of a folder or zip file, which are named ``within``."""
-        failures = len(self.failures)
-        if given.suffix.lower() == ".zip" and not is_folder(given) and given.exists():
+        failures = self.failures
+        if given.suffix.lower() == ".zip" and is_file(given):
             self._open(given, within)
         elif not is_folder(given):
             self._add(given, name)
-        elif not self._below(given, within) and len(self.failures) == failures:
+        elif not self._below(given, within) and self.failures == failures:
             where = "this folder" if self._recursive else "this folder itself"
             self._fail(CapvidError(f"{given}: no videos in {where}", remedy="give a folder with video files"))
 
     def match(self, pattern: Path) -> None:
         """Add what matches a pattern."""
-        failures, count = len(self.failures), 0
+        failures, count = self.failures, 0
         base, paths = expand(pattern, self._fail)
         wanted = EXTENSIONS | ({pattern.suffix.lower()} - {""})
         for path in paths:
@@ -124,7 +125,7 @@ class _Search:
             elif path.suffix.lower() in wanted:
                 self.take(path, name, name)
                 count += 1
-        if not count and len(self.failures) == failures:
+        if not count and self.failures == failures:
             self._fail(
                 MissingVideoError(
                     pattern,
@@ -165,8 +166,9 @@ class _Search:
         self.found.setdefault(real(path), (path, name))
 
     def _fail(self, error: CapvidError) -> None:
-        if str(error) not in self.failures:  # a folder may be come to in several ways
-            self.failures.add(str(error))
+        self.failures += 1
+        if str(error) not in self._said:  # a folder may be come to in several ways
+            self._said.add(str(error))
             self._failed(error)
 
 

@@ -81,6 +81,14 @@ def is_folder(path: Path) -> bool:
         return False
 
 
+def is_file(path: Path) -> bool:
+    """Whether there is a regular file; what cannot be looked at is none."""
+    try:
+        return path.is_file()
+    except (OSError, ValueError):
+        return False
+
+
 def _matches(folder: Path, parts: Sequence[str], failed: Failed) -> Iterator[Path]:
     """What is below the folder and matches the parts of a pattern."""
     if not parts:

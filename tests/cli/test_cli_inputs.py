@@ -137,3 +137,28 @@ def test_a_folder_that_cannot_be_listed_fails_alone(
     ]
     code, out, err = capvid("caption", ".", "--model", toy.model, "--fail-fast")
     assert (code, out, err.count("\n")) == (1, "", 1)
+
+
+def test_what_may_not_be_read_is_no_usage_error(
+    capvid: Run, toy: Toy, clips: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # the processes that decode ask for themselves
+    monkeypatch.setattr("os.access", lambda path, mode, **_: False)
+    code, out, _ = capvid("caption", *clips, "--model", toy.model)
+    assert (code, shown_paths(out)) == (0, clips)
+
+
+def test_a_zip_file_that_cannot_be_looked_at_fails_alone(
+    capvid: Run, toy: Toy, clips: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stat = os.stat
+
+    def refusing(path: object, *arguments: object, **options: object) -> os.stat_result:
+        if str(path) == "locked/x.zip":
+            raise PermissionError(13, "Permission denied", path)
+        return stat(path, *arguments, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("os.stat", refusing)
+    code, out, err = capvid("caption", "locked/x.zip", clips[0], "--model", toy.model)
+    assert (code, shown_paths(out)) == (3, clips[:1])
+    assert err.startswith("error: locked/x.zip: ") and err.endswith("1 captioned, 1 failed\n")

@@ -103,7 +103,9 @@ def test_on_a_terminal_nothing_is_cut_off(
         assert set(text.split()) <= set(words)
     if columns == "80":
         assert max(map(len, out.splitlines())) <= 80
-        assert "m3 (6 MB, comes with capvid)" in out.splitlines()
+        assert (
+            "m3 (comes with capvid, 6 MB, Apache-2.0; taken where --model is not given)" in out.splitlines()
+        )
 
 
 def test_the_list_is_quick() -> None:

@@ -81,6 +81,7 @@ def test_a_folder_that_cannot_be_listed_does_not_hide_the_others(
     said = f"{tmp_path / 'b'}: cannot be listed (Permission denied); see its permissions"
     assert failures(tmp_path) == (["a/1", "c/3"], [said])
     assert failures(tmp_path / "b") == ([], [said])
+    assert failures(tmp_path, tmp_path / "b") == (["a/1", "c/3"], [said])
     assert failures(tmp_path / "**" / "*.mp4") == (["a/1", "c/3"], [said])
     with pytest.raises(CapvidError, match="cannot be listed"):
         find_videos([tmp_path])
