@@ -19,6 +19,7 @@ from capvid.features.extract import TIMEOUT
 from capvid.features.registry import captioners, default_captioner
 from capvid.files import sha256_file
 from capvid.hub_models import HubModel, fetch_model, is_name
+from capvid.names import did_you_mean
 from capvid.pipeline import CaptionPipeline
 from capvid.video.sampling import UniformSampling, parse_sampling
 
@@ -121,7 +122,8 @@ def _find(model: str | Path | None) -> tuple[Path, HubModel | None]:
         )
         raise CheckpointError(
             f"{name}: {what}",
-            remedy=f"give the folder of a captioner that you trained, one of {', '.join(trained)}, or a name "
+            remedy=f"{did_you_mean(name, trained)} "
+            f"give the folder of a captioner that you trained, one of {', '.join(trained)}, or a name "
             "on the Hugging Face Hub (OWNER/NAME)",
         )
     entry = trained[name]

@@ -6,6 +6,7 @@ is recorded at the first use, as for files of the Hub. ``HF_HUB_OFFLINE`` forbid
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from pathlib import Path
@@ -46,6 +47,8 @@ def cached(source: str) -> Path | None:
     Raises:
         UsageError: torchvision has no such weights.
     """
+    if not any(_folder().glob("*")):  # known before torchvision is imported, which takes seconds
+        return None
     path = _target(_url(source))
     return path if path.is_file() else None
 
@@ -63,9 +66,16 @@ def _url(source: str) -> str:
 
 
 def _target(url: str) -> Path:
-    import torch
+    return _folder() / url.rpartition("/")[2]
 
-    return Path(torch.hub.get_dir()) / "checkpoints" / url.rpartition("/")[2]
+
+def _folder() -> Path:
+    """Where torch keeps what it downloads; it is asked only if it is imported anyway."""
+    if "torch" in sys.modules:
+        return Path(sys.modules["torch"].hub.get_dir()) / "checkpoints"
+    cache = os.environ.get("XDG_CACHE_HOME", "~/.cache")
+    home = os.environ.get("TORCH_HOME", str(Path(cache) / "torch"))
+    return Path(home).expanduser() / "hub" / "checkpoints"
 
 
 def _prefix(url: str) -> str:

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from capvid import torchvision_weights
 from capvid.features.registry import backbones
 
 # only the address behind torchvision's weights is another
@@ -195,3 +196,14 @@ def test_the_registry_names_the_files_and_the_preprocessing_that_torchvision_has
         assert (ours.resize, ours.crop) == (how.resize_size[0], how.crop_size[0])
         assert (ours.mean, ours.std, ours.scale) == (tuple(how.mean), tuple(how.std), 255)
         assert (ours.order, ours.interpolation) == ("RGB", how.interpolation.value)
+
+
+@pytest.mark.parametrize("variables", [{}, {"XDG_CACHE_HOME": "/x"}, {"TORCH_HOME": "~/y"}])
+def test_the_folder_is_that_of_torch(variables: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("XDG_CACHE_HOME", "TORCH_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    asked = torchvision_weights._folder()
+    monkeypatch.delitem(sys.modules, "torch")
+    assert torchvision_weights._folder() == asked

@@ -3,33 +3,63 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from types import FrameType
 
 __all__ = ["main"]
+
+
+BROKEN_PIPE = 141  # as a shell shows programs that SIGPIPE ends
+INTERRUPTED = 130
 
 
 def main(args: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code.
 
     Every error is one line on stderr; ``--debug``, anywhere before ``--``, or ``CAPVID_DEBUG=1`` shows the
-    traceback as well.
+    traceback as well. A first Ctrl-C ends the command in order, a second one at once.
 
     Args:
         args: the arguments after the program's name; None takes those of this process.
 
     Returns:
-        0 all done, 1 nothing could be done, 2 usage, 3 some inputs failed, 130 interrupted.
+        0 all done, 1 nothing could be done, 2 usage, 3 some inputs failed, 130 interrupted, 141 nobody reads
+        stdout any more.
     """
+    from capvid.cli import streams
+
     arguments = list(sys.argv[1:] if args is None else args)
     arguments, debug = _take_debug(arguments)
+    streams.prepare()
     try:
-        code = _run(arguments, debug=debug)
-        sys.stdout.flush()
-    except BrokenPipeError:  # whoever read our output has gone: say nothing, here and at exit
-        _silence_stdout()
-        return 1
-    return code
+        with _interrupts():
+            return _run(arguments, debug=debug)
+    finally:
+        streams.silence()
+
+
+@contextmanager
+def _interrupts() -> Iterator[None]:
+    """Let a second Ctrl-C end the process at once, also while it cleans up after the first."""
+    ours = threading.current_thread() is threading.main_thread()
+    if not ours or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield
+        return
+
+    def first(number: int, frame: FrameType | None) -> None:
+        signal.signal(signal.SIGINT, lambda number, frame: os._exit(INTERRUPTED))
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGINT, first)
+    try:
+        yield
+    finally:
+        if signal.getsignal(signal.SIGINT) is first:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _take_debug(arguments: list[str]) -> tuple[list[str], bool]:
@@ -48,18 +78,20 @@ def _run(arguments: list[str], *, debug: bool) -> int:
         from capvid.cli.app import run
 
         run(arguments)
+        sys.stdout.flush()
     except SystemExit as stop:
+        if isinstance(stop.__context__, BrokenPipeError):  # typer and rich take that for a failure
+            return BROKEN_PIPE
         return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
     except KeyboardInterrupt:
-        return 130
+        return INTERRUPTED
     except BrokenPipeError:
-        raise
+        return BROKEN_PIPE
     except CapvidError as error:
         _explain(f"error: {error}", debug=debug)
         return error.exit_code
     except OSError as error:
-        place = f"{error.filename}: " if error.filename else ""
-        _explain(f"error: {place}{error.strerror or error}", debug=debug)
+        _explain(f"error: {_place(error)}{error.strerror or error}", debug=debug)
         return 1
     except Exception as error:
         text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
@@ -68,15 +100,20 @@ def _run(arguments: list[str], *, debug: bool) -> int:
     return 0
 
 
+def _place(error: OSError) -> str:
+    """Where the error is, for before the message."""
+    from capvid.cli.streams import stdout_error
+
+    if error.filename:
+        return f"{error.filename}: "
+    return "stdout: " if stdout_error() else ""
+
+
 def _explain(line: str, *, debug: bool) -> None:
     """Print the line on stderr, after the traceback when debugging."""
-    if debug:
-        import traceback
+    with suppress(OSError):
+        if debug:
+            import traceback
 
-        traceback.print_exc()
-    print(line, file=sys.stderr)
-
-
-def _silence_stdout() -> None:
-    """Let the interpreter's last flush of stdout go nowhere instead of raising."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+            traceback.print_exc()
+        print(line, file=sys.stderr)

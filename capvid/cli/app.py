@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer.completion import completion_init
 
-from capvid.cli import caption, convert, data, doctor, extract, info, models, push, score, train
+from capvid.cli import caption, completion, convert, data, doctor, extract, info, models, push, score, train
 from capvid.cli.config import config_first, name_variables, read_config
 
 # Plain help: rendering it with rich would double the time of `capvid --help`.
-app = typer.Typer(name="capvid", no_args_is_help=True, rich_markup_mode=None)
+app = typer.Typer(name="capvid", no_args_is_help=True, rich_markup_mode=None, add_completion=False)
 app.command("caption")(caption.caption)
 app.command("extract")(extract.extract)
 app.command("train")(train.train)
@@ -57,6 +57,24 @@ def options(
             "environment variable such as CAPVID_CAPTION_BEAM comes before it, the command line before both.",
         ),
     ] = None,
+    show_completion: Annotated[
+        completion.Shell | None,
+        typer.Option(
+            callback=completion.show,
+            is_eager=True,
+            show_default=False,
+            help="Print a shell's script for completing names with Tab, and exit.",
+        ),
+    ] = None,
+    install_completion: Annotated[
+        completion.Shell | None,
+        typer.Option(
+            callback=completion.install,
+            is_eager=True,
+            show_default=False,
+            help="Put that script where the shell reads it when it starts, and exit.",
+        ),
+    ] = None,
     debug: Annotated[
         bool, typer.Option("--debug", help="Show tracebacks (also CAPVID_DEBUG=1, and after any command).")
     ] = False,
@@ -66,9 +84,7 @@ def options(
 
 def run(arguments: list[str]) -> None:
     """Run one command line; what the commands raise comes through, SystemExit carries the exit code."""
-    for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):  # a file name that is not valid text must not end a batch
-            stream.reconfigure(errors="backslashreplace")
+    completion_init()
     command = typer.main.get_command(app)
     name_variables(command)
     command.main(args=config_first(arguments), prog_name="capvid")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from capvid.cli import common
+from capvid.cli import common, completion
 from capvid.errors import UsageError
 
 if TYPE_CHECKING:
@@ -37,11 +37,13 @@ class Format(str, Enum):
 
 
 def caption(
-    inputs: common.Inputs,
+    inputs: common.Inputs = None,
+    from_file: common.FromFile = None,
     model: Annotated[
         str | None,
         typer.Option(
             show_default="the one that comes with capvid",
+            autocompletion=completion.captioners,
             help="Name of a trained captioner (see capvid models), the folder of one, or "
             "OWNER/NAME[@REVISION] on the Hugging Face Hub, which stays at the commit of its first download.",
         ),
@@ -90,9 +92,9 @@ def caption(
 ) -> None:
     """Caption videos.
 
-    An input is a video, a folder of videos, a zip file with a folder of pictures for each video, or a
-    file of features (.safetensors). One file and no -o prints the caption. Several inputs print a line
-    each: path, tab, caption.
+    An input is a video, a folder of videos, a pattern ('clips/**/*.mp4'), a zip file with a folder of
+    pictures for each video, or a file of features (.safetensors). One file and no -o prints the caption.
+    Several inputs, a list or a pattern print a line each: path, tab, caption.
 
     With --output-dir each video gets a file of its own, written as soon as it is ready. A manifest in the
     folder says what became of each; what is there already, from the same video by the same model with the
@@ -101,10 +103,11 @@ def caption(
     """
     if output and output_dir:
         raise UsageError("-o and --output-dir exclude each other", remedy="give one of them")
-    batch = common.Batch(verb="captioned", many=common.is_many(inputs))
+    given = common.read_given(inputs, from_file)
+    batch = common.Batch(verb="captioned", many=given.many)
     if output:
         common.check_writable_file(output)
-    videos = common.collect(inputs, batch, recursive=recursive, fail_fast=fail_fast)
+    videos = common.collect(given, batch, recursive=recursive, fail_fast=fail_fast)
     if not videos:
         batch.finish()
     from capvid.loading import load
@@ -183,6 +186,7 @@ def _into_file(
     """All results into one file, which is replaced at the end unless there is nothing to put into it."""
     from capvid.files import atomic_write_text
 
+    batch.interrupted = f"; {path} was not written"
     text = io.StringIO()
     with writer(stream=text, many=batch.many, settings=pipeline.settings) as out:
         _run(pipeline, videos, batch, out.write, fail_fast=fail_fast)
@@ -204,6 +208,7 @@ def _into_folder(
     from capvid.files import MANIFEST, atomic_write_text, remove_leftovers
     from capvid.output.manifest import Manifest
 
+    batch.interrupted = common.GOES_ON
     names = {video.path: f"{video.key}.{writer.extension}" for video in videos}
     remove_leftovers([folder / MANIFEST, *(folder / name for name in names.values())])
     with Manifest(folder, model=pipeline.model, settings=pipeline.settings) as manifest:

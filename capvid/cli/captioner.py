@@ -297,10 +297,11 @@ class TrainingProgress:
         self.batches = batches
         self.bar.update(self.task, total=batches * self.epochs, description=f"epoch {epoch}/{self.epochs}")
         if 1 < epoch <= self.epochs:
-            self.console.print(f"goes on with epoch {epoch}")
+            self.console.print(f"goes on with epoch {epoch}", soft_wrap=True)
         self.console.print(
             f"{videos} videos, {captions} captions an epoch, {words} words; "
-            f"{validation} videos to validate on"
+            f"{validation} videos to validate on",
+            soft_wrap=True,
         )
 
     def stepped(
@@ -320,7 +321,8 @@ class TrainingProgress:
         self.console.print(
             f"epoch {result.epoch:3d}  loss {result.loss:.3f}  val CIDEr-D {result.cider:.3f}"
             f"{' *' if result.best else '  '}  {result.seconds:.0f} s  "
-            f"{result.captions_per_second:.0f} captions/s"
+            f"{result.captions_per_second:.0f} captions/s",
+            soft_wrap=True,
         )
 
     def finished(self, best: EpochResult, scores: Mapping[str, float]) -> None:

@@ -7,13 +7,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from capvid.cli import completion
 from capvid.errors import CapvidError, UsageError
 
 if TYPE_CHECKING:
@@ -23,9 +24,23 @@ if TYPE_CHECKING:
     from capvid.video.inputs import VideoInput
 
 SOME_FAILED = 3
+GOES_ON = "; the same command goes on from there"
 
-Inputs = Annotated[list[Path], typer.Argument(metavar="INPUT", show_default=False)]
-Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:N or mps.")]
+Inputs = Annotated[list[Path] | None, typer.Argument(metavar="INPUT", show_default=False, readable=False)]
+FromFile = Annotated[
+    str | None,
+    typer.Option(
+        "--from-file",
+        metavar="FILE",
+        show_default=False,
+        help="Take inputs from a list as well, - for stdin: one path a line, or with NUL after each (find "
+        "-print0). Paths that are not absolute begin at the current folder.",
+    ),
+]
+Device = Annotated[
+    str,
+    typer.Option("--device", help="auto, cpu, cuda, cuda:N or mps.", autocompletion=completion.devices),
+]
 Workers = Annotated[
     int | None,
     typer.Option(
@@ -78,12 +93,14 @@ class Batch:
     Attributes:
         verb: what is done with an input, for the summary ("captioned").
         many: whether there are several inputs; a single one gets neither bar nor summary.
+        interrupted: what is to be known after Ctrl-C, beside how many were done.
     """
 
     verb: str
     many: bool
     done: int = 0
     skipped: int = 0
+    interrupted: str = ""
     errors: list[CapvidError] = field(default_factory=list)
     begun: float = field(default_factory=time.monotonic)
     _progress: Progress | None = None
@@ -102,7 +119,8 @@ class Batch:
     def say(self, line: str) -> None:
         """Print one line on stderr, above the progress bar if there is one."""
         if self._progress is None:
-            typer.echo(line, err=True)
+            with suppress(OSError):  # nobody listens any more: no reason to stop
+                typer.echo(line, err=True)
         else:
             self._progress.console.print(line, markup=False, highlight=False, soft_wrap=True)
 
@@ -113,11 +131,20 @@ class Batch:
 
     @contextmanager
     def progress(self, total: int, *, data_on_stdout: bool) -> Iterator[None]:
-        """Show a bar on stderr while the block runs.
+        """Show a bar on stderr while the block runs, and say how far it came if it is interrupted.
 
-        Only on a terminal, and not where the data themselves go there line by line.
+        The bar is only on a terminal, and not where the data themselves go there line by line.
         """
-        if not self.many or not sys.stderr.isatty() or (data_on_stdout and sys.stdout.isatty()):
+        try:
+            with self._bar(total, shown=not (data_on_stdout and sys.stdout.isatty())):
+                yield
+        except KeyboardInterrupt:
+            self.say(f"interrupted: {self.done} of {total} {self.verb}{self.interrupted}")
+            raise
+
+    @contextmanager
+    def _bar(self, total: int, *, shown: bool) -> Iterator[None]:
+        if not shown or not self.many or not sys.stderr.isatty():
             yield
             return
         from rich.console import Console
@@ -161,30 +188,67 @@ class Batch:
         return self.errors[0].exit_code if len(self.errors) == 1 else 1
 
 
-def is_many(inputs: Sequence[Path]) -> bool:
-    """Whether the inputs stand for a batch: more than one, a folder, or a zip file of pictures."""
-    return len(inputs) > 1 or inputs[0].is_dir() or inputs[0].suffix.lower() == ".zip"
+@dataclass(frozen=True, kw_only=True)
+class Given:
+    """The inputs of a command.
+
+    Attributes:
+        inputs: files, folders and patterns.
+        source: the list of ``--from-file``, if there is one.
+        listed: the paths in it.
+    """
+
+    inputs: Sequence[Path]
+    source: str | None = None
+    listed: Sequence[Path] = ()
+
+    @property
+    def many(self) -> bool:
+        """Whether they stand for a batch: more than one, a list, a pattern, a folder or a zip file."""
+        from capvid.video.patterns import is_folder, is_pattern
+
+        if self.source is not None or len(self.inputs) != 1:
+            return True
+        (path,) = self.inputs
+        return path.suffix.lower() == ".zip" or is_folder(path) or is_pattern(path)
 
 
-def collect(inputs: Sequence[Path], batch: Batch, *, recursive: bool, fail_fast: bool) -> list[VideoInput]:
-    """Find the videos that the inputs stand for; a folder without videos counts as failed.
+def read_given(inputs: Sequence[Path] | None, source: str | None) -> Given:
+    """Read what a command is to work on: its arguments, and the list at ``source``, ``-`` for stdin.
 
     Raises:
-        CapvidError: with ``fail_fast``, the first folder that failed.
+        UsageError: there are neither, or the list cannot be read.
+    """
+    from capvid.video.inputs import EXTENSIONS, read_paths
+
+    if source is None:
+        if not inputs:
+            raise UsageError("no input", remedy="give a video, a folder, or a list with --from-file")
+        return Given(inputs=inputs)
+    if Path(source).suffix.lower() in EXTENSIONS:
+        raise UsageError(f"{source}: is a video, not a list of paths", remedy="leave out --from-file")
+    try:
+        data = sys.stdin.buffer.read() if source == "-" else Path(source).read_bytes()
+    except OSError as error:
+        raise UsageError(f"{source}: the list cannot be read ({error.strerror})") from error
+    return Given(inputs=inputs or [], source=source, listed=read_paths(data))
+
+
+def collect(given: Given, batch: Batch, *, recursive: bool, fail_fast: bool) -> list[VideoInput]:
+    """Find the videos that the inputs stand for; what gives none counts as failed.
+
+    Raises:
+        CapvidError: with ``fail_fast``, the first that failed.
     """
     from capvid.video.inputs import find_videos
 
-    good = []
-    for path in inputs:
-        try:
-            if path.is_dir():
-                find_videos([path], recursive=recursive)
-            good.append(path)
-        except CapvidError as error:
-            if fail_fast:
-                raise
-            batch.failed(error)
-    return find_videos(good, recursive=recursive) if good else []
+    if given.source is not None and not given.listed:
+        error = CapvidError(f"{given.source}: there is no path in this list")
+        if fail_fast:
+            raise error
+        batch.failed(error)
+    failed = None if fail_fast else batch.failed
+    return find_videos(given.inputs, listed=given.listed, recursive=recursive, failed=failed)
 
 
 def check_writable_file(path: Path) -> None:

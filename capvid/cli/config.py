@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from capvid.errors import UsageError
+from capvid.names import did_you_mean
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -79,8 +80,9 @@ def _defaults(path: Path, within: str, values: Mapping[str, Any], command: Any) 
             option = options[_plain(key)]
             defaults[str(option.name)] = _checked(path, full, value, option)
         else:
-            known = ", ".join([*below, *(name.replace("_", "-") for name in options)])
-            raise UsageError(f"{path}: {full}: no such option", remedy=f"known are {known}")
+            known = [*below, *(name.replace("_", "-") for name in options)]
+            remedy = did_you_mean(key, known) or f"known are {', '.join(known)}"
+            raise UsageError(f"{path}: {full}: no such option", remedy=remedy)
     return defaults
 
 

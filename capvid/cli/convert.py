@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from capvid.cli import common
+from capvid.cli import common, completion
 from capvid.errors import UsageError
 
 
@@ -15,7 +15,12 @@ def convert(
     file: Annotated[Path, typer.Argument(metavar="FILE", show_default=False)],
     backbone: Annotated[
         str | None,
-        typer.Option("--as", show_default="the one whose tensors these are", help="Name of the backbone."),
+        typer.Option(
+            "--as",
+            show_default="the one whose tensors these are",
+            help="Name of the backbone.",
+            autocompletion=completion.backbones,
+        ),
     ] = None,
     output: Annotated[
         Path | None,

@@ -88,7 +88,8 @@ class _Progress:
         self.bar.update(self.task, description=f"preparing {what}", completed=done, total=total)
         if done == total:
             self.console.print(
-                f"{what}: {total} pictures, {time.monotonic() - self.begun:.0f} s since the start"
+                f"{what}: {total} pictures, {time.monotonic() - self.begun:.0f} s since the start",
+                soft_wrap=True,
             )
 
     def started(self, *, pictures: int, validation: int, batches: int, epoch: int) -> None:
@@ -96,7 +97,8 @@ class _Progress:
         self.batches = batches
         self.bar.reset(self.task, total=batches * self.epochs, completed=(epoch - 1) * batches)
         self.console.print(
-            f"{pictures} pictures to learn from, {validation} to validate on; from epoch {epoch}"
+            f"{pictures} pictures to learn from, {validation} to validate on; from epoch {epoch}",
+            soft_wrap=True,
         )
 
     def stepped(self, *, epoch: int, batch: int, loss: float, pictures_per_second: float) -> None:
@@ -112,5 +114,6 @@ class _Progress:
         """Print the epoch's line: errors are shares of what telling the mean would give."""
         parts = "  ".join(f"{name} {value:.3f}" for name, value in record.items() if name.startswith("val_"))
         self.console.print(
-            f"epoch {record['epoch']:3d}  loss {record['loss']:.3f}  {parts}  {record['seconds']:.0f} s"
+            f"epoch {record['epoch']:3d}  loss {record['loss']:.3f}  {parts}  {record['seconds']:.0f} s",
+            soft_wrap=True,
         )

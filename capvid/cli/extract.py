@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from capvid.cli import common
+from capvid.cli import common, completion
 from capvid.errors import CapvidError, UsageError
 
 if TYPE_CHECKING:
@@ -20,10 +20,16 @@ if TYPE_CHECKING:
 
 
 def extract(
-    inputs: common.Inputs,
+    inputs: common.Inputs = None,
+    from_file: common.FromFile = None,
+    *,
     backbone: Annotated[
         list[str],
-        typer.Option(show_default=False, help="Name of a backbone; again for further streams."),
+        typer.Option(
+            show_default=False,
+            help="Name of a backbone; again for further streams.",
+            autocompletion=completion.backbones,
+        ),
     ],
     output: Annotated[
         Path, typer.Option("-o", "--output", show_default=False, help="Folder for the files of features.")
@@ -48,7 +54,11 @@ def extract(
         bool, typer.Option("--clean", help="Leave out black, flat and repeated ones of these frames.")
     ] = False,
     precision: Annotated[
-        str, typer.Option(help="auto, fp32, fp16 or bf16: auto takes fp16 where that is fast and safe.")
+        str,
+        typer.Option(
+            help="auto, fp32, fp16 or bf16: auto takes fp16 where that is fast and safe.",
+            autocompletion=completion.precisions,
+        ),
     ] = "auto",
     device: common.Device = "auto",
     workers: common.Workers = None,
@@ -60,9 +70,9 @@ def extract(
 ) -> None:
     """Turn videos into files of features.
 
-    Each video, given or in a folder, gets one file (.safetensors), written as soon as it is ready. A video
-    whose features are there, made with the same backbones, layers, weights and frames, is skipped;
-    features made otherwise are made anew.
+    Each video, given, in a folder, or matched by a pattern ('clips/**/*.mp4'), gets one file
+    (.safetensors), written as soon as it is ready. A video whose features are there, made with the same
+    backbones, layers, weights and frames, is skipped; features made otherwise are made anew.
     """
     if layer and len(layer) != len(backbone):
         raise UsageError(
@@ -75,8 +85,9 @@ def extract(
             remedy="put their files into a folder and give that",
         )
     chosen = read_sampling(sampling, frames=frames, clean=clean)
-    batch = common.Batch(verb="extracted", many=common.is_many(inputs))
-    videos = common.collect(inputs, batch, recursive=recursive, fail_fast=fail_fast)
+    given = common.read_given(inputs, from_file)
+    batch = common.Batch(verb="extracted", many=given.many)
+    videos = common.collect(given, batch, recursive=recursive, fail_fast=fail_fast)
     if not videos:
         batch.finish()
     common.check_writable_folder(output)
@@ -154,6 +165,7 @@ def extract_into(
     from capvid.features.file import save_features
     from capvid.files import remove_leftovers
 
+    batch.interrupted = common.GOES_ON
     targets = {video.path: folder / f"{video.key}.safetensors" for video in videos}
     todo = [video for video in videos if overwrite or not _is_done(targets[video.path], backbones, sampling)]
     batch.skipped = len(videos) - len(todo)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import sys
-from typing import TYPE_CHECKING, Annotated
+import json
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from capvid.cli import completion
 from capvid.errors import UsageError
 
 if TYPE_CHECKING:
@@ -14,81 +16,108 @@ if TYPE_CHECKING:
 
 
 def models(
-    name: Annotated[str | None, typer.Argument(metavar="[NAME]", show_default=False)] = None,
+    name: Annotated[
+        str | None,
+        typer.Argument(metavar="[NAME]", show_default=False, autocompletion=completion.models),
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print JSON, with everything that is known.")
+    ] = False,
 ) -> None:
     """List the models, or show one with its model card.
 
-    Captioners write the sentences; backbones are the networks that see the frames.
+    Captioners write the sentences: one comes trained, and all can be trained with capvid train. Backbones are
+    the networks that see the frames; those that are not here yet are downloaded when they are first used, or
+    have to be got (capvid models NAME says where).
     """
     from capvid.bundled import model_card
     from capvid.features.registry import backbones, captioners
 
-    if name is None:
+    if name is None and not as_json:
         _show_all(list(captioners().values()), list(backbones().values()))
-        return
-    if name in captioners():
-        rows = _captioner_rows(captioners()[name])
+    elif name is None:
+        entries: list[CaptionerEntry | BackboneEntry] = [*captioners().values(), *backbones().values()]
+        typer.echo(json.dumps([_record(entry) for entry in entries], ensure_ascii=False, indent=1))
+    elif as_json:
+        typer.echo(json.dumps(_record(_find(name)), ensure_ascii=False, indent=1))
     else:
-        rows = _backbone_rows(_find_backbone(name))
-    width = max(map(len, rows)) + 1
-    for key, value in rows.items():
-        typer.echo(f"{key + ':':<{width}} {value}")
-    if (card := model_card(name)) is not None:
-        typer.echo(f"\n{card.rstrip()}")
+        entry = _find(name)
+        rows = _rows(entry)
+        width = max(map(len, rows)) + 1
+        for key, value in rows.items():
+            typer.echo(f"{key + ':':<{width}} {value}")
+        if (card := model_card(entry.name)) is not None:
+            typer.echo(f"\n{card.rstrip()}")
 
 
-def _find_backbone(name: str) -> BackboneEntry:
-    """Find the backbone of that name.
+def _find(name: str) -> CaptionerEntry | BackboneEntry:
+    """Find the captioner or backbone of that name.
 
     Raises:
-        UsageError: there is neither such a backbone nor such a captioner.
+        UsageError: there is neither.
     """
     from capvid.features.registry import backbone_entry, backbones, captioners
+    from capvid.names import did_you_mean
 
+    if name in captioners():
+        return captioners()[name]
     try:
         return backbone_entry(name)
     except UsageError as error:
-        known = ", ".join([*captioners(), *backbones()])
-        raise UsageError(f"unknown model {name!r}", remedy=f"there are {known}") from error
+        known = [*captioners(), *backbones()]
+        remedy = did_you_mean(name, known) or f"there are {', '.join(known)}"
+        raise UsageError(f"unknown model {name!r}", remedy=remedy) from error
 
 
-def _show_all(captioners: list[CaptionerEntry], backbones: list[BackboneEntry]) -> None:
-    """Print both tables, at the terminal's width, or without cutting anything off when piped."""
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-
+def _show_all(captioners: Sequence[CaptionerEntry], backbones: Sequence[BackboneEntry]) -> None:
+    """Print both tables: at the terminal's width, or with everything on one line for each when piped."""
+    from capvid.cli.columns import column_lines, terminal_width, wrapped
     from capvid.features.weights import is_here
 
-    on_terminal = sys.stdout.isatty()
-    console = Console(width=None if on_terminal else 400, highlight=False)
-    style = box.SIMPLE_HEAD if on_terminal else None  # piped: one row per line, columns aligned
-    table = Table("captioner", "description", "paper", "trained", box=style)
+    width = terminal_width()
+    here = {entry.name: "yes" if is_here(entry) else "no" for entry in backbones}
+    if width is None:
+        rows = [(c.name, c.description, c.paper, _trained(c)) for c in captioners]
+        _print(column_lines(("captioner", "description", "paper", "trained"), rows, None))
+        typer.echo()
+        wide = [
+            (b.name, ", ".join(b.layers), _megabytes(b.bytes), b.licence, b.source, here[b.name])
+            for b in backbones
+        ]
+        _print(column_lines(("backbone", "layers", "size", "licence", "source", "here"), wide, None))
+        return
+    typer.echo("Captioners\n")
     for captioner in captioners:
-        trained = "-" if captioner.source is None else f"{_megabytes(captioner.bytes)}, comes with capvid"
-        table.add_row(captioner.name, captioner.description, captioner.paper, trained)
-    console.print(table)
-    console.print()
-    table = Table("backbone", "layers", "size", "licence", "source", "here", box=style)
-    for entry in backbones:
-        table.add_row(
-            entry.name,
-            ", ".join(entry.layers),
-            _megabytes(entry.bytes),
-            entry.licence,
-            entry.source,
-            "yes" if is_here(entry) else "no",
-        )
-    console.print(table)
+        typer.echo(captioner.name if captioner.source is None else f"{captioner.name} ({_terms(captioner)})")
+        for text in (captioner.description, captioner.paper):
+            _print(f"    {line}" for line in wrapped(text, width - 4))
+    typer.echo("\nBackbones\n")
+    narrow = [(b.name, here[b.name], _megabytes(b.bytes), _place(b), b.licence) for b in backbones]
+    _print(column_lines(("backbone", "here", "size", "from", "licence"), narrow, width))
+    typer.echo("\ncapvid models NAME shows all about one, capvid train --list what can be trained.")
+
+
+def _print(lines: Iterable[str]) -> None:
+    for line in lines:
+        typer.echo(line)
+
+
+def _rows(entry: CaptionerEntry | BackboneEntry) -> dict[str, str]:
+    """What is shown of a single model."""
+    from capvid.features.registry import BackboneEntry
+
+    return _backbone_rows(entry) if isinstance(entry, BackboneEntry) else _captioner_rows(entry)
 
 
 def _captioner_rows(entry: CaptionerEntry) -> dict[str, str]:
+    recipes = ", ".join(_recipes(entry))
     rows = {
         "captioner": entry.name,
         "description": entry.description,
         "paper": entry.paper,
         "code": entry.file,
-        "weights": entry.source or "train it with capvid train",
+        "weights": entry.source or "none come with capvid: train it",
+        "recipes": f"{recipes} (capvid train RECIPE)" if recipes else "-",
     }
     if entry.source is not None:
         rows |= {
@@ -119,8 +148,68 @@ def _backbone_rows(entry: BackboneEntry) -> dict[str, str]:
         "layers": ", ".join(layers),
         "default layer": entry.default_layer,
         "input": entry.describe_input(),
-        "here": "yes" if is_here(entry) else "no",
+        "here": "yes" if is_here(entry) else f"no; {_how(entry)}",
     }
+
+
+def _record(entry: CaptionerEntry | BackboneEntry) -> dict[str, Any]:
+    """Everything that is known of a model, for programs."""
+    from capvid.features.registry import BackboneEntry, default_captioner
+    from capvid.features.weights import is_here
+
+    if not isinstance(entry, BackboneEntry):
+        return {
+            "kind": "captioner",
+            "name": entry.name,
+            "description": entry.description,
+            "paper": entry.paper,
+            "code": entry.file,
+            "source": entry.source,
+            "licence": entry.licence,
+            "bytes": entry.bytes,
+            "sha256": entry.sha256,
+            "here": entry.source is not None,
+            "default": entry.name == default_captioner(),
+            "recipes": _recipes(entry),
+        }
+    layers = {
+        name: {"locations": layer.locations, "width": layer.width} for name, layer in entry.layers.items()
+    }
+    return {
+        "kind": "backbone",
+        "name": entry.name,
+        "aliases": list(entry.aliases),
+        "description": entry.description,
+        "origin": entry.origin,
+        "source": entry.source,
+        "file": entry.file,
+        "licence": entry.licence,
+        "bytes": entry.bytes,
+        "sha256": entry.sha256,
+        "here": is_here(entry),
+        "layers": layers,
+        "default_layer": entry.default_layer,
+        "input": entry.describe_input(),
+    }
+
+
+def _recipes(entry: CaptionerEntry) -> list[str]:
+    """Names of the recipes that train this captioner."""
+    from capvid.recipes import all_recipes
+
+    return [name for name, recipe in all_recipes().items() if recipe.get("captioner") == entry.name]
+
+
+def _trained(entry: CaptionerEntry) -> str:
+    return "-" if entry.source is None else f"{_megabytes(entry.bytes)}, comes with capvid"
+
+
+def _terms(entry: CaptionerEntry) -> str:
+    """What is to be known of a captioner that comes trained."""
+    from capvid.features.registry import default_captioner
+
+    default = "; taken where --model is not given" if entry.name == default_captioner() else ""
+    return f"comes with capvid, {_megabytes(entry.bytes)}, {entry.licence}{default}"
 
 
 def _digest(entry: BackboneEntry) -> str:
@@ -128,6 +217,19 @@ def _digest(entry: BackboneEntry) -> str:
         return "-"
     downloaded = entry.source.startswith(("hub:", "torchvision:"))
     return entry.sha256 or ("recorded at the first download" if downloaded else "not known beforehand")
+
+
+def _place(entry: BackboneEntry) -> str:
+    """Where the weights come from, in a word or two."""
+    kind = entry.source.partition(":")[0]
+    return {"bundled": "capvid", "hub": "the Hub", "file": "your file", "none": "-"}.get(kind, kind)
+
+
+def _how(entry: BackboneEntry) -> str:
+    """How weights that are not here get here."""
+    if entry.source.startswith("file:"):
+        return "get the file, capvid convert it if need be, and give it with --weights or CAPVID_WEIGHTS"
+    return "downloaded when it is first used"
 
 
 def _megabytes(size: int | None) -> str:

@@ -52,7 +52,7 @@ def extract_features_of(
 
     batch = common.Batch(verb="extracted", many=True)
     wanted = {video.id for video in data}
-    found = common.collect(videos, batch, recursive=True, fail_fast=False)
+    found = common.collect(common.Given(inputs=videos), batch, recursive=True, fail_fast=False)
     named = [video for video in found if video.key in wanted]
     if not named:
         example = f"; {found[0].path} would be {found[0].key!r}" if found else ""

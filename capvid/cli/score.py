@@ -57,7 +57,7 @@ class Form(str, Enum):
 
 def score(
     predictions: Annotated[Path, typer.Argument(metavar="PREDICTIONS", show_default=False)],
-    references: Annotated[list[str], typer.Argument(metavar="REFERENCES...", show_default=False)],
+    references: Annotated[list[str], typer.Argument(metavar="REFERENCES", show_default=False)],
     paragraph: Annotated[
         bool, typer.Option("--paragraph", help="Score paragraphs as MART does, with R@1 to R@4.")
     ] = False,
@@ -77,7 +77,13 @@ def score(
         typer.Option(help="Videos without a prediction: error; empty, they said nothing; skip, left out."),
     ] = Missing.error,
     references_format: Annotated[
-        Form | None, typer.Option(show_default="by content", help="The form of REFERENCES.")
+        Form | None,
+        typer.Option(
+            metavar="FORM",
+            show_default="by content",
+            help="The form of REFERENCES: coco, msrvtt, msvd, activitynet, youcook2, captions, paragraphs or "
+            "jsonl.",
+        ),
     ] = None,
     meteor_engine: Annotated[
         Engine, typer.Option(help="builtin (auto is the same), or java, the published one.")

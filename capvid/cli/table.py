@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from capvid.training.progress import EpochResult
 
 ROWS = 20  # of epochs at most
+WIDTH = 72  # columns at least, so that no number is cut off on a narrow terminal
 _CELLS = 30  # of the curve at most
 _BLOCKS, _ASCII = "▁▂▃▄▅▆▇█", ".:-=+*#@"
 
@@ -53,6 +54,7 @@ def print_summary(
     from rich.table import Table
 
     out = console or Console(highlight=False)
+    out.width = max(out.width, WIDTH)
     table = Table(box=None, pad_edge=False, header_style="")
     for name in ("epoch", "loss", "val CIDEr-D", "", "captions/s", "seconds"):
         table.add_column(name, justify="right")

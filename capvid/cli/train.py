@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from capvid.cli import common, completion
 from capvid.errors import UsageError
-
-if TYPE_CHECKING:
-    pass
 
 
 def train(
     recipe: Annotated[
         str | None,
-        typer.Argument(help="Name of a recipe (see --list) or a .toml file.", show_default=False),
+        typer.Argument(
+            help="Name of a recipe (see --list) or a .toml file.",
+            show_default=False,
+            autocompletion=completion.recipes,
+        ),
     ] = None,
     data: Annotated[
         list[str] | None,
@@ -52,7 +54,9 @@ def train(
     backbone: Annotated[
         list[str] | None,
         typer.Option(
-            show_default="capvid-small", help="With --videos: name of a backbone; again for further streams."
+            show_default="capvid-small",
+            help="With --videos: name of a backbone; again for further streams.",
+            autocompletion=completion.backbones,
         ),
     ] = None,
     sampling: Annotated[
@@ -125,7 +129,7 @@ def train(
     seed: Annotated[
         int | None, typer.Option(help="Seed of weights, batches and dropout, and of what --search draws.")
     ] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")] = "auto",
+    device: common.Device = "auto",
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run in the folder.")] = False,
     plot: Annotated[
         Path | None,
@@ -201,14 +205,12 @@ def train(
 
 
 def _print_recipes() -> None:
-    from rich.console import Console
-    from rich.table import Column, Table
+    from capvid.cli.columns import column_lines, terminal_width
+    from capvid.recipes import all_recipes
 
-    from capvid.training.recipe import DistilRecipe, load_recipe, recipe_names
-
-    table = Table(Column("recipe", no_wrap=True), Column("model", no_wrap=True), "what for", box=None)
-    for name in recipe_names():
-        recipe = load_recipe(name)
-        trained = recipe.backbone if isinstance(recipe, DistilRecipe) else recipe.captioner
-        table.add_row(name, trained, recipe.description)
-    Console().print(table)
+    rows = [
+        (name, recipe.get("captioner") or recipe["backbone"], recipe["description"])
+        for name, recipe in all_recipes().items()
+    ]
+    for line in column_lines(("recipe", "model", "what for"), rows, terminal_width()):
+        typer.echo(line)

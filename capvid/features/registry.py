@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Any
 
 from capvid.errors import UsageError
+from capvid.names import did_you_mean
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -206,7 +207,8 @@ def backbone_entry(name: str) -> BackboneEntry:
     """
     entry = backbones().get(canonical_backbone(name) or "")
     if entry is None:
-        raise UsageError(f"unknown backbone {name!r}", remedy=f"use one of {', '.join(backbones())}")
+        meant = did_you_mean(name, backbones()) or f"use one of {', '.join(backbones())}"
+        raise UsageError(f"unknown backbone {name!r}", remedy=meant)
     return entry
 
 

@@ -102,4 +102,13 @@ def _read(path: Path) -> dict[str, dict[str, Any]]:
 
 
 def _text(line: Mapping[str, Any]) -> str:
-    return json.dumps(line, ensure_ascii=False) + "\n"
+    odd = not _is_text(line["output"])  # a file name whose bytes are no text
+    return json.dumps(line, ensure_ascii=odd) + "\n"
+
+
+def _is_text(name: str) -> bool:
+    try:
+        name.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -5,12 +5,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from capvid.decoding import DecodingOptions
 from capvid.errors import RecipeError
+from capvid.names import did_you_mean
+from capvid.recipes import read_recipe, recipe_names
 from capvid.training.distil.recipe import DistilRecipe, distil_recipe
 from capvid.training.options import checked
 from capvid.training.ranges import Space, check_model, checked_space
@@ -176,12 +177,6 @@ _CHOICES: dict[str, dict[str, tuple[str, ...]]] = {
 }
 
 
-def recipe_names() -> list[str]:
-    """Names of the recipes that come with capvid."""
-    folder = resources.files("capvid") / "recipes"
-    return sorted(item.name[:-5] for item in folder.iterdir() if item.name.endswith(".toml"))
-
-
 def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe | DistilRecipe:
     """A recipe by name or from a ``.toml`` file, with ``section.key=value`` overrides.
 
@@ -199,10 +194,11 @@ def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe | DistilReci
         stem = path.stem
     else:
         if name not in recipe_names():
-            raise RecipeError(
-                f"{name}: no such recipe", remedy=f"choose {', '.join(recipe_names())}, or give a .toml file"
+            meant = did_you_mean(name, recipe_names()) or (
+                f"choose {', '.join(recipe_names())}, or give a .toml file"
             )
-        text = (resources.files("capvid") / "recipes" / f"{name}.toml").read_text(encoding="utf-8")
+            raise RecipeError(f"{name}: no such recipe", remedy=meant)
+        text = read_recipe(name)
         stem = name
     try:
         values = tomllib.loads(text)

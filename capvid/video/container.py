@@ -116,8 +116,11 @@ def _check_regular(path: Path) -> None:
         raise MissingVideoError(path, "no such file", remedy="check the name") from error
     except OSError as error:
         loop = error.errno == errno.ELOOP
-        reason = "is a link that leads back to itself" if loop else f"cannot be read ({error.strerror})"
-        raise VideoError(path, reason, remedy="give the file itself") from error
+        if loop:
+            reason, remedy = "is a link that leads back to itself", "give the file itself"
+        else:
+            reason, remedy = f"cannot be read ({error.strerror})", "see whether its folder can be"
+        raise VideoError(path, reason, remedy=remedy) from error
     if stat.S_ISDIR(mode):
         raise VideoError(path, "is a folder")
     if not stat.S_ISREG(mode):

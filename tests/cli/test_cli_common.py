@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -107,3 +108,52 @@ def test_only_regular_files_are_replaced(tmp_path: Path) -> None:
 
 def test_default_workers() -> None:
     assert 1 <= common.default_workers() <= 4
+
+
+@pytest.mark.parametrize("many", [True, False])
+def test_an_interrupt_says_how_far_it_came(many: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    batch = common.Batch(verb="captioned", many=many, interrupted="; so")
+    with pytest.raises(KeyboardInterrupt), batch.progress(3, data_on_stdout=False):
+        batch.done += 1
+        raise KeyboardInterrupt
+    assert capsys.readouterr() == ("", "interrupted: 1 of 3 captioned; so\n")
+
+
+@pytest.mark.parametrize(
+    ("variables", "coloured"),
+    [
+        ({"TERM": "xterm-256color"}, True),
+        ({"TERM": "xterm-256color", "NO_COLOR": "1"}, False),
+        ({"TERM": "dumb"}, False),
+    ],
+)
+@pytest.mark.parametrize("columns", ["20", "80"])
+def test_colours_of_the_bar(
+    variables: dict[str, str], coloured: bool, columns: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import sys
+
+    monkeypatch.setattr("sys.stderr", Terminal())
+    for name in ("NO_COLOR", "FORCE_COLOR", "COLORTERM"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in {**variables, "COLUMNS": columns}.items():
+        monkeypatch.setenv(name, value)
+    batch = common.Batch(verb="captioned", many=True)
+    with batch.progress(2, data_on_stdout=False):
+        batch.failed(CapvidError("a line that is longer than that"))
+        batch.advance()
+    text = sys.stderr.getvalue()
+    assert "error: a line that is longer than that\n" in text
+    assert (re.search(r"\x1b\[[\d;]*(3\d|38;)", text) is not None) is coloured
+    assert ("1/2" in text) is (variables["TERM"] != "dumb")
+
+
+def test_what_nobody_reads_does_not_stop_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Full(io.StringIO):
+        def write(self, text: str) -> int:
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("sys.stderr", Full())
+    batch = common.Batch(verb="captioned", many=True)
+    batch.failed(CapvidError("broken"))
+    assert len(batch.errors) == 1

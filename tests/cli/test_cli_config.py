@@ -54,10 +54,10 @@ def test_options_that_may_be_repeated_switches_and_commands_below(
     [
         (
             "[caption]\nbeams = 3",
-            r"c.toml: caption.beams: no such option; known are model, output, output-dir",
+            r"c.toml: caption.beams: no such option; did you mean beam?",
         ),
-        ("[captions]\nbeam = 3", r"c.toml: captions: no such option; known are caption, extract, train"),
-        ("beam = 3", r"c.toml: beam: no such option"),
+        ("[captions]\nbeam = 3", r"c.toml: captions: no such option; did you mean caption?"),
+        ("beam = 3", r"c.toml: beam: no such option; known are caption, extract, train"),
         ("[caption]\nbeam = [3]", r"c.toml: caption.beam = [3]: expected one value"),
         ("[caption]\nbeam = true", r"c.toml: caption.beam = True: expected a value"),
         ("[caption]\noverwrite = 1", r"c.toml: caption.overwrite = 1: expected true or false"),

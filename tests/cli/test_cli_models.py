@@ -1,7 +1,14 @@
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
+
 import pytest
 from toy import Run, Toy
+
+from capvid.features.registry import CaptionerEntry, backbones, captioners
 
 
 def test_the_list_names_every_model(capvid: Run) -> None:
@@ -46,12 +53,68 @@ def test_one_captioner(capvid: Run) -> None:
     assert "capvid/captioners/m3.py" in out
 
 
-def test_an_unknown_name_lists_what_there_is(capvid: Run) -> None:
-    code, out, err = capvid("models", "vgg99")
-    assert (code, out) == (2, "")
-    assert err.count("\n") == 1
-    for name in ("vgg99", "m3", "soft-attention", "googlenet", "resnet50"):
-        assert name in err
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("vgg99", ["did you mean vgg19 or vgg16?"]),
+        ("abacus", ["there are ", "m3", "soft-attention", "googlenet", "resnet50"]),
+    ],
+)
+def test_an_unknown_name(capvid: Run, name: str, said: list[str]) -> None:
+    code, out, err = capvid("models", name)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    for text in (f"unknown model '{name}'", *said):
+        assert text in err
+
+
+def test_what_trains_a_captioner(capvid: Run) -> None:
+    _, out, _ = capvid("models", "ham")
+    assert "weights:     none come with capvid: train it" in out
+    assert "recipes:     ham-charades, ham-msvd, ham-small (capvid train RECIPE)" in out
+
+
+def test_for_programs(capvid: Run, toy: Toy) -> None:
+    code, out, err = capvid("models", "--json")
+    records = {record["name"]: record for record in json.loads(out)}
+    assert (code, err) == (0, "")
+    assert set(records) == {*captioners(), *backbones()}
+    m3, toy_backbone = records["m3"], records["toy"]
+    assert (m3["kind"], m3["default"], m3["here"], m3["licence"]) == ("captioner", True, True, "Apache-2.0")
+    assert "m3-small" in m3["recipes"]
+    assert [name for name, record in records.items() if record.get("default")] == ["m3"]
+    assert (toy_backbone["kind"], toy_backbone["here"]) == ("backbone", True)
+    assert toy_backbone["layers"]["pool5/7x7_s1"] == {"locations": None, "width": 1024}
+    assert json.loads(capvid("models", "toy", "--json")[1]) == toy_backbone
+
+
+@pytest.mark.parametrize("columns", ["20", "40", "80", "200"])
+def test_on_a_terminal_nothing_is_cut_off(
+    capvid: Run, toy: Toy, monkeypatch: pytest.MonkeyPatch, columns: str
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    code, out, _ = capvid("models")
+    assert code == 0
+    words = out.split()
+    for entry in (*captioners().values(), *backbones().values()):
+        assert entry.name in words
+        captioner = isinstance(entry, CaptionerEntry)
+        text = f"{entry.description} {entry.paper}" if captioner else entry.licence
+        assert set(text.split()) <= set(words)
+    if columns == "80":
+        assert max(map(len, out.splitlines())) <= 80
+        assert (
+            "m3 (comes with capvid, 6 MB, Apache-2.0; taken where --model is not given)" in out.splitlines()
+        )
+
+
+def test_the_list_is_quick() -> None:
+    code = "import sys; from capvid.cli import main; main(['models']); print('torch' in sys.modules)"
+    environment = os.environ | {"TORCH_HOME": "/nowhere", "HF_HOME": "/nowhere"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment
+    )
+    assert done.stdout.splitlines()[-1] == "False"
 
 
 def test_a_broken_models_file_is_one_line(

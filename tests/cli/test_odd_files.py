@@ -128,3 +128,21 @@ def test_an_interrupt_leaves_no_process(odd: tuple[Path, dict[str, bool]], tmp_p
     assert not any(Path(f"/proc/{pid}").exists() for pid in below)
     assert not list((tmp_path / "out").rglob(".*"))
     assert len(list((tmp_path / "out").rglob("*.safetensors"))) < len(expected)
+
+
+def test_a_reader_that_goes_leaves_no_process(odd: tuple[Path, dict[str, bool]]) -> None:
+    folder, _ = odd
+    process = subprocess.Popen(
+        command("caption", folder, "--batch-size", 1), stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline()
+    below = children(process.pid)
+    process.stdout.close()
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 141
+    assert all(line.startswith((b"error: ", b"warning: ")) for line in stderr.splitlines())
+    end = time.monotonic() + 10
+    while any(Path(f"/proc/{pid}").exists() for pid in below) and time.monotonic() < end:
+        time.sleep(0.01)
+    assert not any(Path(f"/proc/{pid}").exists() for pid in below)

@@ -80,7 +80,9 @@ def test_alias_and_layers() -> None:
 def test_names_outside_the_registry() -> None:
     assert canonical_backbone("x3d-xs") == "x3d-xs"
     assert canonical_backbone(None) is None
-    with pytest.raises(UsageError, match=r"unknown backbone 'vgg'; use one of googlenet, resnet50"):
+    with pytest.raises(UsageError, match=r"unknown backbone 'abacus'; use one of googlenet, resnet50"):
+        backbone_entry("abacus")
+    with pytest.raises(UsageError, match=r"unknown backbone 'vgg'; did you mean vgg16 or vgg19\?"):
         backbone_entry("vgg")
 
 

@@ -21,9 +21,10 @@ from capvid.data.captions import CaptionedVideo
 from capvid.errors import CheckpointError, DataError, RecipeError, TrainingError, UsageError
 from capvid.features.store import FeatureStore
 from capvid.publish import load_run
+from capvid.recipes import recipe_names
 from capvid.training.loop import Trainer
 from capvid.training.ranges import Range, draw
-from capvid.training.recipe import Recipe, load_recipe, recipe_names
+from capvid.training.recipe import Recipe, load_recipe
 from capvid.training.search import Search, Trial, filled, forget_search
 
 RATES = "search.training.learning_rate={low = 1e-4, high = 2e-2, log = true}"

@@ -6,9 +6,10 @@ import torch
 from capvid.captioners import build, captioner_class
 from capvid.errors import RecipeError, UsageError
 from capvid.features.registry import backbones
+from capvid.recipes import recipe_names
 from capvid.training.distil.recipe import DistilRecipe
 from capvid.training.optimise import AveragedWeights, learning_rate_factor, make_optimizer
-from capvid.training.recipe import TrainingOptions, load_recipe, recipe_names
+from capvid.training.recipe import TrainingOptions, load_recipe
 
 
 @pytest.mark.parametrize("name", recipe_names())

@@ -1,0 +1,122 @@
+"""What the shell is told, by the protocol that its script speaks."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from capvid.cli import main
+from capvid.features.registry import backbones
+from capvid.recipes import recipe_names
+
+
+def complete(words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> list[str]:
+    """Candidates for the last of the words, as bash asks for them."""
+    monkeypatch.setenv("_CAPVID_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", words)
+    monkeypatch.setenv("COMP_CWORD", str(len(words.split(" ")) - 1))
+    capsys.readouterr()
+    assert main([]) == 0
+    return capsys.readouterr().out.split()
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("capvid tr", ["train"]),
+        ("capvid data ", ["check"]),
+        ("capvid caption --out", ["--output", "--output-dir"]),
+        ("capvid caption --from", ["--from-file"]),
+        ("capvid caption v.mp4 --format j", ["json", "jsonl"]),
+        ("capvid caption --model ", ["m3"]),
+        ("capvid caption --model runs/", []),  # left to the shell, which completes paths
+        ("capvid caption vid", []),
+        ("capvid extract --backbone resnet", ["resnet50", "resnet152", "resnet200d"]),
+        ("capvid extract --backbone ", list(backbones())),
+        ("capvid train ", recipe_names()),
+        ("capvid train mart-s", ["mart-small"]),
+        ("capvid models mar", ["mart"]),
+        ("capvid models colour", ["colour-grid"]),
+        ("capvid convert f.pth --as x3", ["x3d-xs"]),
+        ("capvid caption --device c", ["cpu", "cuda"]),
+        ("capvid --show-completion z", ["zsh"]),
+    ],
+)
+def test_candidates(
+    words: str, expected: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert complete(words, monkeypatch, capsys) == expected
+
+
+SCRIPT = """
+import json, sys
+from capvid.cli import main
+code = main([])
+heavy = {"torch", "numpy", "transformers", "huggingface_hub", "av", "decord", "torchvision"}
+print(json.dumps([code, sorted(heavy & set(sys.modules))]), file=sys.stderr)
+"""
+
+
+@pytest.mark.parametrize(("command", "first"), [("train m3-", "m3-compact"), ("caption --model m", "m3")])
+def test_completion_imports_nothing_heavy(command: str, first: str) -> None:
+    environment = os.environ | {
+        "_CAPVID_COMPLETE": "complete_fish",
+        "_TYPER_COMPLETE_FISH_ACTION": "get-args",
+        "_TYPER_COMPLETE_ARGS": f"capvid {command}",
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True, env=environment
+    )
+    assert json.loads(done.stderr) == [0, []]
+    name, _, what = done.stdout.splitlines()[0].partition("\t")
+    assert name == first and what
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish", "powershell"])
+def test_scripts(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--show-completion", shell]) == 0
+    assert f"complete_{shell}" in capsys.readouterr().out
+
+
+def test_a_shell_that_is_not_known(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--show-completion", "tcsh"]) == 2
+    assert "'bash', 'zsh', 'fish'" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
+def test_bash_completes(tmp_path: Path) -> None:
+    program = tmp_path / "capvid"
+    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m capvid "$@"\n')
+    program.chmod(0o755)
+    script = (
+        'eval "$(capvid --show-completion bash)"; COMP_WORDS=(capvid train m3-t); COMP_CWORD=2; '
+        '$(complete -p capvid | sed "s/.*-F \\([^ ]*\\).*/\\1/") capvid; echo "${COMPREPLY[@]}"'
+    )
+    path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(
+        ["bash", "--norc", "-c", script],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=os.environ | {"PATH": path},
+    )
+    assert (done.stdout, done.stderr) == ("m3-tiny\n", "")
+
+
+def test_installing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("USERPROFILE", str(tmp_path))
+    assert main(["--install-completion", "fish"]) == 0
+    (written,) = tmp_path.rglob("capvid.fish")
+    assert "complete_fish" in written.read_text()
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert str(written) in captured.err

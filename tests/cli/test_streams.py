@@ -1,0 +1,136 @@
+"""stdin, stdout and stderr that are closed, full, or read by nobody; terminals of any kind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from toy import Run, Toy, write_video
+
+from capvid.cli import main
+
+posix = pytest.mark.skipif(os.name != "posix", reason="a shell closes the streams")
+COMMANDS = ["caption", "extract", "train", "score", "models", "convert", "push", "info", "doctor", "data"]
+
+
+def shell(command: str, **variables: str) -> subprocess.CompletedProcess[bytes]:
+    """Run a command line of a shell in which ``capvid`` is ours."""
+    line = command.replace("capvid", f"'{sys.executable}' -m capvid")
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
+    return subprocess.run(
+        ["sh", "-c", line], capture_output=True, timeout=60, check=False, env=environment | variables
+    )
+
+
+@posix
+@pytest.mark.parametrize(
+    ("command", "code", "said"),
+    [
+        ("capvid --help >&-", 1, "error: stdout: Bad file descriptor\n"),
+        ("capvid models >&-", 1, "error: stdout: Bad file descriptor\n"),
+        ("capvid --help >/dev/full", 1, "error: stdout: No space left on device\n"),
+        ("capvid models m3 >/dev/full", 1, "error: stdout: No space left on device\n"),
+        ("capvid models vgg99 2>&-", 2, ""),
+        ("capvid models vgg99 2>/dev/full", 2, ""),
+        ("capvid models vgg99 <&- >&- 2>&-", 2, ""),
+        (
+            "capvid caption --from-file - <&-",
+            1,
+            "error: -: there is no path in this list\n0 captioned, 1 failed\n",
+        ),
+    ],
+)
+def test_streams_that_are_closed_or_full(command: str, code: int, said: str) -> None:
+    if "/dev/full" in command and not Path("/dev/full").exists():
+        pytest.skip("there is no /dev/full")
+    done = shell(command)
+    assert (done.returncode, done.stdout.decode(), done.stderr.decode()) == (code, "", said)
+
+
+@posix
+def test_closed_streams_are_no_reason_to_fail(tmp_path: Path) -> None:
+    write_video(tmp_path / "v.mp4", seed=1)
+    done = shell(f"capvid extract '{tmp_path}' --backbone colour-grid -o '{tmp_path}/out' <&- >&- 2>&-")
+    assert done.returncode == 0
+    assert (tmp_path / "out" / "v.safetensors").is_file()
+
+
+@posix
+def test_names_in_a_plain_locale(tmp_path: Path) -> None:
+    odd = os.fsencode(tmp_path) + "/é".encode() + b"\xff.mp4"
+    write_video(tmp_path / "v.mp4", seed=1).rename(os.fsdecode(odd))
+    variables = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    done = shell(f"capvid info '{tmp_path}/'*.mp4", **variables)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert b"codec:     mpeg4" in done.stdout
+    done = shell(f"capvid info '{tmp_path}/é'", **variables)
+    assert done.returncode == 1
+    assert done.stderr.startswith(b"error: ") and b"no such file" in done.stderr
+    done.stderr.decode("ascii")
+
+
+INTERRUPTED = """
+import sys, time
+import capvid.cli.app
+from capvid.cli import main
+
+def run(arguments):
+    try:
+        print("working", flush=True)
+        time.sleep(60)
+    finally:
+        print("cleaning", flush=True)
+        time.sleep(float(arguments[0]))
+        print("clean", flush=True)
+
+capvid.cli.app.run = run
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@posix
+@pytest.mark.parametrize(("again", "seconds", "rest"), [(False, 0, "clean\n"), (True, 60, "")])
+def test_a_second_interrupt_ends_it_at_once(again: bool, seconds: int, rest: str) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", INTERRUPTED, str(seconds)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "working\n"
+    process.send_signal(signal.SIGINT)
+    assert process.stdout.readline() == "cleaning\n"
+    if again:
+        process.send_signal(signal.SIGINT)
+    stdout, stderr = process.communicate(timeout=30)
+    assert (process.returncode, stdout, stderr) == (130, rest, "")
+
+
+@pytest.mark.parametrize("columns", ["20", "40", "200"])
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_on_terminals_of_any_width(
+    command: str, columns: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert main([command, *(["check"] if command == "data" else []), "--help"]) == 0
+    captured = capsys.readouterr()
+    assert captured.err == "" and "\x1b" not in captured.out
+    assert f"capvid {command}" in captured.out
+    assert max(map(len, captured.out.splitlines())) <= 80
+    for option in {"caption": ["--from-file", "--output-dir"], "train": ["--self-critical"]}.get(command, []):
+        assert option in captured.out
+
+
+@pytest.mark.parametrize(
+    "arguments", [["models"], ["models", "m3"], ["train", "--list"], ["models", "vgg99"]]
+)
+def test_pipes_take_no_colours(capvid: Run, toy: Toy, arguments: list[str]) -> None:
+    _, out, err = capvid(*arguments)
+    assert "\x1b" not in out + err
