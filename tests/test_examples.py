@@ -49,3 +49,16 @@ def test_the_python_of_the_readme_runs(
     assert lines[0] == "cars are driving down the road"
     assert re.fullmatch(r"your-video.mp4: cars are driving down the road \(-\d+\.\d\)", lines[1])
     assert lines[2].startswith("missing.mp4: no such file")
+
+
+def test_the_python_of_the_documents_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = (EXAMPLES.parent / "docs" / "captioning.md").read_text(encoding="utf-8")
+    (script,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    shutil.copyfile(CLIP, "your-video.mp4")
+    exec(script, {})
+    lines = capsys.readouterr().out.splitlines()
+    assert lines and lines[0].startswith("0.0 to ") and " to 6.0 s: " in lines[-1]
+    assert all(re.fullmatch(r"\d\.\d to \d\.\d s: [a-z ]+ \(-\d\.\d\d a word\)", line) for line in lines)
