@@ -12,6 +12,7 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from capvid.captioners.base import Captioner, State
 from capvid.captioners.layers import at_least_float32
@@ -60,7 +61,5 @@ def follow(
 
 def _trace_of(row: int, traces: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
     """The traces (L + 1, W) of one sentence by name; where their width grows, zeros follow."""
-    return {
-        name: torch.nn.utils.rnn.pad_sequence([seen[name][row] for seen in traces], batch_first=True).cpu()
-        for name in traces[0]
-    }
+    rows = {name: [torch.atleast_1d(seen[name][row]) for seen in traces] for name in traces[0]}
+    return {name: pad_sequence(each, batch_first=True).cpu() for name, each in rows.items()}
