@@ -71,7 +71,7 @@ def _model(text: str) -> dict[str, str | None]:
 
 
 def _segment(result: CaptionResult, segment: Segment, *, attention: bool) -> dict[str, Any]:
-    record = {
+    record: dict[str, Any] = {
         "start": round(segment.start, _DECIMALS),
         "end": None if segment.end is None else round(segment.end, _DECIMALS),
         "caption": segment.captions[0].text,
