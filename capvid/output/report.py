@@ -25,8 +25,6 @@ from capvid.output.report_data import picture_size, picture_uri, poster_of, vide
 if TYPE_CHECKING:
     from capvid.results import CaptionResult
 
-OPEN = 3  # videos that are open at first: the script stands behind them and is run before the others are read
-
 _PAGE = Path(__file__).resolve().with_name("page")
 _ROOM = 200  # bytes kept free at the top for what is known at the end
 
@@ -56,10 +54,12 @@ class Report:
     def __enter__(self) -> Report:
         self._begun = time.monotonic()
         remove_leftovers([self.path])
-        style, self._script = _text("report.css"), _text("report.js")
+        style = _text("report.css")
+        script = f'"use strict";\n(() => {{\n{_text("figure.js")}\n{_text("list.js")}}})();\n'
         values = {
-            "policy": _policy(style=style, script=self._script),
+            "policy": _policy(style=style, script=script),
             "style": style,
+            "script": script,
             "model": escape(self.model.partition("@")[0]),
             "revision": escape(self.model.partition("@")[2]),
             "settings": "".join(
@@ -84,8 +84,6 @@ class Report:
         """
         _, done, failed = self._whole
         end = self._put(_article(done + failed, result))
-        if done + failed + 1 == OPEN:
-            end = self._put(f"<script>{self._script}</script>\n")
         good = result.error is None
         self._whole = (end, done + good, failed + (not good))
 
@@ -103,8 +101,6 @@ class Report:
         end, done, failed = self._whole
         self._stream.seek(end)
         self._stream.truncate()  # an interrupt may have come in the middle of a result
-        if done + failed < OPEN:
-            self._put(f"<script>{self._script}</script>\n")
         self._put("</main>\n</body>\n</html>\n")
         said = f"{done} captioned" + (f", {failed} failed" if failed else "")
         said += f" in {time.monotonic() - self._begun:.1f} s"

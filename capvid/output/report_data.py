@@ -75,8 +75,10 @@ def _segment(result: CaptionResult, segment: Segment, share: int) -> dict[str, A
         "pictures": pictures,
         "captions": [_caption(caption, edges) for caption in segment.captions],
     }
-    if result.times is not None and count < len(frames):
-        data["until"] = _rounded(result.times[frames[ends - 1]])
+    if count < len(frames):
+        data["first"] = edges.tolist()
+        if result.times is not None:
+            data["until"] = _rounded(result.times[frames[ends - 1]])
     if segment.memory_change:
         data["change"] = [round(x, _DECIMALS) if math.isfinite(x) else None for x in segment.memory_change]
     return data

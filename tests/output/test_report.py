@@ -281,12 +281,11 @@ def test_the_list_tells_what_became_of_each_video(tmp_path: Path) -> None:
     assert settings == ("model m3 revision 0123456789ab sampling uniform:28 beam size 5 length penalty 0.7")
 
 
-@pytest.mark.parametrize("count", [0, 1, 2, 3, 4, 9])
-def test_the_script_stands_once_behind_the_videos_that_are_open(tmp_path: Path, count: int) -> None:
+@pytest.mark.parametrize("count", [0, 1, 4])
+def test_the_script_stands_once_before_the_videos(tmp_path: Path, count: int) -> None:
     page = written(tmp_path / "p.html", *[video()] * count)
     assert len(page.scripts) == 1 and len(page.data) == len(page.articles) == count
-    before = page.text[: page.text.index(page.scripts[0])]
-    assert before.count("<article") == min(count, 3)
+    assert "<article" not in page.text[: page.text.index(page.scripts[0])]
     assert page.text.endswith("</main>\n</body>\n</html>\n")
 
 

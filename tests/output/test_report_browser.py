@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from test_report import HOSTILE, failure, story
+from test_report import HOSTILE, failure, story, video
 from toy import Toy, toy, toy_files, video_files
 
 from capvid.loading import load
@@ -373,3 +374,30 @@ def test_every_control_has_a_name(browser: Browser) -> None:
         "return [...document.querySelectorAll('h1,h2,h3,h4')].map(e => e.tagName)"
     )
     assert headings[0] == "H1" and headings.count("H1") == 1 and headings.count("H2") == 7
+
+
+def test_captioners_and_files_that_say_less(started: Browser, tmp_path: Path) -> None:
+    """Without traces; without pictures; with more frames than columns and without times."""
+    plain = replace(video().captions[0], traces=None)
+    silent = video(captions=(plain,), segments=(replace(video().segments[0], captions=(plain,)),))
+    path = tmp_path / "p.html"
+    with Report(path, model="git", settings={}) as report:
+        for result in (silent, video(with_pictures=False), video(frames=150, times=None)):
+            report.add(result)
+    resize(started, 1280)
+    started.get(path.as_uri())
+    one, two, three = all_of(started, ".body")
+    assert "does not say what it looked at" in one.text and not one.find_elements("css selector", "canvas")
+    assert len(one.find_elements("css selector", ".film img")) == 4
+    click(started, one.find_elements("css selector", ".word")[1])
+    assert two.find_elements("css selector", ".film img") == []
+    assert [each.text for each in two.find_elements("css selector", ".when")] == [
+        *("0.3 s", "0.8 s", "1.3 s", "1.8 s")
+    ]
+    assert len(two.find_elements("css selector", ".word canvas")) == 4
+    click(started, three.find_elements("css selector", ".word")[1])
+    assert len(three.find_elements("css selector", ".film li")) == 60
+    last = three.find_elements("css selector", ".when")[-1]
+    assert last.text == "frame 148" and "looks most at frame" in three.text
+    assert started.execute_script("return document.documentElement.scrollWidth") <= 1280
+    assert started.get_log("browser") == []
