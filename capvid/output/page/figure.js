@@ -73,7 +73,7 @@ class Figure {
 
   build() {
     const { captions, pictures } = this.segment;
-    this.looked = make("p", { class: "looked", "aria-live": "polite" });
+    this.looked = make("p", { class: "looked" });
     this.words = make("div", { class: "words" });
     this.aligned = pictures.length <= ALIGNED;
     this.place.append(...(captions.length > 1 ? [this.choices()] : []), this.looked);
