@@ -8,11 +8,12 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypedDict
 
 import typer
 
 from capvid.cli import common, completion
+from capvid.cli.looking import check_report, looking
 from capvid.errors import UsageError
 
 if TYPE_CHECKING:
@@ -58,6 +59,23 @@ def caption(
         Format | None,
         typer.Option("--format", show_default="by the name of -o, else txt", help="Format of the output."),
     ] = None,
+    report: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.html",
+            show_default=False,
+            help="Besides, a page to look at: frames, captions, and what each word looked at. Videos that "
+            "--output-dir skips are captioned again for it; their files stay as they are.",
+        ),
+    ] = None,
+    attention: Annotated[
+        bool,
+        typer.Option(
+            "--attention",
+            help="What each word looked at: in json and jsonl the weights of the frames, otherwise a small "
+            "chart for each word on stderr.",
+        ),
+    ] = False,
     segments: Annotated[
         str | None,
         typer.Option(
@@ -107,6 +125,8 @@ def caption(
     batch = common.Batch(verb="captioned", many=given.many)
     if output:
         common.check_writable_file(output)
+    if report:
+        check_report(report, output)
     videos = common.collect(given, batch, recursive=recursive, fail_fast=fail_fast)
     if not videos:
         batch.finish()
@@ -127,6 +147,8 @@ def caption(
         workers=workers or common.default_workers(),
         timeout=timeout or None,
         segments=segments,
+        attention=attention or report is not None,
+        pictures=report is not None,
         beam_size=beam,
         num_captions=num_captions,
         max_length=max_length,
@@ -138,13 +160,28 @@ def caption(
     )
     if output_dir:
         common.check_writable_folder(output_dir)
-        _into_folder(pipeline, videos, batch, output_dir, writer, overwrite=overwrite, fail_fast=fail_fast)
-    elif output:
-        _into_file(pipeline, videos, batch, output, writer, fail_fast=fail_fast)
-    else:
-        with writer(stream=sys.stdout, many=batch.many, settings=pipeline.settings) as out:
-            _run(pipeline, videos, batch, out.write, data_on_stdout=True, fail_fast=fail_fast)
+    recorded = attention and writer.records_attention
+    with looking(pipeline, batch, report=report, charts=attention and not recorded) as look:
+        how: _How = {"look": look, "attention": recorded, "fail_fast": fail_fast}
+        if output_dir:
+            again = report is not None
+            _into_folder(pipeline, videos, batch, output_dir, writer, overwrite=overwrite, again=again, **how)
+        elif output:
+            _into_file(pipeline, videos, batch, output, writer, **how)
+        else:
+            with writer(
+                stream=sys.stdout, many=batch.many, settings=pipeline.settings, attention=recorded
+            ) as out:
+                _run(pipeline, videos, batch, out.write, look, data_on_stdout=True, fail_fast=fail_fast)
     batch.finish()
+
+
+class _How(TypedDict):
+    """What is done with every result, wherever its captions go, and whether to stop at one that failed."""
+
+    look: Write
+    attention: bool
+    fail_fast: bool
 
 
 def _run(
@@ -152,11 +189,12 @@ def _run(
     videos: Sequence[VideoInput],
     batch: common.Batch,
     write: Write,
+    look: Write,
     *,
     data_on_stdout: bool = False,
     fail_fast: bool,
 ) -> None:
-    """Caption the videos, handing each result to ``write`` as it comes and counting it."""
+    """Caption the videos, handing each result to ``write`` and ``look`` as it comes and counting it."""
     paths = [video.path for video in videos]
     with (
         closing(pipeline.stream(paths)) as results,
@@ -164,6 +202,7 @@ def _run(
     ):
         for result in results:
             write(result)
+            look(result)
             batch.advance()
             batch.lost(result.path, result.lost)
             if result.error is None:
@@ -181,6 +220,8 @@ def _into_file(
     path: Path,
     writer: type[Writer],
     *,
+    look: Write,
+    attention: bool,
     fail_fast: bool,
 ) -> None:
     """All results into one file, which is replaced at the end unless there is nothing to put into it."""
@@ -188,8 +229,8 @@ def _into_file(
 
     batch.interrupted = f"; {path} was not written"
     text = io.StringIO()
-    with writer(stream=text, many=batch.many, settings=pipeline.settings) as out:
-        _run(pipeline, videos, batch, out.write, fail_fast=fail_fast)
+    with writer(stream=text, many=batch.many, settings=pipeline.settings, attention=attention) as out:
+        _run(pipeline, videos, batch, out.write, look, fail_fast=fail_fast)
     if batch.done or writer.records_errors:
         atomic_write_text(path.resolve(), text.getvalue())  # a link stays one
 
@@ -202,25 +243,37 @@ def _into_folder(
     writer: type[Writer],
     *,
     overwrite: bool,
+    again: bool,
+    look: Write,
+    attention: bool,
     fail_fast: bool,
 ) -> None:
-    """Each result into its own file, written as it comes; what is already there is skipped."""
+    """Each result into its own file, written as it comes; what is already there is skipped.
+
+    With ``again`` the latter is captioned as well, for ``look`` alone.
+    """
     from capvid.files import MANIFEST, atomic_write_text, remove_leftovers
     from capvid.output.manifest import Manifest
 
     batch.interrupted = common.GOES_ON
     names = {video.path: f"{video.key}.{writer.extension}" for video in videos}
     remove_leftovers([folder / MANIFEST, *(folder / name for name in names.values())])
-    with Manifest(folder, model=pipeline.model, settings=pipeline.settings) as manifest:
+    settings = {**pipeline.settings, **({"attention": True} if attention else {})}
+    with Manifest(folder, model=pipeline.model, settings=settings) as manifest:
 
         def write(result: CaptionResult) -> None:
+            if result.path in kept:
+                return
             if result.error is None or writer.records_errors:
                 text = io.StringIO()
-                with writer(stream=text, many=False, settings=pipeline.settings) as out:
+                with writer(stream=text, many=False, settings=pipeline.settings, attention=attention) as out:
                     out.write(result)
                 atomic_write_text(folder / names[result.path], text.getvalue())
             manifest.note(result, names[result.path])
 
-        todo = [v for v in videos if overwrite or not manifest.is_done(v.path, names[v.path])]
+        kept = {v.path for v in videos if not overwrite and manifest.is_done(v.path, names[v.path])}
+        todo = [video for video in videos if again or video.path not in kept]
         batch.skipped = len(videos) - len(todo)
-        _run(pipeline, todo, batch, write, fail_fast=fail_fast)
+        if again and kept:
+            batch.say(f"note: {len(kept)} done already: captioned again for the page, their files stay")
+        _run(pipeline, todo, batch, write, look, fail_fast=fail_fast)

@@ -86,9 +86,6 @@ def _traces(captioner: Captioner, state: State, tokens: Tensor) -> list[dict[str
 
 
 def _trace_of(row: int, traces: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
-    """The traces (L + 1,) or (L + 1, W) of one sentence by name; where their width grows, zeros follow."""
-    found = {name: [trace[name][row] for trace in traces] for name in traces[0]}
-    return {
-        name: (pad_sequence(steps, batch_first=True) if steps[0].dim() else torch.stack(steps)).cpu()
-        for name, steps in found.items()
-    }
+    """The traces (L + 1, W) of one sentence by name; where their width grows, zeros follow."""
+    rows = {name: [torch.atleast_1d(seen[name][row]) for seen in traces] for name in traces[0]}
+    return {name: pad_sequence(each, batch_first=True).cpu() for name, each in rows.items()}

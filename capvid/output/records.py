@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 SCHEMA_VERSION = 1
 _DECIMALS = 6
+_WEIGHT_DECIMALS = 4
 
 
 def shown(path: Path) -> str:
@@ -19,9 +20,23 @@ def shown(path: Path) -> str:
     return os.fsencode(path).decode("utf-8", "replace")
 
 
-def make_record(result: CaptionResult, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Make the record of one result; ``settings`` is what else the captions depend on."""
+def make_record(
+    result: CaptionResult, settings: Mapping[str, Any], *, attention: bool = False
+) -> dict[str, Any]:
+    """Make the record of one result.
+
+    Args:
+        result: with traces, if there is to be attention.
+        settings: what else the captions depend on.
+        attention: whether words have the weights of the frames, and captions the times of these.
+    """
     error = result.error
+    several: dict[str, Any] = {}
+    if result.paragraph:
+        captions = [_caption(caption, ends=len(result.segments)) for caption in result.captions]
+        several["segments"] = [_segment(result, each, attention=attention) for each in result.segments]
+    else:
+        captions = _captions(result, result.captions, *result.segments, attention=attention)
     return {
         "schema_version": SCHEMA_VERSION,
         "video": shown(result.path),
@@ -29,12 +44,24 @@ def make_record(result: CaptionResult, settings: Mapping[str, Any]) -> dict[str,
         "model": _model(result.model),
         "settings": dict(settings),
         "duration": None if result.duration is None else round(result.duration, _DECIMALS),
-        "captions": [_caption(caption) for caption in result.captions],
-        **({"segments": [_segment(segment) for segment in result.segments]} if result.paragraph else {}),
+        "captions": captions,
+        **several,
         "error": None
         if error is None
         else {"kind": error.kind, "message": error.message, "remedy": error.remedy},
     }
+
+
+def frame_times(result: CaptionResult, *segments: Segment) -> list[float] | None:
+    """Seconds at which the frames are shown that the captioner looked at, if that is known."""
+    if result.times is None:
+        return None
+    return [round(float(result.times[at]), _DECIMALS) for segment in segments for at in segment.frames]
+
+
+def mean_logprob(caption: Caption, *, ends: int = 1) -> float:
+    """Log-probability per word; the end of a sentence is one, and there are so many ``ends``."""
+    return caption.logprob / (len(caption.words) + ends)
 
 
 def _model(text: str) -> dict[str, str | None]:
@@ -43,18 +70,38 @@ def _model(text: str) -> dict[str, str | None]:
     return {"name": name, "revision": revision or None}
 
 
-def _segment(segment: Segment) -> dict[str, Any]:
-    return {
+def _segment(result: CaptionResult, segment: Segment, *, attention: bool) -> dict[str, Any]:
+    record: dict[str, Any] = {
         "start": round(segment.start, _DECIMALS),
         "end": None if segment.end is None else round(segment.end, _DECIMALS),
         "caption": segment.captions[0].text,
-        "captions": [_caption(caption) for caption in segment.captions],
+        "captions": _captions(result, segment.captions, segment, attention=attention),
     }
+    if segment.memory_change:
+        record["memory_change"] = [round(change, _DECIMALS) for change in segment.memory_change]
+    return record
 
 
-def _caption(caption: Caption) -> dict[str, Any]:
+def _captions(
+    result: CaptionResult, captions: Sequence[Caption], *segments: Segment, attention: bool
+) -> list[dict[str, Any]]:
+    """Records of the captions of a segment; with attention, where the captioner has it."""
+    records = []
+    for caption in captions:
+        record = _caption(caption)
+        looked = (caption.traces or {}).get("attention") if attention else None
+        if looked is not None:
+            for word, weights in zip(record["words"], looked, strict=False):  # the last row is the end's
+                word["attention"] = [round(float(weight), _WEIGHT_DECIMALS) for weight in weights]
+            record["times"] = frame_times(result, *segments)
+        records.append(record)
+    return records
+
+
+def _caption(caption: Caption, *, ends: int = 1) -> dict[str, Any]:
     return {
         "text": caption.text,
         "logprob": round(caption.logprob, _DECIMALS),
+        "mean_logprob": round(mean_logprob(caption, ends=ends), _DECIMALS),
         "words": [{"word": w.word, "logprob": round(w.logprob, _DECIMALS)} for w in caption.words],
     }

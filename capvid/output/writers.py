@@ -28,21 +28,27 @@ class Writer(ABC):
         stream: where to write; it is flushed after every result and not closed.
         many: whether the stream takes the results of several inputs, or of exactly one.
         settings: what captions depend on besides the model, for the records.
+        attention: whether records say what the captioner looked at, which results then have as traces.
 
     Attributes:
         extension: of file names in this format, without the dot.
         records_errors: whether a failed input leaves something in the output.
+        records_attention: whether this format can say what the captioner looked at.
         single: whether a document holds one video only.
     """
 
     extension: ClassVar[str]
     records_errors: ClassVar[bool]
+    records_attention: ClassVar[bool] = False
     single: ClassVar[bool] = False
 
-    def __init__(self, *, stream: TextIO, many: bool, settings: Mapping[str, Any]) -> None:
+    def __init__(
+        self, *, stream: TextIO, many: bool, settings: Mapping[str, Any], attention: bool = False
+    ) -> None:
         self.stream = stream
         self.many = many
         self.settings = settings
+        self.attention = attention
 
     @abstractmethod
     def write(self, result: CaptionResult) -> None:
@@ -82,25 +88,34 @@ class TextWriter(Writer):
         self._put("".join(f"{before}{caption.text}\n" for caption in result.captions))
 
 
-class JsonLinesWriter(Writer):
+class RecordWriter(Writer):
+    """Writes the records that :func:`make_record` makes."""
+
+    records_errors = True
+    records_attention = True
+
+    def _record(self, result: CaptionResult, *, indent: int | None) -> str:
+        record = make_record(result, self.settings, attention=self.attention)
+        return json.dumps(record, ensure_ascii=False, indent=indent)
+
+
+class JsonLinesWriter(RecordWriter):
     """One record per line."""
 
     extension = "jsonl"
-    records_errors = True
 
     def write(self, result: CaptionResult) -> None:
         """Write one record."""
-        self._put(json.dumps(make_record(result, self.settings), ensure_ascii=False) + "\n")
+        self._put(self._record(result, indent=None) + "\n")
 
 
-class JsonWriter(Writer):
+class JsonWriter(RecordWriter):
     """One JSON document: the record of one input, a list of records for several."""
 
     extension = "json"
-    records_errors = True
 
-    def __init__(self, *, stream: TextIO, many: bool, settings: Mapping[str, Any]) -> None:
-        super().__init__(stream=stream, many=many, settings=settings)
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
         self._separator = ""
 
     def begin(self) -> None:
@@ -110,7 +125,7 @@ class JsonWriter(Writer):
 
     def write(self, result: CaptionResult) -> None:
         """Write one record, indented."""
-        text = json.dumps(make_record(result, self.settings), ensure_ascii=False, indent=2)
+        text = self._record(result, indent=2)
         if not self.many:
             self._put(text + "\n")
             return

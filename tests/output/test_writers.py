@@ -3,13 +3,14 @@ from __future__ import annotations
 import csv
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import jsonschema
 import pysrt
 import pytest
 import webvtt
-from test_records import SETTINGS, result
+from test_records import SETTINGS, looked, result
 
 from capvid.errors import DataError, MissingVideoError
 from capvid.output import WRITERS, make_record
@@ -29,6 +30,19 @@ def written(form: str, *results: object, many: bool) -> str:
 
 def test_the_formats_are_named_by_their_extension() -> None:
     assert list(WRITERS) == ["txt", "json", "jsonl", "srt", "vtt", "tsv", "csv"]
+
+
+def test_records_have_attention_where_it_is_asked_for() -> None:
+    wanted = make_record(looked(), SETTINGS, attention=True)
+    for form in ("json", "jsonl"):
+        assert WRITERS[form].records_attention
+        stream = io.StringIO()
+        with WRITERS[form](stream=stream, many=False, settings=SETTINGS, attention=True) as writer:
+            writer.write(looked())
+        assert json.loads(stream.getvalue()) == wanted != make_record(looked(), SETTINGS)
+        assert json.loads(written(form, looked(), many=False)) == make_record(looked(), SETTINGS)
+    others = [writer for writer in WRITERS.values() if not writer.records_attention]
+    assert [writer.extension for writer in others] == ["txt", "srt", "vtt", "tsv", "csv"]
 
 
 def test_txt() -> None:
@@ -120,6 +134,12 @@ def test_records_are_as_the_schema_says() -> None:
     check = jsonschema.Draft202012Validator(schema)
     for one in (GOOD, ODD, BAD):
         check.validate(make_record(one, SETTINGS))
+    several = replace(
+        looked(), paragraph=True, segments=(replace(looked().segments[0], memory_change=(0.5,)),)
+    )
+    for attention in (False, True):
+        for one in (looked(), replace(looked(), times=None), several):
+            check.validate(make_record(one, SETTINGS, attention=attention))
     for change in (
         {"duration": "7 s"},
         {"status": "error"},

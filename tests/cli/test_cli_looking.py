@@ -1,0 +1,244 @@
+"""``capvid caption`` with ``--report`` and ``--attention``."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from toy import Run, Toy, write_video
+
+from capvid.files import MANIFEST
+from capvid.loading import load
+
+DATA = re.compile(r'<script type="application/json">(.*?)</script>')
+
+
+def videos_of(page: Path) -> list[dict[str, Any]]:
+    """The data of the videos on a page."""
+    return [json.loads(found) for found in DATA.findall(page.read_text(encoding="utf-8"))]
+
+
+def texts_of(page: Path) -> list[str]:
+    return [video["segments"][0]["captions"][0]["text"] for video in videos_of(page)]
+
+
+def test_a_report_beside_the_captions(capvid: Run, toy: Toy, video_files: list[Path], tmp_path: Path) -> None:
+    page = tmp_path / "p.html"
+    ask = ["caption", *video_files, tmp_path / "no.mp4", "--model", toy.model]
+    without = capvid(*ask)
+    assert capvid(*ask, "--report", page) == without
+    results = list(load(toy.model, attention=True, pictures=True).stream(video_files))
+    assert texts_of(page) == [result.captions[0].text for result in results]
+    assert page.read_text(encoding="utf-8").count("data:image/jpeg") == sum(len(r.pictures) for r in results)
+    for shown, result in zip(videos_of(page), results, strict=True):
+        (caption,) = shown["segments"][0]["captions"]
+        assert result.captions[0].traces is not None
+        weights = np.array(caption["traces"]["attention"]) / 10_000
+        np.testing.assert_allclose(weights, result.captions[0].traces["attention"], atol=0.51e-4)
+    assert "no.mp4: no such file" in page.read_text(encoding="utf-8")
+    assert "5 captioned, 1 failed in" in page.read_text(encoding="utf-8")
+
+
+def test_a_report_changes_no_file(capvid: Run, toy: Toy, video_files: list[Path], tmp_path: Path) -> None:
+    ask = ["caption", *video_files[:2], "--model", toy.model]
+    page = tmp_path / "p.html"
+    for form in ("json", "jsonl", "txt", "csv"):
+        one, other = tmp_path / f"one.{form}", tmp_path / f"other.{form}"
+        assert capvid(*ask, "-o", one)[0] == capvid(*ask, "-o", other, "--report", page)[0] == 0
+        assert one.read_bytes() == other.read_bytes()
+        assert len(videos_of(page)) == 2
+
+
+def test_what_is_done_is_captioned_again_for_the_report_alone(
+    capvid: Run, toy: Toy, video_files: list[Path], tmp_path: Path
+) -> None:
+    videos = [shutil.copy(path, tmp_path / path.name) for path in video_files[:3]]
+    out, page = tmp_path / "out", tmp_path / "p.html"
+    ask = ["caption", *videos, "--model", toy.model, "--output-dir", out]
+    assert capvid(*ask)[2] == "3 captioned\n"
+    first = sorted(out.glob("*.txt"))[0]
+    first.write_text("mine\n")
+    noted = (out / MANIFEST).read_bytes()
+    code, _, err = capvid(*ask, "--report", page)
+    assert code == 0
+    assert err.splitlines() == [
+        "note: 3 done already: captioned again for the page, their files stay",
+        "3 captioned",
+    ]
+    assert first.read_text() == "mine\n" and (out / MANIFEST).read_bytes() == noted
+    assert len(texts_of(page)) == 3
+    first.unlink()
+    code, _, err = capvid(*ask, "--report", page)
+    assert err.splitlines()[0].startswith("note: 2 done already")
+    assert first.read_text() == texts_of(page)[0] + "\n" and len(texts_of(page)) == 3
+    assert capvid(*ask)[2] == "0 captioned, 3 skipped (already done)\n"
+
+
+def test_features_have_times_and_no_pictures(
+    capvid: Run, toy: Toy, video_files: list[Path], tmp_path: Path
+) -> None:
+    capvid("extract", video_files[3], "--backbone", "toy", "--frames", 4, "-o", tmp_path)
+    (features,) = tmp_path.glob("*.safetensors")
+    page = tmp_path / "p.html"
+    assert capvid("caption", features, "--model", toy.model, "--report", page)[0] == 0
+    (video,) = videos_of(page)
+    assert video["pictures"] == {} and len(video["segments"][0]["times"]) == 4
+
+
+def test_segments_have_their_times_in_the_report(
+    capvid: Run, toy: Toy, video_files: list[Path], tmp_path: Path
+) -> None:
+    page = tmp_path / "p.html"
+    ask = [
+        "caption",
+        video_files[4],
+        "--model",
+        toy.model,
+        "--segments",
+        2,
+        "--format",
+        "json",
+        "--attention",
+    ]
+    code, out, _ = capvid(*ask, "--report", page)
+    record = json.loads(out)
+    (video,) = videos_of(page)
+    assert code == 0 and video["paragraph"] and len(video["segments"]) == 2
+    for shown, segment in zip(video["segments"], record["segments"], strict=True):
+        (caption,) = segment["captions"]
+        assert (shown["start"], shown["end"]) == pytest.approx((segment["start"], segment["end"]), abs=1e-3)
+        assert shown["times"] == pytest.approx(caption["times"], abs=1e-3)
+        assert shown["captions"][0]["text"] == segment["caption"]
+        assert all(segment["start"] <= time <= segment["end"] for time in caption["times"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--report", "{tmp}/v.mp4"], "not the name of a page; give --report a name that ends in .html"),
+        (["--report", "{tmp}/none/p.html"], "there is no folder"),
+        (["--report", "{tmp}/p.html", "-o", "{tmp}/p.html", "--format", "txt"], "the captions go there"),
+    ],
+)
+def test_reports_that_cannot_be(
+    capvid: Run, toy: Toy, video_files: list[Path], tmp_path: Path, arguments: list[str], said: str
+) -> None:
+    given = [argument.replace("{tmp}", str(tmp_path)) for argument in arguments]
+    code, out, err = capvid("caption", video_files[0], "--model", toy.model, *given)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert said in err
+
+
+def test_an_interrupted_run_has_its_report(toy: Toy, tmp_path: Path) -> None:
+    for number in range(40):
+        write_video(tmp_path / f"{number:02}.mp4", seed=number)
+    page = tmp_path / "p.html"
+    arguments = ["caption", tmp_path, "--model", toy.model, "--batch-size", "1", "--report", page]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "capvid", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONUNBUFFERED": "1"},
+    )
+    assert process.stdout is not None
+    for _ in range(2):
+        process.stdout.readline()
+    assert not page.exists()
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 130 and "Traceback" not in stderr
+    assert "stopped before the end" in page.read_text(encoding="utf-8")
+    assert 1 <= len(videos_of(page)) < 40
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_attention_in_records(capvid: Run, toy: Toy, video_files: list[Path]) -> None:
+    (result,) = load(toy.model, attention=True).stream([video_files[2]])
+    ask = ("caption", video_files[2], "--model", toy.model, "--format", "json")
+    code, out, err = capvid(*ask, "--attention")
+    (caption,) = json.loads(out)["captions"]
+    assert (code, err) == (0, "")
+    assert result.times is not None and result.captions[0].traces is not None
+    assert caption["times"] == [round(time, 6) for time in result.times.tolist()]
+    weights = [word["attention"] for word in caption["words"]]
+    np.testing.assert_allclose(weights, result.captions[0].traces["attention"][:-1], atol=0.51e-4)
+    without = json.loads(capvid(*ask)[1])
+    del caption["times"]
+    for word in caption["words"]:
+        del word["attention"]
+    assert without["captions"] == [caption]
+
+
+def test_attention_is_in_the_manifest_where_it_changes_files(
+    capvid: Run, toy: Toy, video_files: list[Path], tmp_path: Path
+) -> None:
+    ask = ["caption", *video_files[:2], "--model", toy.model, "--output-dir"]
+    skipped = "0 captioned, 2 skipped (already done)"
+    assert capvid(*ask, tmp_path / "t")[2] == "2 captioned\n"
+    assert capvid(*ask, tmp_path / "t", "--attention")[2].splitlines()[-1] == skipped
+    as_json = [*ask, tmp_path / "j", "--format", "json"]
+    assert capvid(*as_json)[2] == "2 captioned\n"
+    assert capvid(*as_json, "--attention") == (0, "", "2 captioned\n")
+    for file in (tmp_path / "j").glob("*.json"):
+        assert "attention" in json.loads(file.read_text())["captions"][0]["words"][0]
+    assert capvid(*as_json, "--attention") == (0, "", f"{skipped}\n")
+
+
+def test_charts_on_stderr(
+    capvid: Run, toy: Toy, video_files: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    ask = ["caption", video_files[2], "--model", toy.model]
+    plain = capvid(*ask)
+    code, out, err = capvid(*ask, "--attention")
+    assert (code, out) == plain[:2]
+    lines = err.splitlines()
+    assert [line.split()[0] for line in lines] == [*out.split(), "(end)"]
+    assert all(re.fullmatch(r"  \S+ +[▁▂▃▄▅▆▇█]{4}  +\d\.\ds +\d+%", line) for line in lines)
+    several = capvid("caption", *video_files[:2], "--model", toy.model, "--attention")[2].splitlines()
+    assert [line for line in several if not line.startswith("  ")] == [
+        *(
+            line.replace("\t", ": ")
+            for line in capvid("caption", *video_files[:2], "--model", toy.model)[1].splitlines()
+        ),
+        "2 captioned",
+    ]
+
+
+def test_charts_in_ascii_where_the_stream_has_no_blocks(
+    capvid: Run, toy: Toy, video_files: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from capvid.cli import main
+
+    stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stderr", stream)
+    assert main(["caption", str(video_files[2]), "--model", str(toy.model), "--attention"]) == 0
+    stream.seek(0)
+    assert re.match(r"  \S+ +[_.=+*#@-]{4}  ", stream.read())
+
+
+def test_a_captioner_without_attention_is_noted_once(
+    capvid: Run, toy: Toy, video_files: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from capvid.captioners.soft_attention import SoftAttention
+
+    advance = SoftAttention.advance
+    monkeypatch.setattr(SoftAttention, "advance", lambda *given: (*advance(*given)[:2], {}))
+    _, out, err = capvid("caption", *video_files[:3], "--model", toy.model, "--attention")
+    assert len(out.splitlines()) == 3
+    note, summary = err.splitlines()
+    assert re.fullmatch(r"note: soft-attention@[0-9a-f]{12} has no attention over frames to show", note)
+    assert summary == "3 captioned"
+    code, out, _ = capvid("caption", video_files[0], "--model", toy.model, "--attention", "--format", "json")
+    assert code == 0 and "attention" not in json.loads(out)["captions"][0]["words"][0]

@@ -1,0 +1,438 @@
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tracemalloc
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from test_records import SETTINGS, looked
+
+from capvid.describe import paragraph
+from capvid.errors import MissingVideoError
+from capvid.features.thumbnails import as_jpeg
+from capvid.output import Report
+from capvid.output.report_data import COLUMNS, LEAST, PICTURES
+from capvid.results import Caption, CaptionResult, Segment, WordScore
+
+MODEL = "m3@0123456789ab"
+HOSTILE = [
+    "</script><script>alert(1)</script>",
+    "<!-- <script>",
+    "]]> --> <img src=x onerror=alert(1)>",
+    "a\u2028b\u2029c",
+    "\"quotes' & &lt; &amp;",
+    "{counts} $counts $model ${style}",
+    "\u202eright to left",
+    "${settings} \\u003c \\",
+]
+
+
+def pictures(count: int, *, seed: int = 0) -> tuple[bytes, ...]:
+    return as_jpeg(np.random.default_rng(seed).integers(0, 256, (count, 12, 16, 3), dtype=np.uint8))
+
+
+def told(*, frames: int = 4, words: str = "a dog runs", seed: int = 0, slots: int = 3) -> Caption:
+    """A caption with traces of so many frames and memory slots, drawn at random."""
+    random = np.random.default_rng(seed)
+    scores = tuple(WordScore(word=word, logprob=-random.random()) for word in words.split())
+    rows = len(scores) + 1
+    shares = random.dirichlet(np.ones(frames + 1), rows)
+    traces = {
+        "attention": shares[:, :-1],
+        "blank": shares[:, -1:],
+        "write_text": random.dirichlet(np.ones(slots), rows),
+    }
+    total = sum(score.logprob for score in scores) - random.random()
+    return Caption(text=words, logprob=total, words=scores, traces=traces)
+
+
+def video(*, frames: int = 4, seed: int = 0, with_pictures: bool = True, **changes: Any) -> CaptionResult:
+    """A whole video of which every frame was looked at."""
+    captions = tuple(told(frames=frames, seed=seed + more) for more in range(2))
+    made = CaptionResult(
+        path=Path("in/v.mp4"),
+        status="ok",
+        captions=captions,
+        error=None,
+        model=MODEL,
+        duration=frames / 2,
+        segments=(Segment(start=0.0, end=frames / 2, captions=captions, frames=np.arange(frames)),),
+        times=np.arange(frames) / 2 + 1 / 3,
+        pictures=pictures(frames, seed=seed) if with_pictures else (),
+    )
+    return replace(made, **changes)
+
+
+def story(*, segments: int, frames: int = 3, layers: int = 2) -> CaptionResult:
+    """A video in segments that captions with a memory."""
+    parts = [
+        Segment(
+            start=2.0 * at,
+            end=2.0 * (at + 1),
+            captions=(told(frames=frames, seed=at),),
+            frames=np.arange(frames) + frames * at,
+            memory_change=tuple(np.random.default_rng(at).random(layers).tolist()),
+        )
+        for at in range(segments)
+    ]
+    one = pictures(frames)
+    return video(
+        captions=(paragraph([part.captions[0] for part in parts]),),
+        segments=tuple(parts),
+        paragraph=True,
+        times=np.arange(frames * segments) * 2 / frames,
+        pictures=one * segments,
+        duration=2.0 * segments,
+    )
+
+
+def failure(name: str = "w.mp4", said: str = "no such file") -> CaptionResult:
+    error = MissingVideoError(name, said, remedy="check the name")
+    return CaptionResult(path=Path(name), status="error", captions=(), error=error, model=MODEL)
+
+
+class Page(HTMLParser):
+    """What a browser makes of a page, as far as the tests ask."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.text = text
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.data: list[dict[str, Any]] = []  # of the videos
+        self.articles: list[str] = []  # their text
+        self.scripts: list[str] = []
+        self.styles: list[str] = []
+        self._inside: list[str] = []
+        self._id = ""
+        self.ids: dict[str, str] = {}
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        found = dict(attributes)
+        self.tags.append((tag, found))
+        self._inside.append(f"json {tag}" if found.get("type") == "application/json" else tag)
+        self._id = found.get("id") or ""
+        if tag == "article":
+            self.articles.append("")
+
+    def handle_endtag(self, tag: str) -> None:
+        while self._inside and self._inside.pop().removeprefix("json ") != tag:
+            pass
+
+    def handle_data(self, data: str) -> None:
+        inside = self._inside[-1] if self._inside else ""
+        if inside == "json script":
+            self.data.append(json.loads(data))
+        elif inside == "script":
+            self.scripts.append(data)
+        elif inside == "style":
+            self.styles.append(data)
+        elif "article" in self._inside:
+            self.articles[-1] += data
+        if self._id:
+            self.ids[self._id] = " ".join((self.ids.get(self._id, "") + data).split())
+            self._id = ""
+
+
+def written(path: Path, *results: CaptionResult, settings: Mapping[str, Any] = SETTINGS) -> Page:
+    with Report(path, model=MODEL, settings=settings) as report:
+        for result in results:
+            report.add(result)
+    return Page(path.read_text(encoding="utf-8"))
+
+
+def images(page: Page) -> list[bytes]:
+    """All pictures of a page, in their order."""
+    found = re.findall(r"data:image/jpeg;base64,([A-Za-z0-9+/=]+)", page.text)
+    return [base64.b64decode(each, validate=True) for each in found]
+
+
+def test_every_number_is_that_of_the_result(tmp_path: Path) -> None:
+    result = video(frames=5)
+    (data,) = written(tmp_path / "p.html", result).data
+    (segment,) = data["segments"]
+    assert (data["paragraph"], data["size"], data["poster"]) == (False, [16, 12], 2)
+    assert (segment["start"], segment["end"]) == (0.0, 2.5)
+    assert result.times is not None
+    assert segment["times"] == [round(time, 3) for time in result.times.tolist()]
+    assert segment["pictures"] == [0, 1, 2, 3, 4] and "until" not in segment and "change" not in segment
+    assert len(segment["captions"]) == 2
+    for shown, caption in zip(segment["captions"], result.captions, strict=True):
+        assert shown["text"] == caption.text
+        assert shown["logprob"] == round(caption.logprob, 3)
+        *words, end = shown["words"]
+        assert words == [[word.word, round(word.logprob, 3)] for word in caption.words]
+        assert end[0] is None
+        assert end[1] == pytest.approx(caption.logprob - sum(w.logprob for w in caption.words), abs=1e-3)
+        assert caption.traces is not None
+        assert shown["traces"].keys() == caption.traces.keys()
+        for name, rows in caption.traces.items():
+            np.testing.assert_allclose(np.array(shown["traces"][name]) / 10_000, rows, atol=0.5001e-4)
+
+
+def test_every_picture_is_there_once(tmp_path: Path) -> None:
+    one, two = video(frames=5), video(frames=3, seed=7)
+    page = written(tmp_path / "p.html", one, two)
+    assert sorted(images(page)) == sorted(one.pictures + two.pictures)
+    posters = [found for tag, found in page.tags if tag == "img"]
+    for result, data, poster in zip((one, two), page.data, posters, strict=True):
+        uris = {int(frame): uri for frame, uri in data["pictures"].items()}
+        assert data["poster"] not in uris
+        uris[data["poster"]] = poster["src"]
+        for frame, picture in enumerate(result.pictures):
+            assert uris[frame] == f"data:image/jpeg;base64,{base64.b64encode(picture).decode()}"
+        assert poster["alt"] == f"Frame at {result.times[data['poster']]:.1f} s"  # type: ignore[index]
+        assert (poster["width"], poster["height"]) == ("16", "12")
+
+
+def test_a_frame_that_was_not_looked_at_has_no_column(tmp_path: Path) -> None:
+    (data,) = written(tmp_path / "p.html", replace(looked(), pictures=pictures(5))).data
+    (segment,) = data["segments"]
+    assert segment["pictures"] == [0, 1, 3, 4] and segment["times"] == [0.0, 1.5, 4.5, 6.333]
+    assert set(data["pictures"]) == {"0", "1", "3", "4"} and data["poster"] == 2
+
+
+def test_many_frames_share_columns(tmp_path: Path) -> None:
+    result = video(frames=150)
+    (data,) = written(tmp_path / "p.html", result).data
+    (segment,) = data["segments"]
+    assert len(segment["times"]) == len(segment["until"]) == len(segment["pictures"]) == COLUMNS
+    assert result.times is not None and result.captions[0].traces is not None
+    weights = np.array(segment["captions"][0]["traces"]["attention"]) / 10_000
+    for column, (first, last) in enumerate(zip(segment["times"], segment["until"], strict=True)):
+        here = (result.times >= first - 1e-3) & (result.times <= last + 1e-3)
+        assert here.sum() in (2, 3) and here[segment["pictures"][column]]
+        expected = result.captions[0].traces["attention"][:, here].sum(1)
+        np.testing.assert_allclose(weights[:, column], expected, atol=0.5001e-4)
+    assert (segment["times"][0], segment["until"][-1]) == (0.333, round(float(result.times[-1]), 3))
+
+
+def test_segments_each_have_a_figure(tmp_path: Path) -> None:
+    result = story(segments=3)
+    page = written(tmp_path / "p.html", result)
+    (data,) = page.data
+    assert data["paragraph"] and "3 segments" in page.articles[0]
+    assert "A dog runs. A dog runs. A dog runs." in page.articles[0].replace("a dog", "A dog")
+    assert [(each["start"], each["end"]) for each in data["segments"]] == [(0, 2), (2, 4), (4, 6)]
+    for at, (shown, segment) in enumerate(zip(data["segments"], result.segments, strict=True)):
+        assert shown["change"] == [round(change, 3) for change in segment.memory_change]
+        assert shown["pictures"] == [3 * at, 3 * at + 1, 3 * at + 2]
+        assert shown["captions"][0]["logprob"] == round(segment.captions[0].logprob, 3)
+
+
+def test_a_long_video_has_so_many_pictures_at_most(tmp_path: Path) -> None:
+    segments = PICTURES // LEAST + 10
+    (data,) = written(tmp_path / "p.html", story(segments=segments, frames=6)).data
+    per_segment = [sum(each is not None for each in shown["pictures"]) for shown in data["segments"]]
+    assert set(per_segment) == {LEAST}
+    shown = [frame for segment in data["segments"] for frame in segment["pictures"] if frame is not None]
+    assert {int(frame) for frame in data["pictures"]} | {data["poster"]} >= set(shown)
+    assert data["segments"][5]["pictures"][0] == 30 and data["segments"][5]["pictures"][-1] == 35
+    assert all(len(segment["times"]) == 6 for segment in data["segments"])
+
+
+def test_without_pictures_or_times_or_traces(tmp_path: Path) -> None:
+    bare = video(with_pictures=False, times=None, duration=None)
+    plain = replace(bare.captions[0], traces=None, text="", words=())
+    silent = replace(bare, captions=(plain,), segments=(replace(bare.segments[0], captions=(plain,)),))
+    page = written(tmp_path / "p.html", bare, silent)
+    assert images(page) == []
+    for data in page.data:
+        assert data["size"] is None and data["poster"] is None and data["pictures"] == {}
+        assert data["segments"][0]["times"] is None and data["segments"][0]["pictures"] == [None] * 4
+    assert page.data[0]["segments"][0]["captions"][0]["traces"]["attention"]
+    assert page.data[1]["segments"][0]["captions"][0]["traces"] == {}
+    assert "(no words)" in page.articles[1]
+
+
+def test_the_list_tells_what_became_of_each_video(tmp_path: Path) -> None:
+    page = written(tmp_path / "p.html", video(lost=2), failure("missing one.mp4"), video(duration=4000.0))
+    good, bad, long = (" ".join(text.split()) for text in page.articles)
+    best = video().captions[0]
+    assert "in/v.mp4" in good and "a dog runs" in good and "2.0 s" in good and "2 frames lost" in good
+    assert (
+        f"log-probability \N{MINUS SIGN}{-best.logprob:.2f}, \N{MINUS SIGN}{-best.logprob / 4:.2f} per"
+        in good
+    )
+    assert "failed missing one.mp4: no such file; check the name" in bad
+    assert "1:06:40" in long
+    assert re.fullmatch(r"2 captioned, 1 failed in \d+\.\d s", page.ids["counts"])
+    assert [found.get("data-number") for tag, found in page.tags if tag == "article"] == ["0", "1", "2"]
+    assert [found.get("data-likely") for tag, found in page.tags if tag == "article"] == [
+        f"{best.logprob / 4:.4f}",
+        None,
+        f"{best.logprob / 4:.4f}",
+    ]
+    assert len(page.data) == 2
+    settings = " ".join(re.sub("<[^>]*>", " ", page.text.split("<dl>")[1].split("</dl>")[0]).split())
+    assert settings == ("model m3 revision 0123456789ab sampling uniform:28 beam size 5 length penalty 0.7")
+
+
+@pytest.mark.parametrize("count", [0, 1, 4])
+def test_the_script_stands_once_before_the_videos(tmp_path: Path, count: int) -> None:
+    page = written(tmp_path / "p.html", *[video()] * count)
+    assert len(page.scripts) == 1 and len(page.data) == len(page.articles) == count
+    assert "<article" not in page.text[: page.text.index(page.scripts[0])]
+    assert page.text.endswith("</main>\n</body>\n</html>\n")
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_no_text_breaks_out(tmp_path: Path, text: str) -> None:
+    caption = told(words=text)
+    harmless = [tag for tag, _ in written(tmp_path / "a.html", video(), failure()).tags]
+    result = video(path=Path(text), captions=(caption,), model=text)
+    result = replace(result, segments=(replace(result.segments[0], captions=(caption,)),))
+    error = MissingVideoError(text, text, remedy=text)
+    path = tmp_path / "p.html"
+    with Report(path, model=text, settings={**SETTINGS, text: text}) as report:
+        report.add(result)
+        report.add(replace(failure(), path=Path(text), error=error))
+    page = Page(path.read_text(encoding="utf-8"))
+    more = ["div", "dt", "dd"]  # of the setting
+    at = harmless.index("noscript")
+    assert [tag for tag, _ in page.tags] == [*harmless[:at], *more, *harmless[at:]]
+    (data,) = page.data
+    assert [word for word, _ in data["segments"][0]["captions"][0]["words"]] == [*text.split(), None]
+    assert data["segments"][0]["captions"][0]["text"] == text
+    shown = str(Path(text))
+    assert shown in page.articles[0] and text in page.articles[0]
+    assert " ".join(text.split()) in page.articles[1]
+    between = page.text.split('type="application/json">')[1].split("</script>")[0]
+    assert not re.search("[<>&\u2028\u2029]", between) and between.isascii()
+
+
+def test_names_that_are_not_utf8(tmp_path: Path) -> None:
+    bad = "caf\udce9.mp4"
+    page = written(tmp_path / "p.html", video(path=Path(bad)), failure(bad))
+    assert all("caf\ufffd.mp4" in text for text in page.articles)
+    assert "caf\ufffd.mp4: no such file" in page.articles[1]
+
+
+def test_nothing_is_fetched(tmp_path: Path) -> None:
+    page = written(tmp_path / "p.html", video(), story(segments=2), failure())
+    assert "://" not in re.sub(r"base64,[A-Za-z0-9+/=]+", "", page.text)
+    (policy,) = [
+        found["content"] for tag, found in page.tags if "content-security-policy" in str(found).lower()
+    ]
+    rules = dict(rule.strip().split(" ", 1) for rule in str(policy).split(";"))
+
+    def allowed(texts: Iterable[str]) -> str:
+        (text,) = texts
+        return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+    assert rules == {
+        "default-src": "'none'",
+        "style-src": allowed(page.styles),
+        "script-src": allowed(page.scripts),
+        "img-src": "data:",
+        "base-uri": "'none'",
+        "form-action": "'none'",
+    }
+    for tag, found in page.tags:
+        assert not [name for name in found if name.startswith("on") or name == "style"], tag
+        assert all(str(found[name]).startswith("data:") for name in ("src", "href") if name in found)
+    assert dict(page.tags)["html"] == {"lang": "en"}
+
+
+def test_results_are_written_as_they_come(tmp_path: Path) -> None:
+    """Beside the page's place, so that it is never there in part; memory does not grow with them."""
+    path = tmp_path / "p.html"
+    result = video(frames=28)
+    tracemalloc.start()
+    try:
+        with Report(path, model=MODEL, settings=SETTINGS) as report:
+            sizes, memory = [], []
+            for _ in range(200):
+                report.add(result)
+                (temporary,) = tmp_path.iterdir()
+                assert temporary.name.startswith(".") and not path.exists()
+                sizes.append(temporary.stat().st_size)
+                memory.append(tracemalloc.get_traced_memory()[0])
+    finally:
+        tracemalloc.stop()
+    assert np.diff(sizes).min() > sum(map(len, result.pictures))
+    assert max(memory[20:]) - memory[20] < sizes[1] - sizes[0]
+    assert list(tmp_path.iterdir()) == [path]
+    assert len(Page(path.read_text()).data) == 200
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError, BrokenPipeError, SystemExit])
+def test_an_interrupted_page_is_whole(tmp_path: Path, error: type[BaseException]) -> None:
+    path = tmp_path / "p.html"
+    path.write_text("before")
+    with pytest.raises(error), Report(path, model=MODEL, settings=SETTINGS) as report:
+        report.add(video())
+        report.add(failure())
+        report._put("<article>half of one")  # an interrupt may come anywhere
+        raise error
+    page = Page(path.read_text())
+    assert re.fullmatch(r"1 captioned, 1 failed in \d+\.\d s; stopped before the end", page.ids["counts"])
+    assert len(page.articles) == 2 and "half of one" not in page.text and len(page.scripts) == 1
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_page_that_nothing_was_added_to_is_thrown_away(tmp_path: Path) -> None:
+    path = tmp_path / "p.html"
+    path.write_text("before")
+    with pytest.raises(KeyboardInterrupt), Report(path, model=MODEL, settings=SETTINGS):
+        raise KeyboardInterrupt
+    assert path.read_text() == "before" and list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is full")
+def test_a_page_that_cannot_be_written_leaves_what_was_there(tmp_path: Path) -> None:
+    path = tmp_path / "p.html"
+    path.write_text("before")
+    with pytest.raises(OSError), Report(path, model=MODEL, settings=SETTINGS) as report:
+        report.add(video())
+        with Path("/dev/full").open("wb") as full:
+            os.dup2(full.fileno(), report._stream.fileno())
+            report.add(video())
+    assert path.read_text() == "before" and list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.skipif(os.name != "posix", reason="SIGKILL")
+def test_a_kill_leaves_no_page_and_the_next_run_clears_up(tmp_path: Path) -> None:
+    path = tmp_path / "p.html"
+    script = (
+        "import sys; sys.path[:0] = sys.argv[2:]\n"
+        "from pathlib import Path\n"
+        "from test_report import MODEL, SETTINGS, Report, video\n"
+        "with Report(Path(sys.argv[1]), model=MODEL, settings=SETTINGS) as report:\n"
+        "    while True:\n"
+        "        report.add(video())\n"
+        "        print(flush=True)\n"
+    )
+    here = Path(__file__).parent
+    process = subprocess.Popen(
+        [sys.executable, "-c", script, path, here, here.parent, here.parents[1]], stdout=subprocess.PIPE
+    )
+    assert process.stdout is not None
+    for _ in range(5):
+        assert process.stdout.readline() == b"\n"
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    (left,) = tmp_path.iterdir()
+    assert left.name.startswith(".p.html.") and left.stat().st_size > 5 * sum(map(len, video().pictures))
+    written(path, video())
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_link_stays_one(tmp_path: Path) -> None:
+    (tmp_path / "real.html").touch()
+    (tmp_path / "link.html").symlink_to(tmp_path / "real.html")
+    written(tmp_path / "link.html", video())
+    assert (tmp_path / "link.html").is_symlink() and len(Page((tmp_path / "real.html").read_text()).data) == 1
