@@ -130,6 +130,7 @@ class Describer:
             text=" ".join(words),
             logprob=hypothesis.logprob,
             words=tuple(scores),
+            generic=self._is_generic(hypothesis),
             traces=None
             if trace is None
             else {name: tensor.float().numpy() for name, tensor in trace.items()},
@@ -154,4 +155,5 @@ def paragraph(captions: Sequence[Caption]) -> Caption:
         text=" ".join(f"{text[0].upper()}{text[1:]}." for text in sentences),
         logprob=sum(caption.logprob for caption in captions),
         words=tuple(word for caption in captions for word in caption.words),
+        sentences=len(captions),
     )

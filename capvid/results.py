@@ -34,6 +34,7 @@ class Caption:
             None where the captioner was not calibrated.
         traces: where they were asked for, what the captioner looked at for each word and, last, for the end,
             by name, each (L + 1, W): ``attention`` over the frames (W = T), and what else the captioner has.
+        sentences: how many the text has.
     """
 
     text: str
@@ -41,11 +42,12 @@ class Caption:
     words: tuple[WordScore, ...]
     generic: bool | None = None
     traces: Mapping[str, np.ndarray] | None = None
+    sentences: int = 1
 
     @property
     def mean_logprob(self) -> float:
-        """Per word, the end counted as one."""
-        return self.logprob / (len(self.words) + 1)
+        """Per word, where the end of a sentence counts as one."""
+        return self.logprob / (len(self.words) + self.sentences)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from collections.abc import Iterator
@@ -192,3 +193,30 @@ def test_what_cannot_be(toy: Toy, tmp_path: Path) -> None:
         with pytest.raises(UsageError, match="at least 1"):
             load(toy.model, **wrong)
     assert isinstance(load(toy.model), CaptionPipeline)
+
+
+def test_captions_that_say_little_get_a_flag(toy: Toy, video_files: list[Path], tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(toy.model, folder)
+    plain = list(load(folder).stream(video_files))
+    assert {result.captions[0].generic for result in plain} == {None}
+    checkpoint = load_checkpoint(folder)
+    average = [0.125] * 1024
+    mask = torch.ones(1, 1, dtype=torch.bool)
+    information = []
+    for result in plain:  # word by word, of the average video
+        state, word, total = checkpoint.captioner.encode(torch.tensor([[average]]), mask), 1, 0.0
+        for said in [*checkpoint.vocabulary.encode(result.captions[0].text.split()), 2]:
+            logits, state, _ = checkpoint.captioner.step(torch.tensor([word]), state)
+            total += float(logits.detach()[0].log_softmax(-1)[said])
+            word = said
+        information.append(result.captions[0].logprob - total)
+    middle = sorted(information)[2]
+    notes = {"average": average, "slope": -1.0, "intercept": float(np.log(2)) + middle + 1e-3, "videos": 100}
+    notes |= {"generic": 0.5, "flagged": 0.5, "generic_flagged": 0.75, "generic_others": 0.25}
+    config = json.loads((folder / "captioner.json").read_text())
+    config["info"]["generic"] = notes
+    (folder / "captioner.json").write_text(json.dumps(config))
+    flagged = [result.captions[0].generic for result in load(folder).stream(video_files)]
+    assert flagged == [each <= middle for each in information]
+    assert len(set(flagged)) == 2

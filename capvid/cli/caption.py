@@ -207,6 +207,7 @@ def _run(
             batch.lost(result.path, result.lost)
             if result.error is None:
                 batch.done += 1
+                batch.generic += any(segment.captions[0].generic for segment in result.segments)
                 continue
             batch.failed(result.error)
             if fail_fast:

@@ -100,6 +100,7 @@ class Batch:
     many: bool
     done: int = 0
     skipped: int = 0
+    generic: int = 0
     interrupted: str = ""
     errors: list[CapvidError] = field(default_factory=list)
     begun: float = field(default_factory=time.monotonic)
@@ -176,7 +177,10 @@ class Batch:
             failed = f", {len(self.errors)} failed" if self.errors else ""
             seconds = time.monotonic() - self.begun
             speed = f" in {seconds:.1f} s ({self.done / seconds:.1f} a second)" if self.done else ""
-            self.say(f"{self.done} {self.verb}{speed}{skipped}{failed}")
+            generic = f", {self.generic} likely generic" if self.generic else ""
+            self.say(f"{self.done} {self.verb}{speed}{skipped}{failed}{generic}")
+        elif self.generic:
+            self.say("note: likely generic: such a caption fits many videos")
 
     @property
     def exit_code(self) -> int:

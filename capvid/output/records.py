@@ -33,7 +33,7 @@ def make_record(
     error = result.error
     several: dict[str, Any] = {}
     if result.paragraph:
-        captions = [_caption(caption, ends=len(result.segments)) for caption in result.captions]
+        captions = [_caption(caption) for caption in result.captions]
         several["segments"] = [_segment(result, each, attention=attention) for each in result.segments]
     else:
         captions = _captions(result, result.captions, *result.segments, attention=attention)
@@ -57,11 +57,6 @@ def frame_times(result: CaptionResult, *segments: Segment) -> list[float] | None
     if result.times is None:
         return None
     return [round(float(result.times[at]), _DECIMALS) for segment in segments for at in segment.frames]
-
-
-def mean_logprob(caption: Caption, *, ends: int = 1) -> float:
-    """Log-probability per word; the end of a sentence is one, and there are so many ``ends``."""
-    return caption.logprob / (len(caption.words) + ends)
 
 
 def _model(text: str) -> dict[str, str | None]:
@@ -98,10 +93,11 @@ def _captions(
     return records
 
 
-def _caption(caption: Caption, *, ends: int = 1) -> dict[str, Any]:
+def _caption(caption: Caption) -> dict[str, Any]:
     return {
         "text": caption.text,
         "logprob": round(caption.logprob, _DECIMALS),
-        "mean_logprob": round(mean_logprob(caption, ends=ends), _DECIMALS),
+        "mean_logprob": round(caption.mean_logprob, _DECIMALS),
+        **({} if caption.generic is None else {"generic": caption.generic}),
         "words": [{"word": w.word, "logprob": round(w.logprob, _DECIMALS)} for w in caption.words],
     }

@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from capvid.files import atomic_path, remove_leftovers
-from capvid.output.records import mean_logprob, shown
+from capvid.output.records import shown
 from capvid.output.report_data import picture_size, picture_uri, poster_of, video_data
 
 if TYPE_CHECKING:
@@ -145,14 +145,14 @@ def _article(number: int, result: CaptionResult) -> str:
             f"{f'; <bdi>{remedy}</bdi>' if remedy else ''}</p></div></div>\n</article>\n"
         )
     poster = poster_of(result)
-    ends = len(result.segments) if result.paragraph else 1
     best = result.captions[0]
     text = escape(best.text) or "(no words)"
-    mean = mean_logprob(best, ends=ends)
+    mean = best.mean_logprob
     facts = [
         *([] if result.duration is None else [_duration(result.duration)]),
         *([f"{len(result.segments)} segments"] if result.paragraph else []),
         f"log-probability {_number(best.logprob)}, {_number(mean)} per word",
+        *(["likely generic"] if best.generic else []),
         *([f"{result.lost} frame{'s' * (result.lost > 1)} lost"] if result.lost else []),
     ]
     data = _safe_json(video_data(result, poster=poster))

@@ -93,6 +93,7 @@ def _caption(caption: Caption, edges: np.ndarray) -> dict[str, Any]:
     return {
         "text": caption.text,
         "logprob": round(caption.logprob, _DECIMALS),
+        "generic": bool(caption.generic),
         "words": [[word.word, round(word.logprob, _DECIMALS)] for word in caption.words]
         + [[None, round(caption.logprob - said, _DECIMALS)]],
         "traces": {

@@ -95,6 +95,13 @@ def test_segments_have_their_own_attention_and_change_of_memory() -> None:
     assert caption["mean_logprob"] == -0.3  # four words and two ends
 
 
+def test_captions_that_say_little_are_marked_where_that_is_known() -> None:
+    for flag in (True, False):
+        marked = replace(result().captions[0], generic=flag)
+        assert make_record(result(captions=(marked,)), SETTINGS)["captions"][0]["generic"] is flag
+    assert "generic" not in make_record(result(), SETTINGS)["captions"][0]
+
+
 def test_the_record_of_a_failure() -> None:
     error = EmptyVideoError("in/v.mp4", "is empty", remedy="download it again")
     record = make_record(result(status="error", captions=(), error=error, model="m3"), SETTINGS)
