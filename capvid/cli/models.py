@@ -26,10 +26,10 @@ def models(
     if name is None:
         _show_all(list(captioners().values()), list(backbones().values()))
         return
-    if name in captioners():
-        rows = _captioner_rows(captioners()[name])
-    else:
-        rows = _backbone_rows(_find_backbone(name))
+    captioner = captioners().get(name) or next(
+        (entry for entry in captioners().values() if entry.repository == name), None
+    )
+    rows = _captioner_rows(captioner) if captioner else _backbone_rows(_find_backbone(name))
     width = max(map(len, rows)) + 1
     for key, value in rows.items():
         typer.echo(f"{key + ':':<{width}} {value}")
@@ -65,7 +65,9 @@ def _show_all(captioners: list[CaptionerEntry], backbones: list[BackboneEntry]) 
     style = box.SIMPLE_HEAD if on_terminal else None  # piped: one row per line, columns aligned
     table = Table("captioner", "description", "paper", "trained", box=style)
     for captioner in captioners:
-        trained = "-" if captioner.source is None else f"{_megabytes(captioner.bytes)}, comes with capvid"
+        trained = captioner.source or "-"
+        if captioner.bundled:
+            trained = f"{_megabytes(captioner.bytes)}, comes with capvid"
         table.add_row(captioner.name, captioner.description, captioner.paper, trained)
     console.print(table)
     console.print()
@@ -93,7 +95,7 @@ def _captioner_rows(entry: CaptionerEntry) -> dict[str, str]:
     if entry.source is not None:
         rows |= {
             "size": _megabytes(entry.bytes),
-            "sha256": entry.sha256 or "-",
+            "sha256": entry.sha256 or "recorded at the first download",
             "licence": entry.licence or "-",
         }
     return rows
