@@ -33,11 +33,12 @@ class WordPieces(Vocabulary):
         ids = [self._order[number] for number in numbers]
         text = str(self._tokenizer.decode(ids, skip_special_tokens=True)).strip()
         special = set(self._tokenizer.all_special_ids)
-        pieces = [
-            (place, self.words[number].removeprefix(_INSIDE), self.words[number].startswith(_INSIDE))
-            for place, number in enumerate(numbers)
-            if ids[place] not in special and self.words[number]
-        ]
+        kept = [place for place, number in enumerate(ids) if number not in special]
+        pieces = []
+        for place in kept:
+            piece = self.words[numbers[place]]
+            inside = piece.startswith(_INSIDE) and place != kept[0]  # at the beginning it stays as it is
+            pieces.append((place, piece.removeprefix(_INSIDE) if inside else piece, inside))
         return text, _laid_out(text.split(), pieces) or _joined(pieces)
 
 

@@ -46,6 +46,17 @@ def test_one_captioner(capvid: Run) -> None:
     assert "capvid/captioners/m3.py" in out
 
 
+@pytest.mark.parametrize("name", ["git-base-vatex", "microsoft/git-base-vatex"])
+def test_one_captioner_of_the_hub(capvid: Run, name: str) -> None:
+    code, out, _ = capvid("models", name)
+    shown = dict(line.split(":", 1) for line in out.splitlines())
+    assert code == 0
+    assert shown["captioner"].strip() == "git-base-vatex"
+    assert shown["weights"].strip() == "hub:microsoft/git-base-vatex"
+    assert shown["sha256"].strip() == "recorded at the first download"
+    assert shown["licence"].strip() == "MIT"
+
+
 def test_an_unknown_name_lists_what_there_is(capvid: Run) -> None:
     code, out, err = capvid("models", "vgg99")
     assert (code, out) == (2, "")
