@@ -286,9 +286,7 @@ def hub(
     """The Hub after each repository was asked for, the cache, and what was said by each."""
     server, home = FakeHub(), tmp_path_factory.mktemp("home")
     (home / "hub").mkdir()
-    (home / "hub" / "version.txt").write_text(
-        "1"
-    )  # else old versions of transformers say they move the cache
+    (home / "hub" / "version.txt").write_text("1")  # else old transformers says that it moves files
     known = repositories(folder, home)
     for name, files in known.items():
         for path, content in files.items():
