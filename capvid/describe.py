@@ -123,17 +123,24 @@ class Describer:
         return tuple(map(self._caption, found))
 
     def _caption(self, hypothesis: Hypothesis) -> Caption:
-        words = self.checkpoint.vocabulary.decode(hypothesis.tokens)
-        scores = (WordScore(word=w, logprob=p) for w, p in zip(words, hypothesis.logprobs, strict=False))
+        text, words = self.checkpoint.vocabulary.sentence(hypothesis.tokens)
+        scores = [
+            WordScore(word=word, logprob=sum(hypothesis.logprobs[place] for place in places))
+            for word, places in words
+        ]
         trace = hypothesis.trace
+        rows = [places for _, places in words] + [[len(hypothesis.tokens)]]  # and that of the end
         return Caption(
-            text=" ".join(words),
+            text=text,
             logprob=hypothesis.logprob,
             words=tuple(scores),
             generic=self._is_generic(hypothesis),
             traces=None
             if trace is None
-            else {name: tensor.float().numpy() for name, tensor in trace.items()},
+            else {
+                name: torch.stack([tensor[places].float().mean(0) for places in rows]).numpy()
+                for name, tensor in trace.items()
+            },
         )
 
     def _is_generic(self, hypothesis: Hypothesis) -> bool | None:

@@ -145,7 +145,7 @@ def _bundled(topic: str) -> Finding:
     from capvid.features.weights import local_weights
     from capvid.loading import model_folder
 
-    names = [name for name, entry in captioners().items() if entry.source]
+    names = [name for name, entry in captioners().items() if entry.bundled]
     for name in names:
         model_folder(name)  # raises if its files are not as they should be
     if local_weights("capvid-small") is None:

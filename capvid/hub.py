@@ -39,6 +39,7 @@ class Place:
         revision: the commit's 40 hexadecimal digits; ``None`` before the first download from a branch.
         branch: the branch or tag that is meant where there is no commit.
         files: those to name in the command that downloads by hand; empty names the one that is sought.
+        whole: whether that command is to download all of the repository.
         instead: what will do in place of a download.
     """
 
@@ -46,6 +47,7 @@ class Place:
     revision: str | None = None
     branch: str = "main"
     files: tuple[str, ...] = ()
+    whole: bool = False
     instead: str = "give the file with --weights FILE"
 
     def __str__(self) -> str:
@@ -60,8 +62,8 @@ class Place:
         """Say how to get the file by hand."""
         wanted = self.revision or ("" if self.branch == "main" else self.branch)
         revision = f" --revision {wanted}" if wanted else ""
-        files = " ".join(self.files or (filename,))
-        return f"run `hf download {self.repository} {files}{revision}`, or {self.instead}"
+        files = "" if self.whole else f" {' '.join(self.files or (filename,))}"
+        return f"run `hf download {self.repository}{files}{revision}`, or {self.instead}"
 
 
 def fetch(

@@ -12,15 +12,17 @@ from capvid import hub
 from capvid.captioners.checkpoint import CONFIG, WEIGHTS
 from capvid.errors import HubError, UsageError
 from capvid.features.file import FeatureHeader, StreamHeader
-from capvid.features.registry import BackboneEntry, backbone_entry
+from capvid.features.registry import BackboneEntry, backbone_entry, captioners
 from capvid.features.weights import local_weights, own_file_name
 from capvid.files import file_digest
+from capvid.git_files import GIT, GIT_CONFIG, GIT_OPTIONAL, GIT_REQUIRED, model_type
 from capvid.records import record, recorded
 
 WEIGHTS_FOLDER = "weights"
 _NAME = re.compile(r"(?P<repository>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w.-]+(?:/[\w.-]+)*))?", re.ASCII)
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _INSTEAD = "give the folder of a captioner"
+_USABLE = "give a captioner that capvid trained, or a GIT such as microsoft/git-base-vatex"
 _ABSENT = "absent"
 
 
@@ -48,15 +50,19 @@ class HubModel:
         for stream in header.streams:
             entry = known_backbone(stream)
             if entry is not None and published_apart(entry) and not self._has_weights(stream, entry):
-                self._fetch_if_there(f"{WEIGHTS_FOLDER}/{own_file_name(entry)}", stream.weights_sha256)
+                self.fetch_if_there(f"{WEIGHTS_FOLDER}/{own_file_name(entry)}", stream.weights_sha256)
 
     def _has_weights(self, stream: StreamHeader, entry: BackboneEntry) -> bool:
         path = local_weights(entry.name)
         return path is not None and stream.weights_sha256 in (None, file_digest(path))
 
-    def _fetch_if_there(self, filename: str, sha256: str | None) -> None:
-        """Download a file; that a commit has none of that name is recorded, since it stays so."""
-        from huggingface_hub import constants, errors
+    def fetch_if_there(self, filename: str, sha256: str | None = None) -> None:
+        """Download a file; that a commit has none of that name is recorded, since it stays so.
+
+        Raises:
+            HubError: no connection, or content other than that of the digest.
+        """
+        from huggingface_hub import constants
 
         place = hub.Place(repository=self.repository, revision=self.commit, files=(filename,))
         name = f"{self.repository}@{self.commit}/{filename}"
@@ -67,10 +73,8 @@ class HubModel:
         try:
             hub.fetch(place, filename, sha256=sha256)
         except HubError as error:
-            cause = error.__cause__
-            missing = isinstance(cause, errors.EntryNotFoundError)
-            if not missing or isinstance(cause, errors.LocalEntryNotFoundError):
-                raise  # the latter is no answer from the Hub
+            if not _has_none(error):
+                raise
             record(name, _ABSENT)
 
 
@@ -87,7 +91,7 @@ def is_name(name: str) -> bool:
 
 
 def fetch_model(name: str) -> HubModel:
-    """Give a captioner of the Hub, downloaded unless it is in the cache.
+    """Give a captioner of the Hub, downloaded unless it is in the cache: one of capvid's, or a GIT.
 
     A branch or tag, ``main`` where no revision is given, means the commit it was at when first asked for.
 
@@ -104,16 +108,58 @@ def fetch_model(name: str) -> HubModel:
     check_repository(match["repository"])
     revision = match["revision"] or "main"
     commit = revision if _COMMIT.fullmatch(revision) else None
+    known = any(entry.repository == match["repository"] for entry in captioners().values())
     place = hub.Place(
         repository=match["repository"],
         revision=commit,
         branch=revision,
         files=(CONFIG, WEIGHTS),
+        whole=known,
         instead=_INSTEAD,
     )
-    folder = hub.fetch(place, CONFIG).parent  # of the commit, and named by it
-    hub.fetch(replace(place, revision=folder.name), WEIGHTS)
-    return HubModel(repository=place.repository, commit=folder.name, folder=folder)
+    first, *others = (GIT_CONFIG,) if known else (CONFIG, GIT_CONFIG)
+    try:
+        config = hub.fetch(place, first, alternatives=others)
+    except HubError as error:
+        if not _has_none(error):
+            raise
+        raise HubError(
+            f"{place}: no captioner (neither {CONFIG} nor {GIT_CONFIG} is there)", remedy=_USABLE
+        ) from error
+    folder = config.parent  # of the commit, and named by it
+    place = replace(place, revision=folder.name)
+    found = HubModel(repository=place.repository, commit=folder.name, folder=folder)
+    if config.name == CONFIG:
+        hub.fetch(place, WEIGHTS)
+    else:
+        _fetch_git(found, replace(place, whole=True))
+    return found
+
+
+def _fetch_git(model: HubModel, place: hub.Place) -> None:
+    """Download the files of a GIT whose configuration is there already.
+
+    Raises:
+        HubError: it is another kind of model, or a file cannot be had.
+    """
+    kind = model_type(model.folder)
+    if kind != GIT:
+        what = "no captioner" if kind is None else f"a model of the type {kind}, which capvid cannot use"
+        raise HubError(f"{place}: {what}", remedy=_USABLE)
+    for name in GIT_OPTIONAL:
+        model.fetch_if_there(name)
+    for names in GIT_REQUIRED:
+        hub.fetch(place, names[0], alternatives=names[1:])
+
+
+def _has_none(error: HubError) -> bool:
+    """Whether the Hub's answer was that the commit has no such file."""
+    from huggingface_hub import errors
+
+    cause = error.__cause__  # of which the second kind is no answer from the Hub
+    return isinstance(cause, errors.EntryNotFoundError) and not isinstance(
+        cause, errors.LocalEntryNotFoundError
+    )
 
 
 def check_repository(name: str) -> None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from capvid.bundled import FOLDER
-from capvid.captioners.checkpoint import CONFIG, WEIGHTS, Checkpoint, load_checkpoint
+from capvid.captioners.checkpoint import CONFIG, WEIGHTS, Checkpoint, holds_checkpoint, load_checkpoint
 from capvid.decoding import DecodingOptions
 from capvid.device import resolve_device
 from capvid.errors import CheckpointError, FeatureMismatchError, UsageError
@@ -18,6 +18,7 @@ from capvid.features.boundaries import parse_segments
 from capvid.features.extract import TIMEOUT
 from capvid.features.registry import captioners, default_captioner
 from capvid.files import sha256_file
+from capvid.git_files import GIT, GIT_CONFIG, model_type, weights_file
 from capvid.hub_models import HubModel, fetch_model, is_name
 from capvid.names import did_you_mean
 from capvid.pipeline import CaptionPipeline
@@ -46,8 +47,8 @@ def load(
 
     Args:
         model: the folder of a captioner that was trained with capvid, the name of one that comes with it,
-            or ``OWNER/NAME`` on the Hugging Face Hub, ``@`` and a commit, branch or tag after it; None takes
-            the default.
+            or ``OWNER/NAME`` on the Hugging Face Hub, ``@`` and a commit, branch or tag after it; a GIT in
+            the form of transformers will do as well. None takes the default.
         device: ``auto``, ``cpu``, ``cuda``, ``cuda:N`` or ``mps``.
         weights: file of the backbone's weights, or a folder that holds it; otherwise they are sought in
             ``model/weights``, the places in ``CAPVID_WEIGHTS`` and the cache.
@@ -71,8 +72,10 @@ def load(
     cut = None if segments is None else parse_segments(str(segments))
     folder, published = _find(model)
     resolved = resolve_device(device)
-    checkpoint = load_checkpoint(folder)
-    home = checkpoint.folder or folder  # of a training run, its folder "best"
+    checkpoint, backbones, label = _load(folder, published, weights=weights, device=resolved)
+    most = int(checkpoint.info.get("max_words", options.max_length))
+    if options.max_length > most:
+        raise UsageError(f"{label}: its captions have {most} words at most", remedy="ask for no more")
     sampling = (
         parse_sampling(checkpoint.header.sampling)
         if checkpoint.header.sampling
@@ -82,7 +85,7 @@ def load(
         cut = parse_segments("auto")
     return CaptionPipeline(
         checkpoint,
-        lambda: _load_backbones(checkpoint, [home, folder], published, weights=weights, device=resolved),
+        backbones,
         device=resolved,
         sampling=sampling,
         options=options,
@@ -91,7 +94,7 @@ def load(
         timeout=timeout,
         segments=cut,
         pictures=pictures,
-        model=published.label if published else f"{checkpoint.name}@{revision(home)}",
+        model=label,
     )
 
 
@@ -103,6 +106,28 @@ def model_folder(model: str | Path | None) -> Path:
         HubError: the name is one on the Hub, and the captioner cannot be had.
     """
     return _find(model)[0]
+
+
+def _load(
+    folder: Path, published: HubModel | None, *, weights: str | Path | None, device: torch.device
+) -> tuple[Checkpoint, Callable[[], Sequence[Backbone]], str]:
+    """Load the captioner in a folder; gives what loads its backbones, and its name for results, as well."""
+    if model_type(folder) == GIT and not holds_checkpoint(folder):
+        from capvid.git_model import load_git
+
+        if weights is not None:
+            raise UsageError("GIT sees frames with weights of its own", remedy="leave out --weights")
+        name = published.repository if published else GIT
+        checkpoint, backbone = load_git(folder, name=name, device=device)
+        digest = _digest(folder / GIT_CONFIG, weights_file(folder)) if published is None else ""
+        return checkpoint, lambda: [backbone], published.label if published else f"{GIT}@{digest}"
+    checkpoint = load_checkpoint(folder)
+    home = checkpoint.folder or folder  # of a training run, its folder "best"
+    return (
+        checkpoint,
+        lambda: _load_backbones(checkpoint, [home, folder], published, weights=weights, device=device),
+        published.label if published else f"{checkpoint.name}@{revision(home)}",
+    )
 
 
 def _find(model: str | Path | None) -> tuple[Path, HubModel | None]:
@@ -127,6 +152,9 @@ def _find(model: str | Path | None) -> tuple[Path, HubModel | None]:
             "on the Hugging Face Hub (OWNER/NAME)",
         )
     entry = trained[name]
+    if not entry.bundled:
+        found = fetch_model(str(entry.source).removeprefix("hub:"))
+        return found.folder, found
     folder = FOLDER / str(entry.source).partition(":")[2]
     try:
         digest = sha256_file(folder / WEIGHTS)
@@ -141,7 +169,11 @@ def _find(model: str | Path | None) -> tuple[Path, HubModel | None]:
 
 def revision(folder: str | Path) -> str:
     """Twelve hexadecimal digits that tell this checkpoint's files from those of any other."""
-    digests = [sha256_file(Path(folder) / name) for name in (CONFIG, WEIGHTS)]
+    return _digest(*(Path(folder) / name for name in (CONFIG, WEIGHTS)))
+
+
+def _digest(*paths: Path) -> str:
+    digests = map(sha256_file, paths)
     return hashlib.sha256(" ".join(digests).encode()).hexdigest()[:12]
 
 

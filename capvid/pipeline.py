@@ -130,7 +130,7 @@ class CaptionPipeline:
         arrays = []
         for video in videos:
             if isinstance(video, Features):
-                self.checkpoint.header.checked(video.header)
+                self.checkpoint.accept(video.header)
                 video = video.concatenated()
             arrays.append(self._fitting(video))
         clips = [[array[self._describer.frames(len(array))]] for array in arrays]
@@ -199,7 +199,7 @@ class CaptionPipeline:
         if result.features is None:
             return result
         try:
-            self.checkpoint.header.checked(result.features.header)
+            self.checkpoint.accept(result.features.header)
             return result
         except FeatureMismatchError as error:
             named = FeatureMismatchError(f"{result.path}: {error.message}", remedy=error.remedy)
@@ -209,6 +209,8 @@ class CaptionPipeline:
         """Features of videos: of the frames that are sampled, or that their segments need."""
         options: dict[str, Any] = {"batch_size": FRAMES_PER_VIDEO_IN_BATCH * self.batch_size}
         options |= {"pool": self._pool, "pictures": self.pictures}
+        if self.checkpoint.sees:  # no file has to hold its features
+            options["dtype"] = "float32"
         if self.segments is None:
             return extract_features(videos, self._backbones, self.sampling, **options)
         cut, sampling = self.segments, self.sampling

@@ -32,15 +32,18 @@ class State:
         video: what belongs to the video and never changes while words are added (B first).
         memory: what changes with every word: hidden states, external memory, cached keys (B first).
         words: how many words were read, the start token included.
+        shared: what is too large to be copied for every caption of a video; it stays as it is, whatever
+            becomes of the batch, and what is in ``video`` says where to look.
     """
 
     video: dict[str, Tensor]
     memory: dict[str, Tensor]
     words: int = 0
+    shared: dict[str, Tensor] = field(default_factory=dict)
 
     def after(self, memory: dict[str, Tensor]) -> State:
         """The state one word later."""
-        return State(self.video, memory, self.words + 1)
+        return replace(self, memory=memory, words=self.words + 1)
 
     def expand(self, times: int) -> State:
         """Every video's state ``times`` over, side by side: (B, ...) -> (B * times, ...)."""
@@ -59,7 +62,8 @@ class State:
 
     def _mapped(self, function: Any) -> State:
         video = {name: function(tensor) for name, tensor in self.video.items()}
-        return State(video, {name: function(tensor) for name, tensor in self.memory.items()}, self.words)
+        memory = {name: function(tensor) for name, tensor in self.memory.items()}
+        return replace(self, video=video, memory=memory)
 
 
 def choice(default: str, *others: str) -> Any:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from capvid.captioners import build
 from capvid.captioners.base import Captioner
-from capvid.errors import CapvidError, CheckpointError
+from capvid.errors import CapvidError, CheckpointError, FeatureMismatchError
 from capvid.features.file import FeatureHeader
 from capvid.files import atomic_path, atomic_write_text
 from capvid.text.vocabulary import Vocabulary
@@ -37,9 +37,10 @@ class Checkpoint:
         header: the features it was trained on.
         name: the captioner family's name.
         info: notes of the training run: recipe, epoch, scores, ``max_frames`` per video (or segment) and
-            which ``frames`` these are (:func:`limited`); ``generic``, how likely captions are generic
-            (:class:`capvid.decoding.confidence.Calibration`), if that was measured.
+            which ``frames`` these are (:func:`limited`), ``max_words`` of a caption; ``generic``, how likely
+            captions are generic (:class:`capvid.decoding.confidence.Calibration`), if that was measured.
         folder: where it was loaded from.
+        sees: whether it sees frames itself, so that its features are in no file.
     """
 
     captioner: Captioner
@@ -48,6 +49,22 @@ class Checkpoint:
     name: str
     info: dict[str, Any] = field(default_factory=dict)
     folder: Path | None = None
+    sees: bool = False
+
+    def accept(self, header: FeatureHeader) -> None:
+        """Accept features with this header as like those trained on.
+
+        Raises:
+            FeatureMismatchError: they differ; the message names each differing field.
+        """
+        try:
+            self.header.checked(header)
+        except FeatureMismatchError as error:
+            if not self.sees:
+                raise
+            raise FeatureMismatchError(
+                f"{self.name} takes videos, which it sees itself, not features", remedy="give the video"
+            ) from error
 
     def frames(self, frames: Tensor) -> Tensor:
         """Those of a video's, or segment's, frames (T, ...) that the captioner looks at."""
@@ -113,6 +130,11 @@ def save_info(folder: Path, info: dict[str, Any]) -> None:
     except (OSError, ValueError, TypeError) as error:
         raise CheckpointError(f"{folder}: no captioner that can be read ({error})") from error
     atomic_write_text(folder / CONFIG, written)
+
+
+def holds_checkpoint(folder: Path) -> bool:
+    """Whether there is a checkpoint in the folder, or in the ``best`` folder of a training run."""
+    return any((folder / part / CONFIG).is_file() for part in (".", "best"))
 
 
 def load_checkpoint(folder: Path) -> Checkpoint:

@@ -59,8 +59,9 @@ def _find(name: str) -> CaptionerEntry | BackboneEntry:
     from capvid.features.registry import backbone_entry, backbones, captioners
     from capvid.names import did_you_mean
 
-    if name in captioners():
-        return captioners()[name]
+    for captioner in captioners().values():
+        if name in (captioner.name, captioner.repository):
+            return captioner
     try:
         return backbone_entry(name)
     except UsageError as error:
@@ -122,7 +123,7 @@ def _captioner_rows(entry: CaptionerEntry) -> dict[str, str]:
     if entry.source is not None:
         rows |= {
             "size": _megabytes(entry.bytes),
-            "sha256": entry.sha256 or "-",
+            "sha256": entry.sha256 or "recorded at the first download",
             "licence": entry.licence or "-",
         }
     return rows
@@ -168,7 +169,7 @@ def _record(entry: CaptionerEntry | BackboneEntry) -> dict[str, Any]:
             "licence": entry.licence,
             "bytes": entry.bytes,
             "sha256": entry.sha256,
-            "here": entry.source is not None,
+            "here": entry.bundled,
             "default": entry.name == default_captioner(),
             "recipes": _recipes(entry),
         }
@@ -201,13 +202,15 @@ def _recipes(entry: CaptionerEntry) -> list[str]:
 
 
 def _trained(entry: CaptionerEntry) -> str:
-    return "-" if entry.source is None else f"{_megabytes(entry.bytes)}, comes with capvid"
+    return f"{_megabytes(entry.bytes)}, comes with capvid" if entry.bundled else entry.source or "-"
 
 
 def _terms(entry: CaptionerEntry) -> str:
     """What is to be known of a captioner that comes trained."""
     from capvid.features.registry import default_captioner
 
+    if entry.repository is not None:
+        return f"--model {entry.repository}, {entry.licence}"
     default = "; taken where --model is not given" if entry.name == default_captioner() else ""
     return f"comes with capvid, {_megabytes(entry.bytes)}, {entry.licence}{default}"
 

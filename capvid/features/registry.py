@@ -169,8 +169,8 @@ class BackboneEntry:
 class CaptionerEntry:
     """One captioner of ``models.toml``: the paper it follows and the file that holds it.
 
-    A captioner that comes trained has a ``source`` (``bundled:FOLDER``), and ``sha256`` and ``bytes`` of its
-    weights file.
+    A captioner that comes trained has a ``source``: ``bundled:FOLDER``, with ``sha256`` and ``bytes`` of its
+    weights file, or ``hub:OWNER/NAME``.
     """
 
     name: str
@@ -182,6 +182,17 @@ class CaptionerEntry:
     sha256: str | None = None
     bytes: int | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def bundled(self) -> bool:
+        """Whether it comes trained with capvid."""
+        return (self.source or "").startswith("bundled:")
+
+    @property
+    def repository(self) -> str | None:
+        """Where on the Hub it is (``OWNER/NAME``), if it is there."""
+        source = self.source or ""
+        return source.removeprefix("hub:").partition("@")[0] if source.startswith("hub:") else None
 
 
 def backbones() -> Mapping[str, BackboneEntry]:

@@ -13,7 +13,7 @@ from capvid.features.registry import BackboneEntry, backbone_entry
 from capvid.files import file_digest
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
 WEIGHTS_VARIABLE = "CAPVID_WEIGHTS"
 CACHE_VARIABLE = "CAPVID_CACHE"
@@ -119,18 +119,27 @@ def _fetch(entry: BackboneEntry) -> Path | None:
 
 
 def fill(module: nn.Module, path: Path, entry: BackboneEntry) -> None:
-    """Load the weights; tensors of a classifier that the module leaves out are passed over.
-
-    How many batches a batch normalisation has seen is of no use here, and old files do not say it.
+    """Load the weights of a backbone from a file.
 
     Raises:
         WeightsError: the file cannot be read, or holds no or other tensors of some name.
     """
-    import torch
-
     from capvid.features.tensors import read_tensors
 
-    tensors, wanted = read_tensors(path), module.state_dict()
+    fill_from(module, read_tensors(path), path, entry.name)
+
+
+def fill_from(module: nn.Module, tensors: dict[str, Tensor], path: Path, network: str) -> None:
+    """Load the ``tensors`` of a file; those of a classifier that the module leaves out are passed over.
+
+    How many batches a batch normalisation has seen is of no use here, and old files do not say it.
+
+    Raises:
+        WeightsError: there are no or other tensors of some name; ``path`` and ``network`` are named.
+    """
+    import torch
+
+    wanted = module.state_dict()
     for name in wanted.keys() - tensors.keys():
         if name.endswith("num_batches_tracked"):
             tensors[name] = torch.zeros((), dtype=torch.int64)
@@ -138,7 +147,7 @@ def fill(module: nn.Module, path: Path, entry: BackboneEntry) -> None:
     other = sorted(k for k in wanted.keys() & tensors.keys() if wanted[k].shape != tensors[k].shape)
     if missing or other:
         raise WeightsError(
-            f"{path}: not the weights of {entry.name} ({len(missing)} tensors missing, {len(other)} of "
+            f"{path}: not the weights of {network} ({len(missing)} tensors missing, {len(other)} of "
             f"another shape, such as {(missing + other)[0]})",
             remedy="give the file of the backbone that was asked for; `capvid convert` renames tensors",
         )

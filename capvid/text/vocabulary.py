@@ -39,3 +39,12 @@ class Vocabulary:
     def decode(self, numbers: Iterable[int]) -> list[str]:
         """Words of ``numbers``."""
         return [self.words[number] for number in numbers]
+
+    def sentence(self, numbers: Sequence[int]) -> tuple[str, list[tuple[str, list[int]]]]:
+        """The text that tokens with these ``numbers`` make.
+
+        Returns:
+            the text, and its words, each with the places of its tokens in ``numbers``.
+        """
+        words = self.decode(numbers)
+        return " ".join(words), [(word, [place]) for place, word in enumerate(words)]

@@ -22,7 +22,7 @@ from capvid.files import sha256_file
 from capvid.loading import model_folder
 
 CLIP = Path(__file__).parents[2] / "examples" / "car.mp4"
-TRAINED = [name for name, entry in captioners().items() if entry.source]
+TRAINED = [name for name, entry in captioners().items() if entry.bundled]
 BUNDLED = [entry for entry in backbones().values() if entry.source.startswith("bundled:")]
 
 

@@ -117,6 +117,17 @@ def test_the_list_is_quick() -> None:
     assert done.stdout.splitlines()[-1] == "False"
 
 
+@pytest.mark.parametrize("name", ["git-base-vatex", "microsoft/git-base-vatex"])
+def test_one_captioner_of_the_hub(capvid: Run, name: str) -> None:
+    code, out, _ = capvid("models", name)
+    shown = dict(line.split(":", 1) for line in out.splitlines())
+    assert code == 0
+    assert shown["captioner"].strip() == "git-base-vatex"
+    assert shown["weights"].strip() == "hub:microsoft/git-base-vatex"
+    assert shown["sha256"].strip() == "recorded at the first download"
+    assert shown["licence"].strip() == "MIT"
+
+
 def test_a_broken_models_file_is_one_line(
     capvid: Run, tmp_path: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
