@@ -84,9 +84,9 @@ def test_captions_are_those_of_transformers(
         (caption,) = result.captions
         assert caption.text == reference.text(tokens)
         logprobs = reference.logprobs(pixels, tokens)
-        assert caption.logprob == pytest.approx(sum(logprobs), abs=1e-5)
+        assert caption.logprob == pytest.approx(sum(logprobs), abs=1e-4)
         assert [word.word for word in caption.words] == caption.text.split()
-        assert sum(word.logprob for word in caption.words) == pytest.approx(sum(logprobs[:-1]), abs=1e-5)
+        assert sum(word.logprob for word in caption.words) == pytest.approx(sum(logprobs[:-1]), abs=1e-4)
         assert caption.traces is not None
         expected = reference.attention(pixels, tokens)
         _, words = pipeline.checkpoint.vocabulary.sentence(ours_of(pipeline, tokens[1:-1]))
@@ -170,7 +170,7 @@ def test_segments_and_short_videos(
         pixels = reference.pixels(seen)
         tokens = reference.generate(pixels, beams=1)
         assert segment.captions[0].text == reference.text(tokens)
-        assert segment.captions[0].logprob == pytest.approx(sum(reference.logprobs(pixels, tokens)), abs=1e-5)
+        assert segment.captions[0].logprob == pytest.approx(sum(reference.logprobs(pixels, tokens)), abs=1e-4)
 
     short = write_video(tmp_path / "short.mp4", seed=9, frames=3, size=(96, 64))
     (result,) = results(folder, [short], beam_size=1, max_length=40, attention=True)
