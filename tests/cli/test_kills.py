@@ -18,7 +18,7 @@ from capvid.cli.common import SOME_FAILED
 
 VIDEOS, KILLS = 50, 20
 BROKEN = ("a/broken.mp4", "b/broken.mp4", "not a/vidéo.mp4")
-LAST = {"json": b"}\n", "srt": b"\n\n", "safetensors": b""}  # bytes of a whole file
+LAST = {"json": b"}\n", "safetensors": b""}  # bytes of a whole file
 
 Command = Callable[..., list[object]]
 
@@ -28,12 +28,8 @@ def extract(toy: Toy, videos: Path, out: Path, *more: object) -> list[object]:
 
 
 def caption(toy: Toy, videos: Path, out: Path, *more: object) -> list[object]:
-    return ["caption", videos, "--model", toy.model, "--format", "json", "--output-dir", out, *more]
-
-
-def subtitles(toy: Toy, videos: Path, out: Path, *more: object) -> list[object]:
-    cut = ["--segments", 2, "--format", "srt"]
-    return ["caption", videos, "--model", toy.model, *cut, "--output-dir", out, *more]
+    how = ["--segments", 2, "--format", "json", "--output-dir", out]
+    return ["caption", videos, "--model", toy.model, *how, *more]
 
 
 @pytest.mark.skipif(os.name != "posix", reason="SIGKILL")
@@ -42,9 +38,8 @@ def subtitles(toy: Toy, videos: Path, out: Path, *more: object) -> list[object]:
     [
         (extract, "safetensors", "extracted", (2, 8, 32)),
         (caption, "json", "captioned", (1, 2, 8)),
-        (subtitles, "srt", "captioned", (1, 2, 8)),
     ],
-    ids=["extract", "caption", "subtitles"],
+    ids=["extract", "caption"],
 )
 def test_after_twenty_kills_the_files_are_those_of_an_undisturbed_run(
     toy: Toy, tmp_path: Path, command: Command, suffix: str, verb: str, sizes: tuple[int, ...]
