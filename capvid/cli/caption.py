@@ -258,6 +258,9 @@ def _into_folder(
 
     batch.interrupted = common.GOES_ON
     names = {video.path: f"{video.key}.{writer.extension}" for video in videos}
+    for path, name in names.items():
+        if name == MANIFEST:  # what the manifest itself is called
+            names[path] = f"{path.name}.{writer.extension}"
     remove_leftovers([folder / MANIFEST, *(folder / name for name in names.values())])
     settings = {**pipeline.settings, **({"attention": True} if attention else {})}
     with Manifest(folder, model=pipeline.model, settings=settings) as manifest:

@@ -249,6 +249,31 @@ def test_a_failed_video_is_tried_again(
     assert json.loads(file.read_text())["status"] == "ok"
 
 
+def test_a_video_may_be_called_as_the_manifest_is(
+    capvid: Run, toy: Toy, tmp_path: Path, video_files: list[Path]
+) -> None:
+    video = tmp_path / "in" / "capvid-manifest.mp4"
+    video.parent.mkdir()
+    shutil.copy(video_files[0], video)
+    arguments = [
+        "caption",
+        video,
+        "--model",
+        toy.model,
+        "--output-dir",
+        tmp_path / "out",
+        "--format",
+        "jsonl",
+    ]
+    assert capvid(*arguments)[0] == 0
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
+        "capvid-manifest.jsonl",
+        f"{video.name}.jsonl",
+    ]
+    assert "captions" in json.loads((tmp_path / "out" / f"{video.name}.jsonl").read_text())
+    assert "1 skipped" in capvid("caption", video.parent, *arguments[2:])[2]
+
+
 def test_output_file(
     capvid: Run, toy: Toy, tmp_path: Path, video_files: list[Path], captions: dict[Path, str]
 ) -> None:
