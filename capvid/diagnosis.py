@@ -18,7 +18,16 @@ from capvid.errors import CapvidError
 PATIENCE = 5.0  # seconds, for the Hub and for Java
 LITTLE = 2 * 1024**3  # bytes of disk
 CODECS = ("h264", "hevc", "vp8", "vp9", "av1", "mpeg1video", "mpeg2video", "mpeg4", "gif")
-PACKAGES = ("torchvision", "timm", "transformers", "huggingface-hub", "safetensors", "accelerate", "nltk", "ruptures")
+PACKAGES = (
+    "torchvision",
+    "timm",
+    "transformers",
+    "huggingface-hub",
+    "safetensors",
+    "accelerate",
+    "nltk",
+    "ruptures",
+)
 
 
 class State(Enum):
