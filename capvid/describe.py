@@ -6,7 +6,7 @@ Notation for array shapes: T frames, D width of the features, L locations of a f
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -92,7 +92,7 @@ class Describer:
     @property
     def _searching(self) -> DecodingOptions:
         """Options of the search, which keeps no traces: those handed out are computed afterwards."""
-        return DecodingOptions(**{**self.options.to_dict(), "trace": False})
+        return replace(self.options, trace=False)
 
     def _told(
         self, captioner: ParagraphCaptioner, clips: Sequence[Tensor], found: Sequence[list[Hypothesis]]

@@ -132,8 +132,3 @@ class Hypothesis:
     def logprob(self) -> float:
         """Log-probability of the whole caption, its end included."""
         return sum(self.logprobs)
-
-    @property
-    def mean_logprob(self) -> float:
-        """Log-probability per word, the end counted as one."""
-        return self.logprob / len(self.logprobs)

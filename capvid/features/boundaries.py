@@ -9,6 +9,7 @@ same.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -44,8 +45,8 @@ class AutoSegments:
     def spans(self, path: Path, features: np.ndarray, times: np.ndarray, duration: float) -> list[Span]:
         """Cut between frames with different features, from the beginning to the end of the video."""
         cuts = changes(features, _frames_of(SHORTEST, times))
-        inner = [float(times[cut - 1] + times[cut]) / 2 for cut in cuts]
-        return list(pairwise([0.0, *inner, duration]))
+        inner = (float(times[cut - 1] + times[cut]) / 2 for cut in cuts)
+        return list(pairwise([0.0, *(time for time in inner if time < duration), duration]))
 
 
 def changes(features: np.ndarray, shortest: int) -> list[int]:
@@ -104,7 +105,7 @@ def parse_segments(text: str) -> Segmentation:
     """
     if text == "auto":
         return AutoSegments()
-    if text.lstrip("+-").isdigit():
+    if re.fullmatch("[+-]?[0-9]{1,15}", text):
         if int(text) < 1:
             raise UsageError(f"{text} segments cannot be made", remedy="ask for at least 1")
         return EqualSegments(int(text))

@@ -120,10 +120,17 @@ def decode_video(
 
 @dataclass(frozen=True, kw_only=True)
 class Timeline:
-    """When the frames of a video are shown: ``times`` (N,) in seconds, ascending; and its duration."""
+    """When the frames of a video are shown.
+
+    Attributes:
+        times: (N,) in seconds, ascending.
+        duration: in seconds.
+        jumps: whether frames far into it can be had without decoding all before them.
+    """
 
     times: np.ndarray
     duration: float
+    jumps: bool
 
 
 def read_timeline(path: Path, reader: str) -> Timeline:
@@ -133,7 +140,7 @@ def read_timeline(path: Path, reader: str) -> Timeline:
         VideoError: it cannot be opened; the subclass says why.
     """
     with open_video(path, reader=reader) as source:
-        return Timeline(times=source.frame_times(), duration=source.info.duration)
+        return Timeline(times=source.frame_times(), duration=source.info.duration, jumps=source.jumps)
 
 
 def _nothing(frames: np.ndarray) -> np.ndarray:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 Choose = Callable[[Path, Timeline], np.ndarray]
 FRAMES_AT_ONCE = 128  # of one video that are decoded together
+WITHOUT_JUMPS = 2048  # the same where each part is decoded from the beginning of the video on
 _AHEAD = 2  # videos that are looked into before their turn
 
 
@@ -85,13 +86,14 @@ def _cut(item: Input, timeline: Timeline, sampling: Sampling, choose: Choose) ->
     path = Path(item) if isinstance(item, str | Path) else item.path
     indices = choose(path, timeline) if len(timeline.times) else np.arange(0)
     times = timeline.times[indices].tolist()
+    size = FRAMES_AT_ONCE if timeline.jumps else WITHOUT_JUMPS
     return [
         _Part(
             path=path,
             key=getattr(item, "key", path.stem),
-            sampling=ChosenTimes(tuple(times[first : first + FRAMES_AT_ONCE]), sampling),
+            sampling=ChosenTimes(tuple(times[first : first + size]), sampling),
         )
-        for first in range(0, len(times), FRAMES_AT_ONCE)
+        for first in range(0, len(times), size)
     ] or [item]
 
 

@@ -97,6 +97,11 @@ class PyAVSource(FrameSource):
         return self._info
 
     @property
+    def jumps(self) -> bool:
+        """Whether the container knows its packets' times, and is not damaged."""
+        return self._may_jump
+
+    @property
     def careful(self) -> bool:
         """Whether the file is taken for damaged, so that only right frames are counted."""
         return self._careful

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from capvid.errors import DataError
-from capvid.video.sampling import Sampling
+from capvid.video.sampling import Sampling, nearest
 
 Span = tuple[float, float]
 _FORMS = (
@@ -69,10 +69,11 @@ def frames_within(span: Span, times: np.ndarray, duration: float) -> np.ndarray:
     What is shown at the end or after it belongs to the last segment.
     """
     start, end = span
-    here = (times >= start) & ((times < end) | (end >= duration))
-    if not here.any():
-        here[np.abs(times - (start + end) / 2).argmin()] = True
-    return np.flatnonzero(here)
+    first, stop = np.searchsorted(times, span)
+    stop = len(times) if end >= duration else stop
+    if first >= stop:
+        return nearest(np.array([(start + end) / 2]), times)
+    return np.arange(first, stop)
 
 
 def _chosen(spans: Iterable[Span], times: np.ndarray, duration: float, sampling: Sampling) -> np.ndarray:
@@ -101,10 +102,21 @@ class EqualSegments:
 
     def choose(self, path: Path, times: np.ndarray, duration: float, sampling: Sampling) -> np.ndarray:
         """Choose in every segment what the sampling would choose of a video."""
+        if self.count > len(times):  # of which nothing comes
+            return sampling.choose(times)
         return _chosen(self._equal(duration), times, duration, sampling)
 
     def spans(self, path: Path, features: np.ndarray, times: np.ndarray, duration: float) -> list[Span]:
-        """Cut from the beginning to the end; a single picture stays whole."""
+        """Cut from the beginning to the end; a single picture stays whole.
+
+        Raises:
+            DataError: there are more segments than frames to tell about.
+        """
+        if duration > 0 and self.count > len(times):
+            raise DataError(
+                f"{path}: {self.count} segments, and only {len(times)} frames to look at in them",
+                remedy="ask for fewer segments",
+            )
         return self._equal(duration)
 
     def _equal(self, duration: float) -> list[Span]:
@@ -193,13 +205,16 @@ Row = tuple[str, str | None, Any]  # where it stands, of which video if it is sa
 def _json_rows(path: Path, text: str) -> Iterator[Row]:
     try:
         values = [json.loads(text)]
-    except ValueError:
+    except (ValueError, RecursionError):
         try:
             values = [json.loads(line) for line in text.splitlines() if line.strip()]
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise DataError(f"{path}: not valid JSON ({error})", remedy=_FORMS) from error
-    for value in values:
-        yield from _found_in(value, None, "segment")
+    try:
+        for value in values:
+            yield from _found_in(value, None, "segment")
+    except RecursionError as error:
+        raise DataError(f"{path}: too deeply nested", remedy=_FORMS) from error
 
 
 def _found_in(value: Any, video: str | None, place: str) -> Iterator[Row]:

@@ -60,6 +60,11 @@ class FrameSource(Protocol):
     def info(self) -> VideoInfo:
         """What is known about the video."""
 
+    @property
+    def jumps(self) -> bool:
+        """Whether frames far into the video can be had without decoding all before them."""
+        return True
+
     def frame_times(self) -> np.ndarray:
         """Presentation times (N,) of all frames in seconds, ascending, as the file gives them."""
 

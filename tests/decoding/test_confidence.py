@@ -9,7 +9,7 @@ import torch
 from capvid.bundled import FOLDER
 from capvid.captioners import Captioner, build
 from capvid.captioners.checkpoint import load_checkpoint
-from capvid.decoding import DecodingOptions, Hypothesis, decode
+from capvid.decoding import DecodingOptions, decode
 from capvid.decoding.confidence import Calibration, average_logprob
 from capvid.errors import CheckpointError
 from capvid.text.vocabulary import BOS, EOS
@@ -99,10 +99,6 @@ def test_a_damaged_calibration_is_refused(damage: Any) -> None:
 def test_a_calibration_for_other_features_is_refused() -> None:
     with pytest.raises(CheckpointError, match="features of width 5, and it takes 6"):
         average_logprob(captioner("m3"), [1.0] * 5, [5])
-
-
-def test_the_mean_counts_the_end() -> None:
-    assert Hypothesis([5, 6], [-1.0, -2.0, -6.0], 0.0).mean_logprob == -3.0
 
 
 def test_what_the_bundled_captioner_says_of_any_video_gets_the_flag() -> None:

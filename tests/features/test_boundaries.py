@@ -72,6 +72,12 @@ def test_the_segments_cover_the_video_and_are_two_seconds_at_least() -> None:
     assert [start for start, _ in spans[1:]] == [(times[c - 1] + times[c]) / 2 for c in cuts]
 
 
+def test_times_ascend_whenever_the_first_frame_is_shown() -> None:
+    features = np.random.default_rng(0).normal(size=(120, 8)).cumsum(0)
+    spans = AutoSegments().spans(Path("v.mp4"), features, 20 + np.arange(120) / 2, 60.0)
+    assert all(start < end for start, end in spans) and spans[-1][1] == 60
+
+
 def test_twice_a_second_is_looked_at_and_28_times_at_least() -> None:
     path, like = Path("v.mp4"), UniformSampling(10)
     times = np.arange(3000) / 25
@@ -86,6 +92,9 @@ def test_what_segments_can_be(tmp_path: Path) -> None:
     assert parse_segments("7") == EqualSegments(7)
     (tmp_path / "7.csv").write_text("0,1\n")
     assert isinstance(parse_segments(str(tmp_path / "7.csv")), GivenSegments)
+    for text in ("--5", "\u00b2", "9" * 5000):
+        with pytest.raises((UsageError, OSError)):
+            parse_segments(text)
     for text in ("0", "-3"):
         with pytest.raises(UsageError, match="segments cannot be made"):
             parse_segments(text)

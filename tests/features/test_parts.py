@@ -60,8 +60,15 @@ def test_parts_together_are_the_whole(
         assert all(picture.startswith(b"\xff\xd8") for picture in one.pictures)
 
 
+@pytest.mark.parametrize(("jumps", "parts_of"), [(True, [128, 128, 44]), (False, [300])])
+def test_parts_are_long_where_each_is_decoded_from_the_beginning(jumps: bool, parts_of: list[int]) -> None:
+    timeline = Timeline(times=np.arange(300) / 10, duration=30.0, jumps=jumps)
+    cut = parts._cut("v.mp4", timeline, UniformSampling(4), lambda path, timeline: np.arange(300))
+    assert [len(part.sampling.times) for part in cut] == parts_of
+
+
 def test_no_frames_are_decoded_that_nobody_asks_for(toy: Toy, tmp_path: Path) -> None:
-    paths = [write_video(tmp_path / f"{n}.mp4", seed=n, frames=10) for n in range(4)]
+    paths = [write_video(tmp_path / f"{n}.mp4", seed=n, frames=10) for n in range(16)]
     asked = []
 
     def choose(path: Path, timeline: Timeline) -> np.ndarray:
@@ -70,8 +77,9 @@ def test_no_frames_are_decoded_that_nobody_asks_for(toy: Toy, tmp_path: Path) ->
 
     backbones = [load_backbone("toy", weights=toy.weights)]
     with WorkerPool(1) as pool:
-        results = extract_in_parts(iter(paths), backbones, UniformSampling(4), choose, pool=pool)
+        options = {"pool": pool, "batch_size": 4}
+        results = extract_in_parts(iter(paths), backbones, UniformSampling(4), choose, **options)
         first = next(results)
         results.close()
     assert first.features is not None and first.features.times.tolist() == pytest.approx([0.0, 0.7])
-    assert asked[0] == paths[0] and asked == paths[: len(asked)]
+    assert asked == paths[: len(asked)] and len(asked) < 16

@@ -39,6 +39,13 @@ def test_a_picture_stays_whole() -> None:
     assert EqualSegments(4).choose(Path("v.mp4"), np.zeros(1), 0.0, UniformSampling(4)).tolist() == [0]
 
 
+def test_more_segments_than_frames() -> None:
+    many = EqualSegments(10**12)
+    assert len(many.choose(Path("v.mp4"), TIMES, 10.0, UniformSampling(4))) == 4
+    with pytest.raises(DataError, match=r"v\.mp4: 1000000000000 segments, and only 100 frames"):
+        many.spans(Path("v.mp4"), NOTHING, TIMES, 10.0)
+
+
 def test_frames_belong_to_the_segment_in_which_they_are_shown() -> None:
     times = np.array([0.0, 1.0, 2.0, 3.0])
     assert frames_within((0.0, 2.0), times, 4.0).tolist() == [0, 1]
@@ -104,6 +111,8 @@ def test_segments_by_video(tmp_path: Path, name: str, text: str) -> None:
         ("[[0, true]]", "no start and end"),
         ('{"v": 3}', "no start and end"),
         ("[[0, 1", "not valid JSON"),
+        ("[" * 100_000, "not valid JSON"),
+        ("[" * 900 + "]" * 900, "nested|no segments"),
         ("hello\n", "line 1: no start and end"),
     ],
 )
