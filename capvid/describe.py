@@ -19,6 +19,7 @@ from capvid.decoding import DecodingOptions, Hypothesis, decode, decode_paragrap
 from capvid.decoding.confidence import Calibration, average_logprob
 from capvid.decoding.follow import follow
 from capvid.decoding.paragraphs import as_tokens
+from capvid.decoding.specificity import check_specificity
 from capvid.results import Caption, WordScore
 
 _SENTENCES = 4096  # of which it is remembered how probable they are of the average video
@@ -40,11 +41,16 @@ class Describer:
         device: where it computes.
         options: of the decoding; with ``trace``, captions have traces.
         batch_size: segments captioned together at most.
+
+    Raises:
+        UsageError: a specificity that the captioner cannot rank by.
+        CheckpointError: its calibration is damaged.
     """
 
     def __init__(
         self, checkpoint: Checkpoint, *, device: torch.device, options: DecodingOptions, batch_size: int
     ) -> None:
+        check_specificity(checkpoint.captioner, options)
         self.checkpoint = checkpoint
         self.device = device
         self.options = options

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from capvid.features.backbones import Backbone
 
 DEFAULT_FRAMES = 28
+_RANKING = ("length_penalty", "specificity")  # decoding options that captioners are validated with
 
 
 def load(
@@ -41,6 +43,7 @@ def load(
     segments: str | int | Path | None = None,
     attention: bool = False,
     pictures: bool = False,
+    specificity: float | None = None,
     **decoding: Any,
 ) -> CaptionPipeline:
     """Make the pipeline of a trained captioner.
@@ -59,8 +62,10 @@ def load(
             captions videos whole, but lets captioners that write paragraphs have ``auto``.
         attention: whether captions have traces of what the captioner looked at.
         pictures: whether results have small pictures of the sampled frames.
-        decoding: fields of :class:`~capvid.decoding.DecodingOptions`: ``beam_size=1`` for greedy search,
-            ``num_captions``, ``temperature`` and so on.
+        specificity: how much captions are preferred that fit their own video more than any; None takes what
+            the captioner was trained with.
+        decoding: other fields of :class:`~capvid.decoding.DecodingOptions`: ``beam_size=1`` for greedy
+            search, ``num_captions``, ``temperature`` and so on.
 
     Raises:
         CheckpointError: there is no such captioner.
@@ -68,6 +73,8 @@ def load(
         UsageError: an argument that cannot be used.
         DataError: a file of segments that is not understood.
     """
+    if specificity is not None:
+        decoding["specificity"] = specificity
     options = DecodingOptions.from_dict({**decoding, "trace": attention})
     cut = None if segments is None else parse_segments(str(segments))
     folder, published = _find(model)
@@ -76,6 +83,7 @@ def load(
     most = int(checkpoint.info.get("max_words", options.max_length))
     if options.max_length > most:
         raise UsageError(f"{label}: its captions have {most} words at most", remedy="ask for no more")
+    options = replace(options, **_trained_ranking(checkpoint, label, without=decoding))
     sampling = (
         parse_sampling(checkpoint.header.sampling)
         if checkpoint.header.sampling
@@ -96,6 +104,23 @@ def load(
         pictures=pictures,
         model=label,
     )
+
+
+def _trained_ranking(checkpoint: Checkpoint, label: str, *, without: Collection[str]) -> dict[str, Any]:
+    """By what a captioner's sentences were ranked when it was validated, but for the options ``without``.
+
+    Raises:
+        CheckpointError: what is said of it is damaged.
+    """
+    trained = checkpoint.info.get("decoding", {})
+    try:
+        found = {name: trained[name] for name in _RANKING if name in trained.keys() - set(without)}
+        DecodingOptions(**found)
+    except (AttributeError, UsageError) as error:
+        raise CheckpointError(
+            f"{label}: its decoding options are damaged", remedy="train it again or copy it anew"
+        ) from error
+    return found
 
 
 def model_folder(model: str | Path | None) -> Path:

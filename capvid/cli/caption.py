@@ -89,6 +89,14 @@ def caption(
     num_captions: Annotated[int, typer.Option(min=1, help="Captions per video, best first.")] = 1,
     max_length: Annotated[int, typer.Option(min=1, help="Words at most.")] = 20,
     min_length: Annotated[int, typer.Option(min=0, help="Words at least.")] = 0,
+    specificity: Annotated[
+        float | None,
+        typer.Option(
+            min=0,
+            show_default="as in training",
+            help="Of what the beams found, prefer what fits this video more than any; 0 takes the likeliest.",
+        ),
+    ] = None,
     no_repeat_ngram: Annotated[
         int, typer.Option(min=0, help="No sequence of so many words twice in a caption; 0 allows it.")
     ] = 0,
@@ -153,6 +161,7 @@ def caption(
         num_captions=num_captions,
         max_length=max_length,
         min_length=min_length,
+        specificity=specificity,
         no_repeat_ngram=no_repeat_ngram,
         temperature=temperature,
         top_p=top_p,
@@ -201,12 +210,12 @@ def _run(
         batch.progress(len(paths), data_on_stdout=data_on_stdout),
     ):
         for result in results:
+            batch.done += result.error is None  # before it is written: what a reader has seen is counted
             write(result)
             look(result)
             batch.advance()
             batch.lost(result.path, result.lost)
             if result.error is None:
-                batch.done += 1
                 batch.generic += any(segment.captions[0].generic for segment in result.segments)
                 continue
             batch.failed(result.error)

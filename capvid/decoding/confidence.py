@@ -5,7 +5,7 @@ man is talking" is high. So a caption c of a video v is weighed against the aver
 the mean of the features: its information is log p(c | v) - log p(c | a), in nats. How likely a caption of so
 much information is generic was measured on the validation split (:mod:`capvid.training.calibrate`) and is
 kept in the notes of the checkpoint.
-Notation for tensor shapes: D feature width, K locations of a feature map, L words.
+Notation for tensor shapes: D feature width, L words.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from typing import Any
 import torch
 
 from capvid.captioners.base import Captioner
+from capvid.decoding.specificity import average_logprobs
 from capvid.errors import CheckpointError
-from capvid.text.vocabulary import BOS, EOS
 
 NOTE = "generic"  # its name in a checkpoint's notes
 FLAGGED_FROM = 2 / 3  # probability of being generic
@@ -90,7 +90,6 @@ def generic_probability(intercept: float, slope: float, information: float) -> f
     return 0.5 + 0.5 * math.tanh(0.5 * (intercept + slope * information))
 
 
-@torch.inference_mode()
 def average_logprob(captioner: Captioner, average: Sequence[float], tokens: Sequence[int]) -> float:
     """Log-probability of a caption, its end included, were the video the average one.
 
@@ -111,12 +110,6 @@ def average_logprob(captioner: Captioner, average: Sequence[float], tokens: Sequ
             f"{config.feature_width}",
             remedy="train it again or copy it anew",
         )
-    captioner.eval()
     device = next(captioner.parameters()).device
-    frame = torch.tensor(average, dtype=torch.float32, device=device).view(1, 1, -1)  # (1, 1, D)
-    if config.locations:
-        frame = frame.unsqueeze(2).expand(-1, -1, config.locations, -1)  # (1, 1, K, D)
-    mask = torch.ones(1, 1, dtype=torch.bool, device=device)
-    said = torch.tensor([[BOS, *tokens, EOS]], device=device)
-    logprobs = captioner(frame, mask, said[:, :-1]).float().log_softmax(-1)  # (1, L + 1, V)
-    return float(logprobs.gather(-1, said[:, 1:].unsqueeze(-1)).sum())
+    mean = torch.tensor(average, dtype=torch.float32, device=device)
+    return average_logprobs(captioner, mean, [tokens])[0]

@@ -27,6 +27,11 @@ class DecodingOptions:
         max_length: words at most, the end token not counted.
         min_length: words at least; only a sentence that has no word left to say may end earlier.
         length_penalty: a hypothesis of n tokens (end included) ranks by its log-probability / n ** this.
+        specificity: finished hypotheses are ranked by how much likelier they are of their own video than of
+            the average one (:mod:`capvid.decoding.specificity`): this times the log-probability by the
+            average video is subtracted before the division by n ** ``length_penalty``. The search stays the
+            same, and stops as soon as ``beam_size`` of them have ended; all are ranked. Without meaning for
+            greedy search, which finds one, and when sampling.
         num_captions: hypotheses returned per video, best first; at most ``beam_size``, any number when
             sampling.
         no_repeat_ngram: no sequence of so many words occurs twice in a sentence; 0 allows repetition.
@@ -42,6 +47,7 @@ class DecodingOptions:
     max_length: int = 20
     min_length: int = 0
     length_penalty: float = 1.0
+    specificity: float = 0.0
     num_captions: int = 1
     no_repeat_ngram: int = 0
     temperature: float = 0.0
@@ -78,7 +84,7 @@ class DecodingOptions:
                 raise UsageError(f"{option.name} = {value!r}: expected {expected}")
         if self.beam_size < 1 or self.max_length < 1:
             raise UsageError("beam size and maximum length must be at least 1")
-        for name in ("min_length", "no_repeat_ngram", "seed", "temperature", "length_penalty"):
+        for name in ("min_length", "no_repeat_ngram", "seed", "temperature", "length_penalty", "specificity"):
             value = getattr(self, name)
             if not 0 <= value < math.inf:
                 raise UsageError(f"{name} = {value}: must be 0 or more")
@@ -117,7 +123,8 @@ class Hypothesis:
         tokens: word numbers, without start and end.
         logprobs: natural log-probability of each token and, last, of the end. They are the captioner's own,
             also where words were drawn at another temperature or from a nucleus.
-        score: what hypotheses are ranked by: their sum, normalised by length.
+        score: what hypotheses are ranked by: their sum, less its like by the average video where there is a
+            ``specificity``, normalised by length.
         trace: the captioner's trace by name, each (words, ...) for the step that gave each word and, last,
             the end; on the CPU. Where its width differs from word to word, zeros follow. None unless
             asked for.

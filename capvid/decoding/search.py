@@ -16,6 +16,7 @@ from capvid.decoding.constraints import repeating_words
 from capvid.decoding.history import History
 from capvid.decoding.options import DecodingOptions, Hypothesis
 from capvid.decoding.sampling import Drawn
+from capvid.decoding.specificity import by_specificity, check_specificity
 from capvid.errors import CapvidError
 from capvid.text.vocabulary import BOS
 
@@ -29,6 +30,10 @@ def decode(
     """Caption ``features`` (B, T, D) with ``mask`` (B, T): for each video its hypotheses, best first.
 
     A video is one segment for captioners that write paragraphs.
+
+    Raises:
+        CapvidError: probabilities that are no numbers.
+        UsageError: a specificity that the captioner cannot rank by.
     """
     captioner.eval()
     if not len(features):
@@ -42,10 +47,15 @@ def sentences(
     """Hypotheses, best first, of as many ``videos`` as ``state`` is of, which is before its first word."""
     device = next(captioner.parameters()).device
     if not options.sampling:
-        return _Search(captioner, state, videos, BestOfBeams(options.beam_size), options).run()
+        check_specificity(captioner, options)
+        search = _Search(captioner, state, videos, BestOfBeams(options.beam_size), options)
+        if not options.specificity or options.beam_size == 1:
+            return search.run(options.num_captions)
+        most = 2 * options.beam_size  # fewer than one beam's width before the last place, and as many there
+        return by_specificity(captioner, search.run(most), options)
     samples = options.num_captions
     draw = Drawn(options, videos=videos, device=device)
-    flat = _Search(captioner, state.expand(samples), videos * samples, draw, options).run()
+    flat = _Search(captioner, state.expand(samples), videos * samples, draw, options).run(1)
     drawn = [
         [found for sample in flat[first : first + samples] for found in sample]
         for first in range(0, len(flat), samples)
@@ -71,12 +81,13 @@ class _Search:
         self.found = torch.zeros(videos, dtype=torch.long, device=device)  # (B,) sentences that ended
         self.said = self.words.new_empty(videos, 1, 0)  # (B, K, L), kept only if repetition matters
 
-    def run(self) -> list[list[Hypothesis]]:
+    def run(self, count: int) -> list[list[Hypothesis]]:
+        """At most ``count`` hypotheses of each video, best first."""
         for place in range(self.options.max_length + 1):
             self._extend(place)
             if not len(self.rows):
                 break
-        found = self.history.hypotheses(1 if self.options.sampling else self.options.num_captions)
+        found = self.history.hypotheses(count)
         if not all(found):
             raise CapvidError(
                 "the captioner's probabilities are no numbers",
