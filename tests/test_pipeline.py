@@ -14,6 +14,7 @@ import torch
 from toy import Toy, bad_files, save_toy_captioner, toy, toy_files, video_files
 
 import capvid
+from capvid.captioners import build
 from capvid.captioners.checkpoint import load_checkpoint
 from capvid.decoding import DecodingOptions, decode
 from capvid.errors import (
@@ -193,6 +194,41 @@ def test_what_cannot_be(toy: Toy, tmp_path: Path) -> None:
         with pytest.raises(UsageError, match="at least 1"):
             load(toy.model, **wrong)
     assert isinstance(load(toy.model), CaptionPipeline)
+
+
+def test_ranking_is_that_of_training_unless_another_is_asked_for(toy: Toy, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(toy.model, folder)
+    config = json.loads((folder / "captioner.json").read_text())
+
+    def trained(decoding: object) -> Path:
+        config["info"]["decoding"] = decoding
+        (folder / "captioner.json").write_text(json.dumps(config))
+        return folder
+
+    assert load(toy.model).options.specificity == 0
+    assert load(trained({"beam_size": 3})).options == DecodingOptions()
+    assert load(trained({"specificity": 0.25})).options == DecodingOptions(specificity=0.25)
+    assert load(folder).settings["specificity"] == 0.25
+    assert load(folder, specificity=0).options.specificity == 0
+    assert load(trained({"length_penalty": 1.3})).options == DecodingOptions(length_penalty=1.3)
+    assert load(folder, length_penalty=0.5).options.length_penalty == 0.5
+    for damaged in ({"specificity": -1}, {"specificity": "x"}, [0.5]):
+        with pytest.raises(CheckpointError, match="its decoding options are damaged; train it again"):
+            load(trained(damaged))
+
+
+def test_specificity_is_refused_before_any_video_is_read(toy: Toy) -> None:
+    checkpoint = load_checkpoint(toy.model)
+    config = {**checkpoint.captioner.config.to_dict(), "standardise": False}
+    with pytest.raises(UsageError, match=r"specificity = 0.1: expected a captioner .* standardise = true"):
+        CaptionPipeline(
+            replace(checkpoint, captioner=build("soft-attention", config)),
+            [],
+            device="cpu",
+            sampling=UniformSampling(4),
+            options=DecodingOptions(specificity=0.1),
+        )
 
 
 def test_captions_that_say_little_get_a_flag(toy: Toy, video_files: list[Path], tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from torch import Tensor
 from capvid.errors import UsageError, WeightsError
 from capvid.features.networks import build
 from capvid.features.registry import BackboneEntry, backbone_entry, backbones
+from capvid.features.student import STAGES
 from capvid.features.tensors import read_tensors
 from capvid.files import atomic_path, sha256_file
 
@@ -25,6 +26,28 @@ _COUNTER = "num_batches_tracked"
 _NAMED = 3  # tensors that a message names
 # a part of the names without which a checkpoint is none of these: their networks take long to import
 _MARKS = {"clip": "visual_projection", "videomae": "patch_embeddings"}
+# EfficientNet-Lite0's modules: lukemelas' names and timm's
+_LITE0_ENDS = {
+    "_conv_stem": "conv_stem",
+    "_bn0": "bn1",
+    "_conv_head": "conv_head",
+    "_bn1": "bn2",
+    "_fc": "classifier",
+}
+_LITE0_BLOCK = {
+    "_expand_conv": "conv_pw",
+    "_bn0": "bn1",
+    "_depthwise_conv": "conv_dw",
+    "_bn1": "bn2",
+    "_project_conv": "conv_pwl",
+    "_bn2": "bn3",
+}
+_LITE0_FIRST_BLOCK = {
+    "_depthwise_conv": "conv_dw",
+    "_bn1": "bn1",
+    "_project_conv": "conv_pw",
+    "_bn2": "bn2",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,6 +186,8 @@ def _spelling(entry: BackboneEntry) -> Callable[[str], str]:
         return _from_c3d if entry.kind == "c3d" else _from_caffe
     if entry.kind == "timm" and (entry.architecture or "").startswith("vgg"):
         return _from_torchvision_vgg
+    if entry.kind == "timm" and (entry.architecture or "").endswith("efficientnet_lite0"):
+        return _from_lukemelas_lite0
     return str
 
 
@@ -186,6 +211,26 @@ def _from_torchvision_vgg(name: str) -> str:
     for theirs, ours in (("classifier.0.", "pre_logits.fc1."), ("classifier.3.", "pre_logits.fc2.")):
         name = name.replace(theirs, ours)
     return name
+
+
+def _from_lukemelas_lite0(name: str) -> str:
+    """Names of lukemelas' EfficientNet-PyTorch as timm's, which numbers blocks by stage and position.
+
+    ``_blocks.2._bn0.weight`` is ``blocks.1.1.bn1.weight``; the first block has no expansion.
+    """
+    match = re.fullmatch(r"(.*?)(?:_blocks\.(\d+)\.)?(_[a-z]\w*)\.(\w+)", name)
+    if match is None:
+        return name
+    prefix, number, module, blob = match.groups()
+    if number is None:
+        place, modules = "", _LITE0_ENDS
+    else:
+        stages = [(stage, at) for stage, (_, _, count, _, _) in enumerate(STAGES) for at in range(count)]
+        if int(number) >= len(stages):
+            return name
+        place = "blocks.{}.{}.".format(*stages[int(number)])
+        modules = _LITE0_BLOCK if int(number) else _LITE0_FIRST_BLOCK
+    return f"{prefix}{place}{modules[module]}.{blob}" if module in modules else name
 
 
 def _fitted(tensor: Tensor, shape: tuple[int, ...]) -> Tensor | None:

@@ -79,7 +79,7 @@ def build_timm(entry: BackboneEntry, layer: str) -> nn.Module:
 
     # of these all numbers are in the state dict, so that none need be computed now
     family = timm.models.model_entrypoint(name).__module__.rpartition(".")[2]
-    plain = family in ("resnet", "vgg", "inception_v3")
+    plain = family in ("resnet", "vgg", "inception_v3", "efficientnet")
     network = without_numbers(make) if plain else make()
     if entry.layers[layer].locations is None:
         return Pooled(network)

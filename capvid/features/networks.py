@@ -66,7 +66,7 @@ def _build_grid(entry: BackboneEntry, layer: str) -> nn.Module:
 def _build_student(entry: BackboneEntry, layer: str) -> nn.Module:
     from capvid.features.student import Student
 
-    return Student()
+    return Student(layer)
 
 
 _BUILDERS: dict[str, Callable[[BackboneEntry, str], nn.Module]] = {

@@ -1,83 +1,87 @@
-"""``capvid-small``: a compact residual network made to be trained, and run, on a laptop's processor.
+"""``capvid-small``: a compact network of depthwise convolutions, for processors.
 
-He et al., "Deep Residual Learning for Image Recognition" (2016), with squeeze-excitation (Hu et al., 2018)
-in the later stages. The picture is folded 4 x 4 into channels first, so that no layer works at full
-resolution: on a processor the time goes into moving activations, not into multiplying.
+EfficientNet-Lite0 (Tan and Le, "EfficientNet", ICML 2019, arXiv:1905.11946, without squeeze-excitation and
+with ReLU6 throughout), its batch normalisation folded into the convolutions, at 128 x 176 pixels.
 
-Notation for tensor shapes: T frames, H and W height and width (multiples of 4), C channels, D the embedding.
+Notation for tensor shapes: T frames, H and W height and width (multiples of 32), C channels, L = HW / 1024
+places of the last map, D the embedding.
 """
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-FOLD = 4
-WIDTHS = (40, 80, 160, 224)
-BLOCKS = (1, 2, 2, 2)
-EMBEDDING = 512
+STEM = 32
+# (expansion, channels, blocks, kernel, stride of the first block) of each stage
+STAGES = (
+    (1, 16, 1, 3, 1),
+    (6, 24, 2, 3, 2),
+    (6, 40, 2, 5, 2),
+    (6, 80, 3, 3, 2),
+    (6, 112, 3, 5, 1),
+    (6, 192, 4, 5, 2),
+    (6, 320, 1, 3, 1),
+)
+EMBEDDING = 1280
 
 
-class SqueezeExcitation(nn.Module):
-    """Channels weighted by a function of their means."""
+class InvertedResidual(nn.Module):
+    """Wide and depthwise inside, narrow outside (Sandler et al., MobileNetV2, CVPR 2018)."""
 
-    def __init__(self, width: int, reduction: int = 8) -> None:
+    def __init__(self, inputs: int, outputs: int, *, expansion: int, kernel: int, stride: int) -> None:
         super().__init__()
-        self.squeeze = nn.Conv2d(width, width // reduction, 1)
-        self.excite = nn.Conv2d(width // reduction, width, 1)
-
-    def forward(self, maps: Tensor) -> Tensor:
-        """(T, C, H, W) -> the same shape."""
-        means = maps.mean((2, 3), keepdim=True)  # (T, C, 1, 1)
-        return maps * self.excite(F.relu(self.squeeze(means))).sigmoid()
-
-
-class Block(nn.Module):
-    """Two 3 x 3 convolutions beside a shortcut, which is averaged and projected where the shape changes."""
-
-    def __init__(self, inputs: int, outputs: int, *, stride: int, excited: bool) -> None:
-        super().__init__()
-        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
-        self.norm1 = nn.BatchNorm2d(outputs)
-        self.conv2 = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
-        self.norm2 = nn.BatchNorm2d(outputs)
-        nn.init.zeros_(self.norm2.weight)  # a block begins as its shortcut
-        self.excitation = SqueezeExcitation(outputs) if excited else nn.Identity()
-        self.shortcut: nn.Module = nn.Identity()
-        if stride > 1 or inputs != outputs:
-            pool = nn.AvgPool2d(stride, stride, ceil_mode=True) if stride > 1 else nn.Identity()
-            self.shortcut = nn.Sequential(
-                pool, nn.Conv2d(inputs, outputs, 1, bias=False), nn.BatchNorm2d(outputs)
-            )
+        inner = inputs * expansion
+        self.expand = nn.Conv2d(inputs, inner, 1) if expansion > 1 else None
+        self.depth = nn.Conv2d(inner, inner, kernel, stride, kernel // 2, groups=inner)
+        self.project = nn.Conv2d(inner, outputs, 1)
+        self.residual = stride == 1 and inputs == outputs
 
     def forward(self, maps: Tensor) -> Tensor:
         """(T, C, H, W) -> (T, C', H / stride, W / stride)."""
-        inner = F.relu(self.norm1(self.conv1(maps)), inplace=True)
-        inner = self.excitation(self.norm2(self.conv2(inner)))
-        return F.relu(inner + self.shortcut(maps), inplace=True)
+        inner = maps if self.expand is None else F.relu6(self.expand(maps))
+        found = self.project(F.relu6(self.depth(inner)))
+        return maps + found if self.residual else found
 
 
 class Student(nn.Module):
-    """The network: pictures (T, 3, H, W) -> embeddings (T, D), not negative."""
+    """The network: pictures (T, 3, H, W) -> embeddings (T, D), not negative, or maps (T, L, C).
 
-    def __init__(self) -> None:
+    Args:
+        layer: ``embedding``, the mean over all places, or ``maps``, the last map of 320 channels.
+    """
+
+    def __init__(self, layer: str = "embedding") -> None:
         super().__init__()
-        width = WIDTHS[0]
-        self.stem = nn.Conv2d(3 * FOLD**2, width, 3, padding=1, bias=False)
-        self.norm = nn.BatchNorm2d(width)
-        blocks = []
-        for stage, (outputs, count) in enumerate(zip(WIDTHS, BLOCKS, strict=True)):
+        self.stem = nn.Conv2d(3, STEM, 3, 2, 1)
+        width, blocks = STEM, []
+        for expansion, outputs, count, kernel, stride in STAGES:
             for number in range(count):
-                stride = 2 if stage and not number else 1
-                blocks.append(Block(width, outputs, stride=stride, excited=stage >= 2))
+                blocks.append(
+                    InvertedResidual(
+                        width, outputs, expansion=expansion, kernel=kernel, stride=1 if number else stride
+                    )
+                )
                 width = outputs
         self.blocks = nn.Sequential(*blocks)
-        self.head = nn.Conv2d(width, EMBEDDING, 1, bias=False)
-        self.head_norm = nn.BatchNorm2d(EMBEDDING)
+        self.head = nn.Conv2d(width, EMBEDDING, 1)
+        self.layer = layer
+        self._initialise()
+
+    @torch.no_grad()
+    def _initialise(self) -> None:
+        """He et al. (2015); what a residual block adds begins small, there being no normalisation."""
+        gains = {block.project: 0.2 if block.residual else 1.0 for block in self.blocks}
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                fan = module.weight[0].numel()
+                nn.init.normal_(module.weight, std=(gains.get(module, 2.0) / fan) ** 0.5)
+                nn.init.zeros_(module.bias)  # type: ignore[arg-type]
 
     def forward(self, pictures: Tensor) -> Tensor:
-        """Normalised pictures (T, 3, H, W) -> embeddings (T, D)."""
-        folded = F.pixel_unshuffle(pictures, FOLD)  # (T, 48, H / 4, W / 4)
-        maps = F.relu(self.norm(self.stem(folded)), inplace=True)
-        maps = self.blocks(maps)  # (T, C, H / 32, W / 32)
-        return F.relu(self.head_norm(self.head(maps)), inplace=True).mean((2, 3))
+        """Normalised pictures (T, 3, H, W) -> the layer: (T, D) or (T, L, C)."""
+        maps = self.blocks(F.relu6(self.stem(pictures)))  # (T, C, H / 32, W / 32)
+        if self.layer == "maps":
+            return maps.flatten(2).transpose(1, 2)  # (T, L, C)
+        return F.relu6(self.head(maps)).mean((2, 3))

@@ -23,9 +23,9 @@ from capvid.device import release_memory
 from capvid.errors import CapvidError, DataError, DivergedError, TrainingError
 from capvid.features.store import FeatureStore
 from capvid.files import atomic_write_text
-from capvid.text.vocabulary import SPECIAL, Vocabulary
+from capvid.text.vocabulary import Vocabulary
 from capvid.training import provenance
-from capvid.training.beginning import fresh_captioner, seed_everything, split_of
+from capvid.training.beginning import fresh_captioner, seed_everything, split_of, vocabulary_for
 from capvid.training.calibrate import calibrate_run
 from capvid.training.evaluate import Evaluation, evaluate_run
 from capvid.training.failures import disk_that_may_fill, memory_that_may_end
@@ -93,11 +93,6 @@ class Trainer:
         self.task = task_of(captioner_class(recipe.captioner), data)
         self.task.check(videos, recipe.captioner)
         self.vocabulary = self._vocabulary(train)
-        if len(self.vocabulary) == len(SPECIAL):
-            raise DataError(
-                f"no word comes {data.min_count} times in the training captions",
-                remedy="lower data.min_count",
-            )
         self.captioner = self._build(value_width)
         examples = self.task.examples(train, self.reader, self.vocabulary)
         if not examples:
@@ -153,10 +148,7 @@ class Trainer:
         }
 
     def _vocabulary(self, train: Sequence[CaptionedVideo]) -> Vocabulary:
-        data = self.recipe.data
-        return Vocabulary.build(
-            self.task.sentences(train), min_count=data.min_count, max_size=data.max_vocabulary
-        )
+        return vocabulary_for(self.task.sentences(train), self.recipe.data)
 
     def _batches(self, examples: Sequence[Any]) -> Any:
         options = self.recipe.training

@@ -38,6 +38,8 @@ class DataOptions:
         long_captions: what becomes of longer ones: drop or cut.
         min_count: words seen less often in the training captions are unknown.
         max_vocabulary: words kept at most, the most frequent ones.
+        vocabulary: a trained captioner whose words are taken instead: a run's folder, or the name of one that
+            comes with capvid.
     """
 
     max_frames: int = 28
@@ -49,6 +51,7 @@ class DataOptions:
     long_captions: str = "drop"
     min_count: int = 1
     max_vocabulary: int = 20_000
+    vocabulary: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -65,9 +65,14 @@ def test_the_default_is_trained() -> None:
 
 
 def test_all_of_it_is_small() -> None:
-    backbone = sum(int(entry.bytes or 0) for entry in BUNDLED)
-    for name in TRAINED:
-        assert backbone + int(captioners()[name].bytes or 0) <= 12_000_000
+    assert sum(path.stat().st_size for path in FOLDER.rglob("*") if path.is_file()) <= 40_000_000
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_every_trained_captioner_captions_a_clip(name: str, no_network: None) -> None:
+    text = capvid.load(name)(CLIP)
+    assert len(text.split()) >= 3
+    assert "<" not in text
 
 
 @pytest.mark.parametrize("entry", BUNDLED, ids=lambda entry: entry.name)

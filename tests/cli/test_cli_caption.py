@@ -103,7 +103,9 @@ def test_captions_can_be_drawn_and_shaped(capvid: Run, toy: Toy, video_files: li
     assert json.loads(out)["settings"]["seed"] == 3
     assert capvid(*ask, *draw, "--seed", 3)[1] == out
     assert capvid(*ask, *draw, "--seed", 4)[1] != out
-    _, out, _ = capvid(*ask, "--min-length", 4, "--max-length", 5, "--no-repeat-ngram", 1)
+    shape = ("--min-length", 4, "--max-length", 5, "--no-repeat-ngram", 1, "--specificity", 0.5)
+    _, out, _ = capvid(*ask, *shape)
+    assert json.loads(out)["settings"]["specificity"] == 0.5
     words = json.loads(out)["captions"][0]["text"].split()
     assert 4 <= len(words) == len(set(words)) <= 5
 
@@ -113,6 +115,7 @@ def test_captions_can_be_drawn_and_shaped(capvid: Run, toy: Toy, video_files: li
     [
         (("--top-p", 0.5), "top_p = 0.5 is of use only when words are drawn"),
         (("--min-length", 9, "--max-length", 3), "at least 9 words and at most 3"),
+        (("--specificity", "inf"), "specificity = inf: must be 0 or more"),
         (("--num-captions", 9), "9 captions cannot come from 5 beams"),
     ],
 )

@@ -154,6 +154,13 @@ def test_captioners_and_data_that_do_not_fit(tmp_path: Path) -> None:
         Trainer(load_recipe("dense-lstm-small", ["model.fusion=sum"]), videos=vectors, **options)
     with pytest.raises(UsageError, match="m3 has no values beside its features"):
         Trainer(load_recipe("m3-small", TRAINING), videos=vectors, value_width=3, **options)
+    specific = [*TRAINING, "decoding.specificity=0.1"]
+    with pytest.raises(UsageError, match=r"specificity = 0.1: expected .* standardise = true"):
+        Trainer(load_recipe("m3-small", [*specific, "model.standardise=false"]), videos=vectors, **options)
+    ranked = Trainer(
+        load_recipe("m3-small", [*specific, "model.standardise=true"]), videos=vectors, **options
+    )
+    assert ranked.recipe.for_captioning()["decoding"]["specificity"] == 0.1
     maps = tmp_path / "maps"
     maps.mkdir()
     options["store"] = data(maps, maps=True)[1]
@@ -198,6 +205,20 @@ def test_same_seed_same_weights(tmp_path: Path) -> None:
         weights.append(load_file(folder / "run" / "best" / "captioner.safetensors"))
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
     assert not torch.equal(weights[0]["memory"], weights[2]["memory"])
+
+
+def test_words_of_another_captioner_are_taken(tmp_path: Path) -> None:
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+    first = trainer(tmp_path / "first", "m3", "training.epochs=1", "data.min_count=2")
+    first.run()
+    chosen = f"data.vocabulary={tmp_path / 'first' / 'run'}"
+    second = trainer(tmp_path / "second", "mart", chosen)
+    assert second.vocabulary.words == first.vocabulary.words
+    plain = trainer(tmp_path / "second", "mart")
+    assert plain.vocabulary.words != first.vocabulary.words
+    with pytest.raises(CheckpointError, match="no captioner in this folder"):
+        trainer(tmp_path / "second", "mart", f"data.vocabulary={tmp_path / 'nowhere'}")
 
 
 def test_weights_begin_in_the_range_that_is_asked_for(tmp_path: Path) -> None:

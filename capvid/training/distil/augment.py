@@ -47,6 +47,11 @@ def views(
     return _recoloured(seen, uniform(0.5, 1.3), uniform(0.7, 1.3), uniform(0.3, 1.4))
 
 
+def whole(pictures: Tensor, size: tuple[int, int]) -> Tensor:
+    """Pictures (B, 3, H, W) uint8, seen whole: (B, 3, h, w) float32 from 0 to 255."""
+    return F.interpolate(pictures.float(), size=size, mode="bilinear", antialias=True)
+
+
 def _recoloured(pictures: Tensor, brightness: Tensor, contrast: Tensor, saturation: Tensor) -> Tensor:
     """Scale light, distance from the mean, and distance from grey, (B,) each; one matrix per picture."""
     grey, eye = GREY.to(pictures.device), torch.eye(3, device=pictures.device)

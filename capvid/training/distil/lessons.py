@@ -6,8 +6,9 @@ its classes, W words.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import cast
 
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -61,10 +62,14 @@ class TeacherLoss(nn.Module):
         self.options = options
         self.temperature = temperature
 
+    def wanted(self, features: Tensor) -> Tensor:
+        """What is to be told of features (B, D): their square roots, less the mean, in deviations."""
+        return (features.clamp_min(0).sqrt() - self.mean) / self.deviation
+
     def forward(self, embedding: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
         """Embeddings (B, E) and true features (B, D) -> the loss, and the mean squared error in it."""
         told = self.tell(embedding)  # (B, D), in units of the deviation
-        error = F.mse_loss(told, (features.sqrt() - self.mean) / self.deviation)
+        error = F.mse_loss(told, self.wanted(features))
         loss = self.options.features * error
         if self.head is not None and self.options.classes:
             seen = (told * self.deviation + self.mean).clamp_min(0).square()
@@ -90,11 +95,16 @@ class Lessons(nn.Module):
         nn.init.constant_(self.words.bias, -4.0)  # most words are not there
         self.word_weight = word_weight
 
+    def named_teachers(self) -> Iterator[tuple[str, TeacherLoss]]:
+        """Each teacher's name and loss."""
+        for name, teacher in self.teachers.items():
+            yield name, cast(TeacherLoss, teacher)
+
     def forward(self, embedding: Tensor, lesson: Lesson) -> tuple[Tensor, dict[str, float]]:
         """Embeddings (B, E) -> the loss, and each teacher's error and the words' loss for the log."""
         total = embedding.new_zeros(())
         parts = {}
-        for name, teacher in self.teachers.items():
+        for name, teacher in self.named_teachers():
             loss, error = teacher(embedding, lesson.features[name])
             total = total + loss
             parts[name] = float(error.detach())

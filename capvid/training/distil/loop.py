@@ -6,9 +6,11 @@ Notation for tensor shapes: N pictures, B of a batch.
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -18,20 +20,38 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from capvid.errors import CheckpointError, DataError
+from capvid.errors import CheckpointError, DataError, DivergedError
 from capvid.features.normalise import normalise
 from capvid.features.registry import BackboneEntry
 from capvid.files import atomic_path, atomic_write_text
-from capvid.training.distil.augment import views
+from capvid.training.distil.augment import views, whole
+from capvid.training.distil.depthwise import fast_depthwise
 from capvid.training.distil.lessons import Lesson, Lessons
 from capvid.training.distil.pictures import picture_size
 from capvid.training.distil.recipe import DistilRecipe
 from capvid.training.distil.targets import Words
-from capvid.training.optimise import AveragedWeights, bf16_in_hardware, one_cycle
+from capvid.training.optimise import AveragedWeights, one_cycle
+from capvid.training.parallel import wants_bf16
 
 STATE = "state.safetensors"
 CLIP_NORM = 5.0
+# least share of a whole picture and of a view that is shown where there are views: so little is cut off that
+# what the teachers saw still holds
+WHOLE_AREA, VIEW_AREA = 0.8, 0.9
 MOMENTS = ("exp_avg", "exp_avg_sq", "step")
+
+
+@dataclass(frozen=True)
+class Shown:
+    """The pictures, or one view of each, and what the teachers see in them.
+
+    Attributes:
+        pictures: (N, 3, H, W) uint8.
+        features: of each teacher, (N, D) float16.
+    """
+
+    pictures: np.ndarray
+    features: Mapping[str, Tensor]
 
 
 @dataclass(frozen=True)
@@ -39,15 +59,13 @@ class DistilData:
     """Pictures and what the student is to tell of them.
 
     Attributes:
-        pictures: (N, 3, H, W) uint8.
-        features: of each teacher, (N, D) float16.
+        shown: the whole pictures, then views with targets of their own.
         words: of the captions.
         train: rows to learn from.
         val: rows to validate on.
     """
 
-    pictures: np.ndarray
-    features: Mapping[str, Tensor]
+    shown: Sequence[Shown]
     words: Words
     train: Tensor
     val: Tensor
@@ -110,7 +128,7 @@ class Distiller:
             )
         self.factor = one_cycle(options.warmup, options.epochs * self.batches)
         self.average = AveragedWeights(self.model, options.average)
-        self.bf16 = options.precision == "bf16" or (options.precision == "auto" and bf16_in_hardware(device))
+        self.bf16 = wants_bf16(options.precision, device)
         self.epoch, self.step = 0, 0
         self.log: list[str] = []
         if resume:
@@ -148,41 +166,58 @@ class Distiller:
         options = self.recipe.training
         generator = torch.Generator().manual_seed(options.seed * 1_000_003 + self.epoch)
         order = self.data.train[torch.randperm(len(self.data.train), generator=generator)]
-        size = picture_size(self.entry.preprocess)
         self.model.train()
-        total, start = 0.0, time.monotonic()
+        total, taken, start = 0.0, 0, time.monotonic()
         for number, rows in enumerate(
             order[: self.batches * options.batch_size].split(options.batch_size), 1
         ):
-            rows = rows.sort().values  # neighbours on the disk together
-            seen = views(
-                self._pictures(rows),
-                size,
-                least_area=options.least_area,
-                generator=generator,
-            )
-            loss, _ = self._loss(seen, rows)
-            self.optimizer.zero_grad(set_to_none=True)
-            loss.backward()
-            nn.utils.clip_grad_norm_(self.model.parameters(), CLIP_NORM)
-            for group in self.optimizer.param_groups:
-                group["lr"] = options.learning_rate * self.factor(self.step)
-            self.optimizer.step()
-            self.average.update(self.model)
-            self.step += 1
-            total += float(loss.detach())
+            loss = self._step(rows.sort().values, generator)  # neighbours on the disk together
+            if math.isfinite(loss):
+                total, taken = total + loss, taken + 1
             speed = number * options.batch_size / (time.monotonic() - start)
             self.reporter.stepped(
-                epoch=self.epoch, batch=number, loss=total / number, pictures_per_second=speed
+                epoch=self.epoch, batch=number, loss=total / max(1, taken), pictures_per_second=speed
             )
-        return total / self.batches
+        if not taken:
+            raise DivergedError(
+                f"no batch of epoch {self.epoch} has a finite loss", remedy="lower training.learning_rate"
+            )
+        return total / taken
 
-    def _pictures(self, rows: Tensor) -> Tensor:
+    def _step(self, rows: Tensor, generator: torch.Generator) -> float:
+        """Learn from a batch; the weights stay as they are if a gradient is not finite. Returns the loss."""
+        fast: AbstractContextManager[None] = nullcontext()
+        if self.bf16 and self.device.type == "cpu":
+            fast = fast_depthwise(self.student, generator)
+        with fast:
+            loss, _ = self._loss(*self._seen(rows, generator), rows)
+        self.optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        norm = nn.utils.clip_grad_norm_(self.model.parameters(), CLIP_NORM)
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.recipe.training.learning_rate * self.factor(self.step)
+        self.step += 1
+        if bool(torch.isfinite(norm)):
+            self.optimizer.step()
+            self.average.update(self.model)
+        return float(loss.detach())
+
+    def _seen(self, rows: Tensor, generator: torch.Generator) -> tuple[Tensor, Shown]:
+        """What the student sees of a batch, (B, 3, h, w) from 0 to 255, and of which pictures or views."""
+        shown, least_area = self.data.shown[0], self.recipe.training.least_area
+        if len(self.data.shown) > 1:
+            kind = int(torch.randint(len(self.data.shown), (), generator=generator))
+            shown, least_area = self.data.shown[kind], VIEW_AREA if kind else WHOLE_AREA
+        size = picture_size(self.entry.preprocess)
+        seen = views(self._pictures(shown, rows), size, least_area=least_area, generator=generator)
+        return seen, shown
+
+    def _pictures(self, shown: Shown, rows: Tensor) -> Tensor:
         """Pictures (B, 3, H, W) uint8 on the device."""
-        return torch.from_numpy(self.data.pictures[rows.numpy()]).to(self.device)
+        return torch.from_numpy(shown.pictures[rows.numpy()]).to(self.device)
 
-    def _loss(self, pictures: Tensor, rows: Tensor) -> tuple[Tensor, dict[str, float]]:
-        """The loss of pictures (B, 3, h, w) from 0 to 255, the rows (B,) of the data."""
+    def _loss(self, pictures: Tensor, shown: Shown, rows: Tensor) -> tuple[Tensor, dict[str, float]]:
+        """The loss of pictures (B, 3, h, w) from 0 to 255, the rows (B,) of what is shown."""
         inputs = normalise(pictures, self.entry.preprocess)
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16):
             embedding = self.student(inputs)
@@ -190,7 +225,7 @@ class Distiller:
         lesson = Lesson(
             {
                 name: values[rows].to(self.device).float().clamp_min(0)
-                for name, values in self.data.features.items()
+                for name, values in shown.features.items()
             },
             torch.from_numpy(words.shares[rows.numpy()]).to(self.device).float(),
             torch.from_numpy(words.known[rows.numpy()]).to(self.device),
@@ -204,9 +239,8 @@ class Distiller:
         self.model.eval()
         sums: dict[str, float] = defaultdict(float)
         for rows in self.data.val.split(self.recipe.training.batch_size):
-            pictures = self._pictures(rows).float()
-            whole = nn.functional.interpolate(pictures, size=size, mode="bilinear", antialias=True)
-            _, parts = self._loss(whole, rows)
+            shown = self.data.shown[0]
+            _, parts = self._loss(whole(self._pictures(shown, rows), size), shown, rows)
             for name, value in parts.items():
                 sums[f"val_{name}"] += value * len(rows)
         return {name: value / len(self.data.val) for name, value in sums.items()}
@@ -227,7 +261,8 @@ class Distiller:
         for number, parameter in enumerate(learned):
             kept = self.optimizer.state[parameter]
             tensors |= {f"{key}.{number}": kept[key].contiguous() for key in MOMENTS}
-        note = {"epoch": str(self.epoch), "step": str(self.step), "recipe": self._recipe()}
+        counts = {"epoch": self.epoch, "step": self.step, "averaged": self.average.steps}
+        note = {"recipe": self._recipe(), **{name: str(count) for name, count in counts.items()}}
         with atomic_path(self.folder / STATE) as temporary:
             save_file(tensors, temporary, metadata=note)
         atomic_write_text(self.folder / "metrics.jsonl", "\n".join(self.log) + "\n")
@@ -244,6 +279,7 @@ class Distiller:
                 note = file.metadata() or {}
             tensors = load_file(path)
             recipe, self.epoch, self.step = json.loads(note["recipe"]), int(note["epoch"]), int(note["step"])
+            self.average.steps = int(note["averaged"])
         except (OSError, SafetensorError, KeyError, ValueError) as error:
             raise CheckpointError(f"{path}: no state to resume from ({error})") from error
         if _but_epochs(recipe) != _but_epochs(json.loads(self._recipe())):
@@ -260,7 +296,6 @@ class Distiller:
             ) from error
         for number, tensor in enumerate(self.average.weights):
             tensor.copy_(tensors[f"average.{number}"])
-        self.average.steps = self.step
         for number, parameter in enumerate(p for p in self.model.parameters() if p.requires_grad):
             kept = {key: tensors[f"{key}.{number}"] for key in MOMENTS}
             for key in ("exp_avg", "exp_avg_sq"):  # laid out in memory as the parameter is

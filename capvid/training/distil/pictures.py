@@ -103,21 +103,34 @@ def picture_array(
     how: Preprocess,
     path: Path,
     *,
+    cut: Callable[[np.ndarray, int], np.ndarray] | None = None,
+    of: str = "",
     workers: int = 2,
     progress: Callable[[int], None] = lambda done: None,
 ) -> np.ndarray:
     """Prepare all pictures by ``how`` into one array (N, 3, H, W) uint8, kept in the file ``path``.
 
     A file that is there already, of the right size and for the same pictures, is taken as it is.
+
+    Args:
+        pictures: N of them.
+        how: to a fixed size.
+        path: of the file.
+        cut: gives the part of a picture (H', W', 3), by its row, that is taken instead of the whole.
+        of: what is cut, in words; other words mean another array.
+        workers: threads that decode.
+        progress: is told how many pictures are done.
     """
     shape = (len(pictures), 3, *picture_size(how))
     index = path.with_suffix(".txt")
-    names = "\n".join([how.describe(), *(picture.name for picture in pictures)])
+    names = "\n".join([of or how.describe(), *(picture.name for picture in pictures)])
     if path.exists() and index.exists() and index.read_text(encoding="utf-8") == names:
         return np.memmap(path, np.uint8, "r", shape=shape)
     index.unlink(missing_ok=True)
     array = np.memmap(path, np.uint8, "w+", shape=shape)
     for row, image in enumerate(decoded(pictures, workers)):
+        if cut is not None:
+            image = cut(image[0], row)[None]
         array[row] = prepare(image, how)[0].transpose(2, 0, 1)
         progress(row + 1)
     array.flush()

@@ -36,7 +36,9 @@ class DistilOptions:
         words: most frequent words of the captions that the student learns to tell; 0 for none.
         word_weight: weight of that loss.
         temperature: by which class scores are divided.
-        least_area: least share of the picture that an augmented view shows.
+        least_area: least share of the picture that an augmented view shows, where there are no ``views``, and
+            that batch normalisation is measured on, where the student begins with known weights.
+        views: views of each picture about which the teachers are asked, beside the whole; 0 for none.
         learning_rate: the highest one, of AdamW; one cycle over all epochs.
         warmup: share of all steps in which it rises.
         epochs: passes over the pictures.
@@ -51,6 +53,7 @@ class DistilOptions:
     word_weight: float = 0.05
     temperature: float = 2.0
     least_area: float = 0.4
+    views: int = 0
     learning_rate: float = 3e-3
     warmup: float = 0.05
     epochs: int = 40
@@ -63,12 +66,16 @@ class DistilOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class DistilRecipe:
-    """A backbone to train, its teachers and options."""
+    """A backbone to train, its teachers and options.
+
+    ``begin`` names the backbone with whose weights it begins; without, it learns from scratch.
+    """
 
     name: str
     backbone: str
     teachers: Mapping[str, TeacherOptions]
     training: DistilOptions
+    begin: str | None = None
     description: str = ""
 
     def to_dict(self) -> dict[str, Any]:
@@ -82,7 +89,7 @@ def distil_recipe(name: str, values: Mapping[str, Any]) -> DistilRecipe:
     Raises:
         RecipeError: a table or value that does not fit.
     """
-    unknown = set(values) - {"backbone", "description", "teachers", "training"}
+    unknown = set(values) - {"backbone", "begin", "description", "teachers", "training"}
     if unknown:
         raise RecipeError(f"{name}: unknown in a distillation recipe: {', '.join(sorted(unknown))}")
     teachers = {
@@ -97,12 +104,23 @@ def distil_recipe(name: str, values: Mapping[str, Any]) -> DistilRecipe:
         backbone=str(values["backbone"]),
         teachers=teachers,
         training=training,
+        begin=str(values["begin"]) if "begin" in values else None,
         description=str(values.get("description", "")),
     )
 
 
 _CHOICES = {"precision": ("auto", "fp32", "bf16")}
-_MAY_BE_ZERO = {"words", "word_weight", "features", "classes", "warmup", "weight_decay", "average", "seed"}
+_MAY_BE_ZERO = {
+    "average",
+    "classes",
+    "features",
+    "seed",
+    "views",
+    "warmup",
+    "weight_decay",
+    "word_weight",
+    "words",
+}
 
 
 def _checked(cls: type, section: str, values: Mapping[str, Any]) -> dict[str, Any]:

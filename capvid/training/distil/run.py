@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, cast
 
+import numpy as np
 import torch
 
 from capvid.data.captions import CaptionedVideo
 from capvid.errors import DataError
 from capvid.features.backbones import untrained
-from capvid.features.registry import backbone_entry
+from capvid.features.registry import BackboneEntry, Preprocess, backbone_entry
 from capvid.features.store import FeatureStore
+from capvid.features.student import Student
+from capvid.training.distil.beginning import begin, known_network
+from capvid.training.distil.consistent import View, make_view
 from capvid.training.distil.lessons import Lessons, TeacherLoss
-from capvid.training.distil.loop import DistilData, Distiller, DistilReporter
+from capvid.training.distil.loop import DistilData, Distiller, DistilReporter, Shown
 from capvid.training.distil.pictures import (
     Picture,
     find_pictures,
@@ -52,6 +56,7 @@ class DistilInputs:
         videos: captions and splits of pictures (by name) or of the videos they are frames of.
         features: teachers' features that were computed before, each store with the streams of some videos.
         weights: folder with the teachers' weights; None looks where backbones' weights are always sought.
+            Those that the student begins with are sought in both.
         workers: threads that decode pictures.
     """
 
@@ -74,15 +79,17 @@ def make_distiller(
 ) -> Distiller:
     """Decode the pictures, compute what the teachers see of them, and build student and losses.
 
-    Pictures and features are kept in ``folder / "cache"`` and found there again.
+    Pictures, views and features are kept in ``folder / "cache"`` and found there again.
 
     Raises:
         DataError: pictures cannot be read, or there are none to learn from or to validate on.
-        WeightsError: a teacher's weights are missing.
+        RecipeError: the student cannot begin with the weights named, or a teacher not see views.
+        WeightsError: a teacher's weights, or those to begin with, are missing.
         CheckpointError: there is nothing to resume.
     """
     torch.manual_seed(recipe.training.seed)
     entry = backbone_entry(recipe.backbone)
+    network = None if recipe.begin is None or resume else known_network(recipe, inputs.weights)
     height, width = picture_size(entry.preprocess)
     stored = replace(entry.preprocess, size=(round(height * MARGIN), round(width * MARGIN)))
     cache = folder / "cache"
@@ -95,33 +102,23 @@ def make_distiller(
         workers=inputs.workers,
         progress=lambda done: progress("pictures", done, len(pictures)),
     )
-    student = untrained(entry)
-    embedding = entry.layers[entry.default_layer].width
-    features = _teachers_see(recipe, inputs, pictures, cache, device, progress)
-    losses = {
-        name: TeacherLoss(
-            features[name][train],
-            class_head(name, options, inputs.weights),
-            options,
-            embedding=embedding,
-            temperature=recipe.training.temperature,
-        )
-        for name, options in recipe.teachers.items()
-    }
+    see = _Teachers(recipe, inputs, pictures, cache, device, progress)
+    shown = [
+        Shown(array, see.pictures()),
+        *(see.view(k, entry.preprocess) for k in range(recipe.training.views)),
+    ]
     captions = {plain_name(video.id): video.captions for video in inputs.videos if video.split != "test"}
     words = caption_words(pictures, captions, recipe.training.words)
-    lessons = Lessons(
-        losses,
-        embedding=embedding,
-        words=len(words.vocabulary),
-        word_weight=recipe.training.word_weight,
-    )
+    data = DistilData(shown, words, train, val)
+    student, lessons = untrained(entry), _lessons(recipe, inputs, data, entry)
+    if network is not None:
+        begin(cast(Student, student), lessons, network, recipe=recipe, data=data, device=device)
     return Distiller(
         recipe,
         student=student,
         entry=entry,
         lessons=lessons,
-        data=DistilData(array, features, words, train, val),
+        data=data,
         folder=folder,
         device=device,
         reporter=reporter,
@@ -129,32 +126,77 @@ def make_distiller(
     )
 
 
-def _teachers_see(
-    recipe: DistilRecipe,
-    inputs: DistilInputs,
-    pictures: Sequence[Picture],
-    cache: Path,
-    device: torch.device,
-    progress: Progress,
-) -> dict[str, torch.Tensor]:
-    """Each teacher's features of all pictures (N, D) float16: given, kept from before, or computed."""
-    given = given_features(pictures, inputs.features)
-    features = {}
-    for name, options in recipe.teachers.items():
-        known = given.get(f"{backbone_entry(name).name}:{options.layer}", {})
-        values = teacher_features(
-            pictures,
-            name,
-            options.layer,
-            known=known,
-            path=cache / f"{name}.safetensors",
-            weights=inputs.weights,
-            device=device,
-            workers=inputs.workers,
-            progress=partial(progress, name, total=len(pictures) - len(known)),
+def _lessons(recipe: DistilRecipe, inputs: DistilInputs, data: DistilData, entry: BackboneEntry) -> Lessons:
+    """The losses of all teachers and of the words, in units of the pictures to learn from."""
+    embedding = entry.layers[entry.default_layer].width
+    losses = {
+        name: TeacherLoss(
+            data.shown[0].features[name][data.train],
+            class_head(name, options, inputs.weights),
+            options,
+            embedding=embedding,
+            temperature=recipe.training.temperature,
         )
-        features[name] = torch.from_numpy(values)
-    return features
+        for name, options in recipe.teachers.items()
+    }
+    return Lessons(
+        losses,
+        embedding=embedding,
+        words=len(data.words.vocabulary),
+        word_weight=recipe.training.word_weight,
+    )
+
+
+@dataclass(frozen=True)
+class _Teachers:
+    """What the teachers see, in features of each (N, D) float16: given, kept from before, or computed."""
+
+    recipe: DistilRecipe
+    inputs: DistilInputs
+    all: Sequence[Picture]
+    cache: Path
+    device: torch.device
+    progress: Progress
+
+    def pictures(self) -> dict[str, torch.Tensor]:
+        """In the whole pictures."""
+        given = given_features(self.all, self.inputs.features)
+        return {
+            name: self._see(name, known=given.get(f"{backbone_entry(name).name}:{options.layer}", {}))
+            for name, options in self.recipe.teachers.items()
+        }
+
+    def view(self, number: int, how: Preprocess) -> Shown:
+        """In a view of each picture, that the student gets by ``how``."""
+        view = make_view(
+            self.all,
+            number,
+            how,
+            self.cache / f"views-{number}.u8",
+            workers=self.inputs.workers,
+            progress=partial(self.progress, f"view {number}", total=len(self.all)),
+        )
+        return Shown(view.pictures, {name: self._see(name, view=view) for name in self.recipe.teachers})
+
+    def _see(
+        self, teacher: str, *, known: Mapping[int, np.ndarray] | None = None, view: View | None = None
+    ) -> torch.Tensor:
+        known = known or {}
+        what = teacher if view is None else f"view {view.number}, {teacher}"
+        file = teacher if view is None else f"views-{view.number}-{teacher}"
+        values = teacher_features(
+            self.all,
+            teacher,
+            self.recipe.teachers[teacher].layer,
+            known=known,
+            path=self.cache / f"{file}.safetensors",
+            view=view,
+            weights=self.inputs.weights,
+            device=self.device,
+            workers=self.inputs.workers,
+            progress=partial(self.progress, what, total=len(self.all) - len(known)),
+        )
+        return torch.from_numpy(values)
 
 
 def _splits(

@@ -18,15 +18,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from capvid.errors import DataError, RecipeError, WeightsError
-from capvid.features.backbones import load_backbone
+from capvid.features.backbones import Backbone, load_backbone
 from capvid.features.file import open_safetensors
 from capvid.features.store import FeatureStore
 from capvid.features.weights import local_weights
 from capvid.files import atomic_path
 from capvid.text.tokenize import words
+from capvid.training.distil.consistent import View, view_crops
 from capvid.training.distil.pictures import Picture, decoded
 from capvid.training.distil.recipe import TeacherOptions
-from capvid.training.optimise import bf16_in_hardware
 
 BATCH = 32
 
@@ -87,6 +87,7 @@ def teacher_features(
     *,
     known: Mapping[int, np.ndarray],
     path: Path,
+    view: View | None = None,
     weights: Path | None = None,
     device: torch.device | str = "cpu",
     workers: int = 2,
@@ -94,10 +95,14 @@ def teacher_features(
 ) -> np.ndarray:
     """A teacher's features of all pictures, (N, D) float16: those ``known`` by row, the others computed.
 
-    The result is kept in the safetensors file ``path``, and taken from there if pictures, layer and known
-    features are the same.
+    With a ``view`` they are those of the pictures' views, and none are known. The result is kept in the
+    safetensors file ``path``, and taken from there if pictures, view, layer and known features are the same.
+
+    Raises:
+        RecipeError: the teacher sees clips of another size than the views'.
+        WeightsError: its weights are missing.
     """
-    key = _key(pictures, f"{teacher} {layer}", known)
+    key = _key(pictures, f"{teacher} {layer}" + (f" of {view.description}" if view else ""), known)
     if path.exists():
         with open_safetensors(path) as file:
             if (file.metadata() or {}).get("of") == key:
@@ -107,21 +112,37 @@ def teacher_features(
     for row, vector in known.items():
         features[row] = vector
     left = [row for row in range(len(pictures)) if row not in known]
+    if view is not None:
+        crops = view_crops(view, pictures, backbone, workers)
+    else:
+        crops = (backbone.prepare(image) for image in decoded([pictures[row] for row in left], workers))
     waiting: list[np.ndarray] = []
     done = 0
-    for image in decoded([pictures[row] for row in left], workers):
-        waiting.append(backbone.prepare(image))
+    for crop in crops:
+        waiting.append(crop)
         if len(waiting) == BATCH or done + len(waiting) == len(left):
-            with torch.autocast(
-                backbone.device.type, torch.bfloat16, enabled=bf16_in_hardware(backbone.device)
-            ):
-                vectors = backbone.compute(np.concatenate(waiting), batch_size=BATCH)
+            vectors = _vectors(backbone, np.concatenate(waiting))
             features[left[done : done + len(vectors)]] = vectors
             done, waiting = done + len(vectors), []
             progress(done)
     with atomic_path(path) as temporary:
         save_file({"features": features}, temporary, metadata={"of": key})
     return features
+
+
+def _vectors(backbone: Backbone, crops: np.ndarray) -> np.ndarray:
+    """What a teacher computes of crops (n, h, w, 3) or clips of them (n, C, h, w, 3): (n, D)."""
+    try:
+        return backbone.compute(crops, batch_size=BATCH)
+    except (RuntimeError, ValueError) as error:
+        own = (backbone.entry.preprocess.crop,) * 2
+        if backbone.entry.clip is None or crops.shape[2:4] in (own, backbone.entry.preprocess.size):
+            raise
+        raise RecipeError(
+            f"the teacher {backbone.entry.name} cannot see views of "
+            f"{crops.shape[2]} x {crops.shape[3]} pixels",
+            remedy="leave it out, or set training.views = 0",
+        ) from error
 
 
 def _key(pictures: Sequence[Picture], layer: str, known: Mapping[int, np.ndarray]) -> str:
