@@ -17,6 +17,7 @@ from capvid.captioners.base import Carried, ParagraphCaptioner
 from capvid.captioners.checkpoint import Checkpoint
 from capvid.decoding import DecodingOptions, Hypothesis, decode, decode_paragraphs, pad_frames, pad_segments
 from capvid.decoding.confidence import Calibration, average_logprob
+from capvid.decoding.constraints import check_repetition
 from capvid.decoding.follow import follow
 from capvid.decoding.paragraphs import as_tokens
 from capvid.decoding.specificity import check_specificity
@@ -43,7 +44,7 @@ class Describer:
         batch_size: segments captioned together at most.
 
     Raises:
-        UsageError: a specificity that the captioner cannot rank by.
+        UsageError: a specificity that the captioner cannot rank by, or words that it cannot tell.
         CheckpointError: its calibration is damaged.
     """
 
@@ -51,6 +52,7 @@ class Describer:
         self, checkpoint: Checkpoint, *, device: torch.device, options: DecodingOptions, batch_size: int
     ) -> None:
         check_specificity(checkpoint.captioner, options)
+        check_repetition(checkpoint.captioner, options)
         self.checkpoint = checkpoint
         self.device = device
         self.options = options

@@ -29,7 +29,11 @@ if TYPE_CHECKING:
     from capvid.features.backbones import Backbone
 
 DEFAULT_FRAMES = 28
-_RANKING = ("length_penalty", "specificity")  # decoding options that captioners are validated with
+_TRAINED = (
+    "length_penalty",
+    "specificity",
+    "no_repeat_words",
+)  # decoding options that stay
 
 
 def load(
@@ -44,6 +48,7 @@ def load(
     attention: bool = False,
     pictures: bool = False,
     specificity: float | None = None,
+    no_repeat_words: bool | None = None,
     **decoding: Any,
 ) -> CaptionPipeline:
     """Make the pipeline of a trained captioner.
@@ -64,6 +69,7 @@ def load(
         pictures: whether results have small pictures of the sampled frames.
         specificity: how much captions are preferred that fit their own video more than any; None takes what
             the captioner was trained with.
+        no_repeat_words: whether no content word is said twice in a sentence; None as in training.
         decoding: other fields of :class:`~capvid.decoding.DecodingOptions`: ``beam_size=1`` for greedy
             search, ``num_captions``, ``temperature`` and so on.
 
@@ -75,6 +81,8 @@ def load(
     """
     if specificity is not None:
         decoding["specificity"] = specificity
+    if no_repeat_words is not None:
+        decoding["no_repeat_words"] = no_repeat_words
     options = DecodingOptions.from_dict({**decoding, "trace": attention})
     cut = None if segments is None else parse_segments(str(segments))
     folder, published = _find(model)
@@ -83,7 +91,7 @@ def load(
     most = int(checkpoint.info.get("max_words", options.max_length))
     if options.max_length > most:
         raise UsageError(f"{label}: its captions have {most} words at most", remedy="ask for no more")
-    options = replace(options, **_trained_ranking(checkpoint, label, without=decoding))
+    options = replace(options, **_trained_decoding(checkpoint, label, without=decoding))
     sampling = (
         parse_sampling(checkpoint.header.sampling)
         if checkpoint.header.sampling
@@ -106,15 +114,15 @@ def load(
     )
 
 
-def _trained_ranking(checkpoint: Checkpoint, label: str, *, without: Collection[str]) -> dict[str, Any]:
-    """By what a captioner's sentences were ranked when it was validated, but for the options ``without``.
+def _trained_decoding(checkpoint: Checkpoint, label: str, *, without: Collection[str]) -> dict[str, Any]:
+    """How a captioner's sentences were ranked and kept from repetition in training, but for ``without``.
 
     Raises:
         CheckpointError: what is said of it is damaged.
     """
     trained = checkpoint.info.get("decoding", {})
     try:
-        found = {name: trained[name] for name in _RANKING if name in trained.keys() - set(without)}
+        found = {name: trained[name] for name in _TRAINED if name in trained.keys() - set(without)}
         DecodingOptions(**found)
     except (AttributeError, UsageError) as error:
         raise CheckpointError(

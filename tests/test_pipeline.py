@@ -213,6 +213,8 @@ def test_ranking_is_that_of_training_unless_another_is_asked_for(toy: Toy, tmp_p
     assert load(folder, specificity=0).options.specificity == 0
     assert load(trained({"length_penalty": 1.3})).options == DecodingOptions(length_penalty=1.3)
     assert load(folder, length_penalty=0.5).options.length_penalty == 0.5
+    assert load(trained({"no_repeat_words": True})).options == DecodingOptions(no_repeat_words=True)
+    assert load(folder, no_repeat_words=False).options == DecodingOptions()
     for damaged in ({"specificity": -1}, {"specificity": "x"}, [0.5]):
         with pytest.raises(CheckpointError, match="its decoding options are damaged; train it again"):
             load(trained(damaged))

@@ -8,7 +8,7 @@ between them. Notation for tensor shapes as in :mod:`capvid.captioners.layers`, 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, ClassVar
 
@@ -136,12 +136,15 @@ class Captioner(nn.Module, ABC):
     Attributes:
         paragraphs: whether it writes a sentence for each segment of a video (:class:`ParagraphCaptioner`).
         standardise: how features are standardised first; the identity if they are not.
+        function_words: tokens of the words that may be said twice where content words may not; None where
+            tokens are no words.
     """
 
     name: ClassVar[str]
     config_class: ClassVar[type[CaptionerConfig]]
     paragraphs: ClassVar[bool] = False
     config: Any
+    function_words: Sequence[int] | None = None
 
     def __init__(self, config: Any) -> None:
         super().__init__()

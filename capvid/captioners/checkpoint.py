@@ -163,6 +163,7 @@ def load_checkpoint(folder: Path) -> Checkpoint:
         captioner.load_state_dict(load_file(folder / WEIGHTS))
         header = FeatureHeader.from_json(json.dumps(record["features"]))
         vocabulary = Vocabulary(record["vocabulary"])
+        captioner.function_words = vocabulary.function_words()
     except CheckpointError:
         raise
     except (OSError, SafetensorError, ValueError, KeyError, TypeError, RuntimeError, CapvidError) as error:

@@ -100,6 +100,14 @@ def caption(
     no_repeat_ngram: Annotated[
         int, typer.Option(min=0, help="No sequence of so many words twice in a caption; 0 allows it.")
     ] = 0,
+    no_repeat_words: Annotated[
+        bool | None,
+        typer.Option(
+            "--no-repeat-words/--repeat-words",
+            show_default="as in training",
+            help="No word twice in a caption but 'a', 'the', 'is', 'in' and their like.",
+        ),
+    ] = None,
     temperature: Annotated[
         float, typer.Option(min=0, help="Draw words at random, the more freely the higher; 0 searches.")
     ] = 0.0,
@@ -163,6 +171,7 @@ def caption(
         min_length=min_length,
         specificity=specificity,
         no_repeat_ngram=no_repeat_ngram,
+        no_repeat_words=no_repeat_words,
         temperature=temperature,
         top_p=top_p,
         seed=seed,

@@ -35,6 +35,7 @@ class DecodingOptions:
         num_captions: hypotheses returned per video, best first; at most ``beam_size``, any number when
             sampling.
         no_repeat_ngram: no sequence of so many words occurs twice in a sentence; 0 allows repetition.
+        no_repeat_words: no word occurs twice in a sentence but the captioner's function words.
         temperature: 0 searches; above 0 every word is drawn at random, from the probabilities to the power
             1 / temperature, normalised again.
         top_p: words are drawn from the nucleus only, the fewest likeliest words of this much probability.
@@ -50,6 +51,7 @@ class DecodingOptions:
     specificity: float = 0.0
     num_captions: int = 1
     no_repeat_ngram: int = 0
+    no_repeat_words: bool = False
     temperature: float = 0.0
     top_p: float = 1.0
     seed: int = 0

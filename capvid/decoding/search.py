@@ -12,7 +12,7 @@ from torch import Tensor
 
 from capvid.captioners.base import Captioner, State
 from capvid.decoding.choice import IMPOSSIBLE, BestOfBeams, Chooser, Outlook
-from capvid.decoding.constraints import repeating_words
+from capvid.decoding.constraints import Repetition
 from capvid.decoding.history import History
 from capvid.decoding.options import DecodingOptions, Hypothesis
 from capvid.decoding.sampling import Drawn
@@ -79,6 +79,7 @@ class _Search:
         self.words = torch.full((videos, 1), BOS, device=device)  # (B, K)
         self.totals = torch.zeros(videos, 1, device=device)  # (B, K)
         self.found = torch.zeros(videos, dtype=torch.long, device=device)  # (B,) sentences that ended
+        self.repetition = Repetition(captioner, options)
         self.said = self.words.new_empty(videos, 1, 0)  # (B, K, L), kept only if repetition matters
 
     def run(self, count: int) -> list[list[Hypothesis]]:
@@ -99,9 +100,7 @@ class _Search:
         """Add word number ``place`` to every beam."""
         options = self.options
         logits, self.state, trace = self.captioner.step(self.words.flatten(), self.state)
-        banned = None
-        if options.no_repeat_ngram:
-            banned = repeating_words(self.said.flatten(0, 1), options.no_repeat_ngram)
+        banned = self.repetition.banned(self.said.flatten(0, 1)) if self.repetition else None
         outlook = Outlook.of(
             logits,
             self.totals,
@@ -117,7 +116,7 @@ class _Search:
         beams = self.totals.shape[1]
         self.words, self.totals = choice.words, choice.totals
         self.found += (choice.end_totals > IMPOSSIBLE).sum(-1)
-        if options.no_repeat_ngram:
+        if self.repetition:
             past = self.said.gather(1, choice.source.unsqueeze(-1).expand(-1, -1, place))
             self.said = torch.cat([past, choice.words.unsqueeze(-1)], -1)
         self._follow(choice.source, beams)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
+from capvid.text.function_words import FUNCTION_WORDS
+
 PAD, BOS, EOS, UNK = range(4)
 SPECIAL = ("<pad>", "<bos>", "<eos>", "<unk>")
 
@@ -39,6 +41,10 @@ class Vocabulary:
     def decode(self, numbers: Iterable[int]) -> list[str]:
         """Words of ``numbers``."""
         return [self.words[number] for number in numbers]
+
+    def function_words(self) -> list[int]:
+        """Numbers of the words that hold a sentence together (:mod:`capvid.text.function_words`)."""
+        return [number for number, word in enumerate(self.words) if word in FUNCTION_WORDS]
 
     def sentence(self, numbers: Sequence[int]) -> tuple[str, list[tuple[str, list[int]]]]:
         """The text that tokens with these ``numbers`` make.

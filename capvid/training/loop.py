@@ -94,6 +94,7 @@ class Trainer:
         self.task.check(videos, recipe.captioner)
         self.vocabulary = self._vocabulary(train)
         self.captioner = self._build(value_width)
+        self.captioner.function_words = self.vocabulary.function_words()
         examples = self.task.examples(train, self.reader, self.vocabulary)
         if not examples:
             raise DataError(f"no training caption has 1 to {data.max_words} words")

@@ -103,7 +103,17 @@ def test_captions_can_be_drawn_and_shaped(capvid: Run, toy: Toy, video_files: li
     assert json.loads(out)["settings"]["seed"] == 3
     assert capvid(*ask, *draw, "--seed", 3)[1] == out
     assert capvid(*ask, *draw, "--seed", 4)[1] != out
-    shape = ("--min-length", 4, "--max-length", 5, "--no-repeat-ngram", 1, "--specificity", 0.5)
+    shape = (
+        "--min-length",
+        4,
+        "--max-length",
+        5,
+        "--no-repeat-ngram",
+        1,
+        "--specificity",
+        0.5,
+        "--no-repeat-words",
+    )
     _, out, _ = capvid(*ask, *shape)
     assert json.loads(out)["settings"]["specificity"] == 0.5
     words = json.loads(out)["captions"][0]["text"].split()

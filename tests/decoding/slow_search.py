@@ -15,6 +15,7 @@ from capvid.decoding import DecodingOptions
 from capvid.text.vocabulary import BOS, EOS
 
 WORDS = range(4, 11)
+FUNCTION_WORDS = (5, 8)
 NextWord = Callable[[Sequence[Sequence[int]]], Tensor]  # sentences of one length -> log-probabilities (n, V)
 
 
@@ -79,6 +80,8 @@ def beam_search(next_word: NextWord, options: DecodingOptions) -> list[Sentence]
             words = [] if place == options.max_length else list(WORDS)
             if options.no_repeat_ngram:
                 words = [w for w in words if not repeats([*beam.tokens, w], options.no_repeat_ngram)]
+            if options.no_repeat_words:
+                words = [w for w in words if w in FUNCTION_WORDS or w not in beam.tokens]
             if place >= options.min_length or not words:
                 words.append(EOS)
             candidates += [(beam.and_then(word, logprobs[word]), word == EOS) for word in words]

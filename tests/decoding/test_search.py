@@ -6,7 +6,7 @@ from functools import lru_cache
 
 import pytest
 import torch
-from slow_search import WORDS, Sentence, beam_search, by_teacher_forcing, repeats, videos
+from slow_search import FUNCTION_WORDS, WORDS, Sentence, beam_search, by_teacher_forcing, repeats, videos
 from torch import Tensor
 from variants import VARIANTS, make
 
@@ -14,7 +14,7 @@ from capvid.captioners import State, Trace
 from capvid.decoding import DecodingOptions, decode
 from capvid.decoding.choice import FIRST_WORD, Outlook, best_words
 from capvid.decoding.constraints import repeating_words
-from capvid.errors import CapvidError
+from capvid.errors import CapvidError, UsageError
 from capvid.text.vocabulary import BOS, EOS, PAD, UNK
 
 every_variant = pytest.mark.parametrize("variant", VARIANTS)
@@ -39,10 +39,18 @@ def test_one_beam_is_greedy_search(variant: str) -> None:
 
 @every_variant
 @pytest.mark.parametrize(
-    "constraints", [{}, {"min_length": 4}, {"no_repeat_ngram": 2, "min_length": 3}, {"length_penalty": 0.0}]
+    "constraints",
+    [
+        {},
+        {"min_length": 4},
+        {"no_repeat_ngram": 2, "min_length": 3},
+        {"length_penalty": 0.0},
+        {"no_repeat_words": True, "no_repeat_ngram": 3, "min_length": 5},
+    ],
 )
 def test_beams_are_those_of_the_definition(variant: str, constraints: dict[str, float]) -> None:
     captioner = make(variant, seed=4)
+    captioner.function_words = FUNCTION_WORDS
     features, mask = videos(captioner, 3)
     options = DecodingOptions.from_dict({"beam_size": 3, "num_captions": 3, "max_length": 6, **constraints})
     for row, found in enumerate(decode(captioner, features, mask, options)):
@@ -204,6 +212,27 @@ def test_a_sentence_with_no_word_left_ends() -> None:
         limits = {"min_length": 9, "max_length": 12, "no_repeat_ngram": 1}
         found = decode(captioner, *videos(captioner, 3), DecodingOptions.from_dict({**limits, **options}))
         assert [sorted(hypotheses[0].tokens) for hypotheses in found] == [list(WORDS)] * 3
+
+
+@pytest.mark.parametrize("how", [{"beam_size": 1}, {"beam_size": 4}, {"temperature": 1.5}])
+def test_only_function_words_are_said_twice(how: dict[str, float]) -> None:
+    captioner = make("soft-attention")
+    captioner.function_words = FUNCTION_WORDS
+    limits = {"min_length": 12, "max_length": 12, "no_repeat_words": True}
+    for (hypothesis,) in decode(
+        captioner, *videos(captioner, 5), DecodingOptions.from_dict({**limits, **how})
+    ):
+        said = [word for word in hypothesis.tokens if word not in FUNCTION_WORDS]
+        assert len(hypothesis.tokens) == 12
+        assert len(said) == len(set(said)) <= len(WORDS) - len(FUNCTION_WORDS)
+
+
+def test_content_words_of_tokens_that_are_no_words() -> None:
+    captioner = make("soft-attention")
+    with pytest.raises(
+        UsageError, match=r"no_repeat_words: the tokens .* are pieces .*; use no_repeat_ngram"
+    ):
+        decode(captioner, *videos(captioner, 1), DecodingOptions(no_repeat_words=True))
 
 
 def test_no_videos_have_no_captions() -> None:
