@@ -120,6 +120,7 @@ class SelfCriticalOptions:
         batch_size: videos.
         samples: captions drawn for each of them.
         temperature: at which they are drawn, and made likelier.
+        contrast: how much of a caption's mean CIDEr-D for other videos is subtracted from that for its own.
     """
 
     learning_rate: float = 1e-4
@@ -128,6 +129,7 @@ class SelfCriticalOptions:
     batch_size: int = 64
     samples: int = 5
     temperature: float = 0.7
+    contrast: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)

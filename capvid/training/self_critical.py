@@ -4,6 +4,9 @@ Rennie et al., Self-critical Sequence Training for Image Captioning, CVPR 2017 (
 mean score of a video's other samples as the baseline in place of the greedy caption's (Luo, A Better Variant
 of Self-Critical Sequence Training, arXiv:2003.09971). Captions are drawn, and made likelier, at a temperature
 below 1: a captioner trained with smoothed labels says little of use at 1, and learns from that to be general.
+With a ``contrast``, what a caption scores for other videos counts against it, after Luo et al.,
+Discriminability Objective for Training Descriptive Captions, CVPR 2018 (arXiv:1803.04376), who ask a
+retrieval model instead.
 
 Notation for tensor shapes: B videos, K samples of each, T frames, D feature width, L words.
 """
@@ -31,6 +34,8 @@ from capvid.training.lessons import Lessons, Share
 from capvid.training.loop import Trainer
 from capvid.training.optimise import Objective
 from capvid.training.recipe import Recipe
+
+OTHERS = 4  # videos for which a caption is scored to see how well it does for any
 
 
 @dataclass(frozen=True)
@@ -110,8 +115,9 @@ class VideoBatches:
 class SelfCriticalTrainer(Trainer):
     """Fine-tunes a trained captioner on CIDEr-D.
 
-    The logged loss is the mean of minus the samples' CIDEr-D. The best checkpoint is at first the one that it
-    begins with, so that the run's is never worse on the validation split.
+    The logged loss is the mean of minus the samples' rewards: their CIDEr-D, less the contrast. The best
+    checkpoint is at first the one that it begins with, so that the run's is never worse on the validation
+    split.
 
     Args:
         recipe: of the captioner; its section ``self_critical`` says how it is fine-tuned.
@@ -205,7 +211,7 @@ class SelfCriticalTrainer(Trainer):
         return Lessons(parts, max(words, 1.0), share.captions * samples, shown)
 
     def _drawn(self, videos: VideoBatch) -> tuple[Batch, Tensor]:
-        """Captions (B K, L) of the videos as a batch to learn from, and their CIDEr-D (B, K)."""
+        """Captions (B K, L) of the videos as a batch to learn from, and their rewards (B, K)."""
         critical, decoding = self.recipe.self_critical, self.recipe.decoding
         drawing = DecodingOptions(
             temperature=critical.temperature,
@@ -222,9 +228,18 @@ class SelfCriticalTrainer(Trainer):
         return Batch(videos.features, videos.mask, inputs, targets), self._rewards(videos.ids, samples)
 
     def _rewards(self, ids: Sequence[str], samples: Sequence[Sequence[Hypothesis]]) -> Tensor:
-        """CIDEr-D of every sample, (B, K)."""
+        """CIDEr-D of every sample, (B, K), less ``contrast`` times its mean for a few other videos."""
         spoken = [self.vocabulary.decode(sample.tokens) for some in samples for sample in some]
-        videos = [name for name, some in zip(ids, samples, strict=True) for _ in some]
+        contrast = self.recipe.self_critical.contrast
+        others = range(1, min(OTHERS + 1, len(ids))) if contrast else range(0)
+        scores = [self._scores([*ids[shift:], *ids[:shift]], spoken) for shift in (0, *others)]
+        rewards, *foreign = scores
+        return rewards - contrast * torch.stack(foreign).mean(0) if foreign else rewards
+
+    def _scores(self, ids: Sequence[str], spoken: Sequence[Sequence[str]]) -> Tensor:
+        """CIDEr-D (B, K) of K captions each for the videos ``ids``."""
+        samples = len(spoken) // len(ids)
+        videos = [name for name in ids for _ in range(samples)]
         return torch.tensor(self.scorer.score_captions(videos, spoken)).view(len(ids), -1)
 
     def _run(self) -> Mapping[str, Any]:

@@ -119,6 +119,27 @@ def test_the_loss_is_that_of_the_papers(
     assert lessons.shown.item() == pytest.approx(-sum(rewards))
 
 
+def test_what_fits_other_videos_too_is_worth_less(half_trained: Trainer) -> None:
+    """Each sample's CIDEr-D, less 1.5 times its mean for the four videos that follow its own in the batch."""
+    made = fine_tuner(half_trained, "self_critical.contrast=1.5", "self_critical.samples=3")
+    train = [video for video in made.videos if video.split == "train"][:7]
+    ids = [video.id for video in train]
+    samples = [
+        [Hypothesis(made.vocabulary.encode(text.split()), [], 0.0) for text in (own, other, f"{own} {own}")]
+        for own, other in ((v.captions[0], w.captions[0]) for v, w in zip(train, train[::-1], strict=True))
+    ]
+    found = made._rewards(ids, samples)
+    told = {video.id: list(video.captions) for video in made.videos if video.split == "train"}
+    scorer = CiderD(told)
+    for place in range(len(ids)):
+        for number, sample in enumerate(samples[place]):
+            said = " ".join(made.vocabulary.decode(sample.tokens))
+            scores = scorer.score(dict.fromkeys(told, said))[1]
+            others = [scores[ids[(place + shift) % len(ids)]] for shift in (1, 2, 3, 4)]
+            assert found[place, number].item() == pytest.approx(scores[ids[place]] - 1.5 * sum(others) / 4)
+    assert found.min() < 0 < found.max()
+
+
 def test_broken_off_and_resumed(half_trained: Trainer, tmp_path: Path) -> None:
     settings = ["self_critical.epochs=3", "training.save_every=0.0", "self_critical.batch_size=6"]
     whole = fine_tuner(half_trained, *settings, folder=tmp_path / "whole")
