@@ -141,6 +141,10 @@ def _train(
 
     videos, features = _prepared(inputs, folder, device, accelerator)
     store = FeatureStore([*features, *inputs.values])
+    if store.incomplete and recipe.data.views:
+        count = len(store.incomplete)
+        views = "1 view lacks a stream and is" if count == 1 else f"{count} views lack a stream and are"
+        typer.echo(f"note: {views} left out ({store.incomplete[0]})", err=True)
     if inputs.weights is not None and accelerator.is_main_process:
         _keep_weights(inputs.weights, store.header, folder)
     make, epochs = _trainer(recipe, self_critical)
@@ -290,7 +294,16 @@ class TrainingProgress:
             self.console.print(f"interrupted; --resume goes on with what {self.folder} keeps", soft_wrap=True)
 
     def started(
-        self, *, captions: int, videos: int, validation: int, words: int, batches: int, epoch: int, batch: int
+        self,
+        *,
+        captions: int,
+        videos: int,
+        views: int,
+        validation: int,
+        words: int,
+        batches: int,
+        epoch: int,
+        batch: int,
     ) -> None:
         """Say what there is to learn from."""
         self.begun = time.monotonic()
@@ -299,7 +312,8 @@ class TrainingProgress:
         if 1 < epoch <= self.epochs:
             self.console.print(f"goes on with epoch {epoch}", soft_wrap=True)
         self.console.print(
-            f"{videos} videos, {captions} captions an epoch, {words} words; "
+            f"{videos} videos{f' and {views} views of them' if views else ''}, "
+            f"{captions} captions an epoch, {words} words; "
             f"{validation} videos to validate on",
             soft_wrap=True,
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from contextlib import closing
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,6 +14,7 @@ from capvid.cli import common, completion
 from capvid.errors import CapvidError, UsageError
 
 if TYPE_CHECKING:
+    from capvid.features.ahead import Variants
     from capvid.features.backbones import Backbone
     from capvid.features.extract import ExtractionResult
     from capvid.video.inputs import VideoInput
@@ -53,6 +55,14 @@ def extract(
     clean: Annotated[
         bool, typer.Option("--clean", help="Leave out black, flat and repeated ones of these frames.")
     ] = False,
+    views: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            help="Augmented views of each video besides, for training: KEY@1.safetensors and so on, in which"
+            " every frame is seen in part, mirrored or not, in other light and colours.",
+        ),
+    ] = 0,
     precision: Annotated[
         str,
         typer.Option(
@@ -72,7 +82,8 @@ def extract(
 
     Each video, given, in a folder, or matched by a pattern ('clips/**/*.mp4'), gets one file
     (.safetensors), written as soon as it is ready. A video whose features are there, made with the same
-    backbones, layers, weights and frames, is skipped; features made otherwise are made anew.
+    backbones, layers, weights and frames, is skipped; features made otherwise are made anew. A video counts
+    once, with all its views.
     """
     if layer and len(layer) != len(backbone):
         raise UsageError(
@@ -84,12 +95,15 @@ def extract(
             "one file of --weights for several backbones",
             remedy="put their files into a folder and give that",
         )
+    if views:
+        _check_single_frames(backbone)
     chosen = read_sampling(sampling, frames=frames, clean=clean)
     given = common.read_given(inputs, from_file)
     batch = common.Batch(verb="extracted", many=given.many)
     videos = common.collect(given, batch, recursive=recursive, fail_fast=fail_fast)
     if not videos:
         batch.finish()
+    _check_names(videos, views)
     common.check_writable_folder(output)
     from capvid.device import resolve_device
     from capvid.features.backbones import load_backbone
@@ -114,6 +128,7 @@ def extract(
         workers=workers or common.default_workers(),
         timeout=timeout or None,
         batch_size=batch_size,
+        views=views,
         overwrite=overwrite,
         fail_fast=fail_fast,
     )
@@ -134,6 +149,61 @@ def read_sampling(text: str | None, *, frames: int | None, clean: bool) -> Sampl
     return parse_sampling(text if not clean or text.endswith("+clean") else f"{text}+clean")
 
 
+def _check_single_frames(backbones: Sequence[str]) -> None:
+    """Raise UsageError if a backbone sees clips, whose frames would each be seen in another way."""
+    from capvid.features.registry import backbone_entry
+
+    for name in backbones:
+        if clip := backbone_entry(name).clip:
+            raise UsageError(
+                f"{name} sees clips of {clip.frames} frames, and --views are of single frames",
+                remedy="leave out --views, or that backbone",
+            )
+
+
+def _check_names(videos: Sequence[VideoInput], views: int) -> None:
+    """Raise UsageError if a video has the name of a view of another."""
+    from capvid.features.views import view_key
+
+    names = {view_key(video.key, number): video for video in videos for number in range(1, views + 1)}
+    for video in videos:
+        if other := names.get(video.key):
+            raise UsageError(
+                f"{video.path}: its features would have the name of a view of {other.path}",
+                remedy="rename the video, or extract it into another folder",
+            )
+
+
+@dataclass(frozen=True)
+class _Job:
+    """What is extracted of a video: its ``variants``, and the files that these go to."""
+
+    path: Path
+    key: str
+    variants: Variants
+    targets: tuple[Path, ...]
+
+    @classmethod
+    def of(cls, video: VideoInput, folder: Path, views: int) -> _Job:
+        """Everything: the video as it is, and so many views."""
+        from capvid.features.augment import Augmentation
+        from capvid.features.views import view_key
+
+        numbers = range(1, views + 1)
+        keys = [video.key, *(view_key(video.key, number) for number in numbers)]
+        variants = (None, *(Augmentation(number, video.key) for number in numbers))
+        return cls(video.path, video.key, variants, tuple(folder / f"{key}.safetensors" for key in keys))
+
+    def rest(self, backbones: Sequence[Backbone], sampling: Sampling) -> _Job:
+        """What is not done yet."""
+        left = [n for n, path in enumerate(self.targets) if not _is_done(path, backbones, sampling)]
+        return replace(
+            self,
+            variants=tuple(self.variants[n] for n in left),
+            targets=tuple(self.targets[n] for n in left),
+        )
+
+
 def extract_into(
     folder: Path,
     videos: Sequence[VideoInput],
@@ -144,13 +214,14 @@ def extract_into(
     workers: int,
     timeout: float | None = 600,
     batch_size: int = 32,
+    views: int = 0,
     overwrite: bool = False,
     fail_fast: bool = False,
 ) -> None:
-    """Extract what is not done yet, each video into its file as it comes; ``batch`` counts.
+    """Extract what is not done yet, each video into its files as it comes; ``batch`` counts videos.
 
     Args:
-        folder: for the files, named by the videos' keys.
+        folder: for the files, named by the videos' keys and those of their views.
         videos: what to extract.
         backbones: one stream each.
         sampling: which frames to take.
@@ -158,6 +229,7 @@ def extract_into(
         workers: processes that decode.
         timeout: seconds after which a file is given up; None waits for ever.
         batch_size: frames gathered for a backbone.
+        views: augmented views of each video, beside itself.
         overwrite: also do what is done.
         fail_fast: stop at the first video that fails.
     """
@@ -166,14 +238,15 @@ def extract_into(
     from capvid.files import remove_leftovers
 
     batch.interrupted = common.GOES_ON
-    targets = {video.path: folder / f"{video.key}.safetensors" for video in videos}
-    todo = [video for video in videos if overwrite or not _is_done(targets[video.path], backbones, sampling)]
+    jobs = [_Job.of(video, folder, views) for video in videos]
+    rests = jobs if overwrite else [job.rest(backbones, sampling) for job in jobs]
+    todo = {job.path: job for job in rests if job.targets}
     batch.skipped = len(videos) - len(todo)
-    remove_leftovers(targets.values())
+    remove_leftovers(path for job in jobs for path in job.targets)
 
     def extracted() -> Generator[ExtractionResult, None, None]:
         yield from extract_features(
-            todo, backbones, sampling, workers=workers, batch_size=batch_size, timeout=timeout
+            todo.values(), backbones, sampling, workers=workers, batch_size=batch_size, timeout=timeout
         )
 
     with closing(extracted()) as results, batch.progress(len(todo), data_on_stdout=False):
@@ -183,7 +256,9 @@ def extract_into(
             try:
                 if result.error is not None or result.features is None:
                     raise result.error or UsageError(f"{result.path}: no features")
-                save_features(targets[result.path], result.features)
+                made = (result.features, *result.further)
+                for path, features in zip(todo[result.path].targets, made, strict=True):
+                    save_features(path, features)
                 batch.done += 1
             except CapvidError as error:
                 batch.failed(error)

@@ -20,6 +20,7 @@ from capvid.data.frames import FrameReader, segment_rows
 from capvid.decoding import pad_frames, pad_segments
 from capvid.errors import DataError
 from capvid.features.store import FeatureStore
+from capvid.features.views import NO_VIEWS, Views
 from capvid.text.tokenize import words
 from capvid.text.vocabulary import BOS, EOS, PAD, Vocabulary
 
@@ -53,32 +54,39 @@ class Batch:
 
 @dataclass(frozen=True)
 class Example:
-    """A video with its captions in numbers."""
+    """A video, or a view of it, with the video's captions in numbers."""
 
     id: str
     length: int  # T
     captions: tuple[list[int], ...]
     reader: Callable[[str], Tensor]
+    key: str = ""  # of the view whose features are read; none for the video's own
 
     @property
     def frames(self) -> Tensor:
         """The frames, (T, D) or (T, L, D) float16, read when asked for."""
-        return self.reader(self.id)
+        return self.reader(self.key or self.id)
 
 
 @dataclass(frozen=True)
 class ParagraphExample:
-    """The segments of a video with its paragraphs in numbers, a sentence for each segment."""
+    """The segments of a video, or a view of it, with its paragraphs in numbers, a sentence per segment."""
 
     id: str
     rows: tuple[Tensor, ...]  # the numbers (T,) of each segment's frames, T may be 0
     paragraphs: tuple[tuple[list[int], ...], ...]
     reader: Callable[[str], Tensor]
+    key: str = ""  # of the view whose features are read; none for the video's own
+
+    @property
+    def frames(self) -> Tensor:
+        """All frames, (T, D) or (T, L, D) float16, read when asked for."""
+        return self.reader(self.key or self.id)
 
     @property
     def segments(self) -> tuple[Tensor, ...]:
-        """The frames of each segment, (T, D) or (T, L, D) float16, read when asked for."""
-        frames = self.reader(self.id)
+        """The frames of each segment, as :attr:`frames` are."""
+        frames = self.frames
         return tuple(frames[rows] for rows in self.rows)
 
 
@@ -132,11 +140,16 @@ def check_features(videos: Sequence[CaptionedVideo], store: FeatureStore) -> Non
 
 
 def make_examples(
-    videos: Sequence[CaptionedVideo], reader: FrameReader, vocabulary: Vocabulary | None, lengths: Lengths
+    videos: Sequence[CaptionedVideo],
+    reader: FrameReader,
+    vocabulary: Vocabulary | None,
+    lengths: Lengths,
+    views: Views = NO_VIEWS,
 ) -> list[Example]:
     """Put videos and captions together; videos without a usable caption are left out.
 
-    Without a ``vocabulary``, as for evaluation, all videos are kept and no captions.
+    Without a ``vocabulary``, as for evaluation, all videos are kept and no captions. Each video's ``views``
+    follow it, with the same captions.
 
     Raises:
         DataError: a video has no features.
@@ -146,14 +159,16 @@ def make_examples(
     return [
         Example(
             video.id,
-            reader.length(video.id),
+            reader.length(key or video.id),
             tuple(vocabulary.encode(caption) for caption in spoken[video.id])
             if vocabulary is not None
             else (),
             reader,
+            key,
         )
         for video in videos
         if spoken[video.id] or vocabulary is None
+        for key in ("", *views.get(video.id, ()))
     ]
 
 
@@ -162,12 +177,14 @@ def make_paragraph_examples(
     reader: FrameReader,
     vocabulary: Vocabulary | None,
     lengths: Lengths,
+    views: Views = NO_VIEWS,
     *,
     max_segments: int,
 ) -> list[ParagraphExample]:
     """Put segments and paragraphs together; videos without a usable paragraph are left out.
 
-    Without a ``vocabulary``, as for evaluation, all videos are kept and no paragraphs.
+    Without a ``vocabulary``, as for evaluation, all videos are kept and no paragraphs. Each video's ``views``
+    follow it, with the same paragraphs.
 
     Raises:
         DataError: a video has no features, or a segment lies beyond them.
@@ -177,14 +194,16 @@ def make_paragraph_examples(
     return [
         ParagraphExample(
             video.id,
-            segment_rows(video.id, video.segments[:max_segments], reader.store),
+            segment_rows(key or video.id, video.segments[:max_segments], reader.store),
             tuple(tuple(map(vocabulary.encode, paragraph)) for paragraph in spoken[video.id])
             if vocabulary is not None
             else (),
             reader,
+            key,
         )
         for video in videos
         if spoken[video.id] or vocabulary is None
+        for key in ("", *views.get(video.id, ()))
     ]
 
 
@@ -245,9 +264,9 @@ class _Batches(ABC, Generic[_Example]):
     """Batches of one epoch after another; the same seed and epoch always give the same batches.
 
     Args:
-        examples: the videos to learn from.
+        examples: the videos, and views of them, to learn from.
         batch_size: captions, or paragraphs, per batch.
-        captions_per_video: how many are drawn from each video in an epoch, without repetition.
+        captions_per_video: how many are drawn for each example in an epoch, without repetition.
         max_frames: frames drawn from videos, or segments, that have more.
         first: take the first ones instead of drawing.
         frame_dropout: rate at which frames are left out besides; one at least stays.
@@ -361,7 +380,7 @@ class ParagraphBatches(_Batches[ParagraphExample]):
         """A batch of paragraphs with their videos' segments; missing segments have no frames and no words."""
         clips = []
         for row in rows:
-            frames = row.example.reader(row.example.id)
+            frames = row.example.frames
             clips.append([frames[some] for some in row.drawn])
         features, mask, _ = pad_segments(clips)  # (B, S, T, D), (B, S, T)
         segments = mask.shape[1]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from capvid.data.captions import SPLITS, CaptionedVideo
 from capvid.data.specs import LoadedData, load_data
+from capvid.features.views import viewed
 from capvid.text.tokenize import words
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ class FeatureCheck:
 
     Attributes:
         missing: by split, the ids of the videos that have none.
-        held: the ids that the features have.
+        held: the ids that the features have, without those of augmented views.
         timeless: a video whose segments are in seconds, and whose features do not know their times.
     """
 
@@ -118,7 +119,8 @@ def _check_features(videos: Sequence[CaptionedVideo], store: FeatureStore) -> Fe
     timed = (v.id for v in videos if v.id in store and any(s.unit == "seconds" for s in v.segments))
     first = next(timed, None)
     timeless = first if first is not None and store.get(first).times is None else None
-    return FeatureCheck(missing, store.ids(), timeless)
+    held = [key for key in store.ids() if viewed(key) not in store]
+    return FeatureCheck(missing, held, timeless)
 
 
 def _count(video: CaptionedVideo, report: DataReport) -> None:

@@ -6,11 +6,12 @@ import math
 from collections import deque
 from collections.abc import Generator, Iterable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
 from capvid.errors import CapvidError, DecoderError, VideoError
+from capvid.features.augment import Augmentation
 from capvid.features.decode import Decoded, Timeline, View, decode_video, read_timeline
 from capvid.video.sampling import Sampling
 from capvid.video.workers import WorkerDiedError, WorkerPool, WorkerTimeoutError
@@ -19,7 +20,8 @@ from capvid.video.workers import WorkerDiedError, WorkerPool, WorkerTimeoutError
 class HasPath(Protocol):
     """An input that carries more than its path.
 
-    A ``key``, if it has one, names the video; a ``sampling`` of its own comes before the common one.
+    A ``key``, if it has one, names the video; a ``sampling`` of its own comes before the common one. Its
+    ``variants``, if it has some, say how often it is looked at and by which augmentation, ``None`` for none.
     """
 
     @property
@@ -28,19 +30,24 @@ class HasPath(Protocol):
 
 
 Input = str | Path | HasPath
+Variants = tuple[Augmentation | None, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Video:
-    """One input: its decoded frames, or the error."""
+    """One input: its decoded frames, or the error.
+
+    Its crops are those of all views in its first variant, then those in its second, and so on.
+    """
 
     path: Path
     name: str
     decoded: Decoded | None
     error: CapvidError | None
+    variants: Variants = (None,)
 
     def __len__(self) -> int:
-        return len(self.decoded.times) if self.decoded else 0
+        return len(self.variants) * len(self.decoded.times) if self.decoded else 0
 
 
 class Decoder:
@@ -120,7 +127,8 @@ class Decoder:
 
     def _submit(self, item: Input, reader: str) -> Future[Decoded]:
         sampling = getattr(item, "sampling", self._sampling)
-        return self._pool.submit(decode_video, _path(item), sampling, self._views, reader, self._pictures)
+        views = [replace(view, augmentation=how) for how in _variants(item) for view in self._views]
+        return self._pool.submit(decode_video, _path(item), sampling, views, reader, self._pictures)
 
     def _outcome(self, item: Input, future: Future[Decoded]) -> Video:
         path = _path(item)
@@ -145,8 +153,13 @@ class Decoder:
             )
         except Exception as cause:  # whatever a decoder throws, the other videos go on
             failure = VideoError(path, f"could not be read ({cause})")
-        return Video(path=path, name=getattr(item, "key", path.stem), decoded=decoded, error=failure)
+        name = getattr(item, "key", path.stem)
+        return Video(path=path, name=name, decoded=decoded, error=failure, variants=_variants(item))
 
 
 def _path(item: Input) -> Path:
     return Path(item) if isinstance(item, str | Path) else Path(item.path)
+
+
+def _variants(item: Input) -> Variants:
+    return getattr(item, "variants", (None,))

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
+from capvid.features.augment import Augmentation
 from capvid.features.preprocess import prepare, shrink
 from capvid.features.registry import BackboneEntry, Clip, Preprocess
 from capvid.features.thumbnails import as_jpeg, reduced
@@ -24,10 +25,21 @@ from capvid.video.source import Windows, open_video, read_frames
 
 @dataclass(frozen=True, kw_only=True)
 class View:
-    """What of a video a backbone looks at; backbones that look at the same share it."""
+    """What of a video a backbone looks at; backbones that look at the same share it.
+
+    Attributes:
+        preprocess: how frames are cut and resized.
+        clip: what a network of clips sees at once; ``None`` for single frames.
+        augmentation: how each frame is seen, of single frames only; ``None`` as it is.
+    """
 
     preprocess: Preprocess
     clip: Clip | None = None
+    augmentation: Augmentation | None = None
+
+    def __post_init__(self) -> None:
+        if self.clip is not None and self.augmentation is not None:
+            raise ValueError("the frames of a clip are not augmented one by one")
 
     @classmethod
     def of(cls, entry: BackboneEntry) -> View:
@@ -40,7 +52,7 @@ class View:
         If the sampling is by windows of as many neighbouring frames as a network of clips sees at once, it
         sees these; otherwise the frames around the sampled one, its own interval apart.
         """
-        if self.preprocess.trim:
+        if self.preprocess.trim or self.augmentation is not None:
             return None
         reduce = partial(prepare, how=self.preprocess)
         if self.clip is None:
@@ -48,6 +60,12 @@ class View:
         if self.clip.stride == 1 and (whole := sampling.windows(self.clip.frames, reduce)):
             return whole
         return Windows(offsets=self.clip.offsets, reduce=reduce)
+
+    def prepare(self, frames: np.ndarray) -> np.ndarray:
+        """Cut and resize the sampled frames (T, H, W, 3) of a video, all together: (T, h, w, 3) uint8."""
+        if self.augmentation is not None:
+            return self.augmentation.prepare(frames, self.preprocess)
+        return prepare(frames, self.preprocess)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +124,7 @@ def decode_video(
     rest = iter(sampled.windows)
     crops = []
     for view, window in zip(views, windows, strict=True):
-        seen = next(rest) if window else prepare(sampled.frames, view.preprocess)
+        seen = next(rest) if window else view.prepare(sampled.frames)
         crops.append(seen[:, 0] if isinstance(window, _Stills) else seen)
     return Decoded(
         crops=tuple(crops),

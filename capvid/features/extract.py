@@ -34,7 +34,8 @@ TIMEOUT = 600.0  # seconds for one file
 class ExtractionResult:
     """What became of one input: its features, or the error; ``lost`` frames could not be decoded.
 
-    ``pictures`` are its frames, small and as JPEG files, if they were asked for.
+    ``pictures`` are its frames, small and as JPEG files, if they were asked for. Of an input with several
+    variants, ``features`` are those of the first and ``further`` those of the others.
     """
 
     path: Path
@@ -42,6 +43,7 @@ class ExtractionResult:
     error: CapvidError | None
     lost: int = 0
     pictures: tuple[bytes, ...] = ()
+    further: tuple[Features, ...] = ()
 
 
 def extract_features(
@@ -65,7 +67,8 @@ def extract_features(
     do not depend on which videos are worked on together, nor on the number of workers.
 
     Args:
-        inputs: paths of videos, or objects with a ``path``; taken one by one as they are needed.
+        inputs: paths of videos, or objects as :class:`~capvid.features.ahead.HasPath` says; taken one by one
+            as they are needed.
         backbones: one stream each.
         sampling: which frames to take.
         workers: processes that decode.
@@ -191,7 +194,8 @@ class _Extraction:
                 self._waiting.append(video)
                 if video.decoded:
                     for stream in self.streams:
-                        stream.put(video.decoded.crops[self.views.index(stream.view)])
+                        for crops in video.decoded.crops[self.views.index(stream.view) :: len(self.views)]:
+                            stream.put(crops)
                 crowded = len(self._waiting) > self._room  # nobody waits for ever behind inputs that fail
                 if crowded and not self._begun():
                     self._flush()
@@ -244,13 +248,23 @@ class _Extraction:
             dtype=self.dtype,
             capvid_version=__version__,
         )
-        features = Features(
-            header=header,
-            streams=parts,
-            times=decoded.times,
-            video=video.name,
-            duration=decoded.duration,
+        frames = len(decoded.times)
+        features, *further = (
+            Features(
+                header=header,
+                streams=tuple(part[number * frames : (number + 1) * frames] for part in parts),
+                times=decoded.times,
+                video=video.name,
+                duration=decoded.duration,
+                view=variant.number if variant else 0,
+            )
+            for number, variant in enumerate(video.variants)
         )
         return ExtractionResult(
-            path=video.path, features=features, error=None, lost=decoded.lost, pictures=decoded.pictures
+            path=video.path,
+            features=features,
+            error=None,
+            lost=decoded.lost,
+            pictures=decoded.pictures,
+            further=tuple(further),
         )

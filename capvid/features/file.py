@@ -20,7 +20,7 @@ from capvid.files import atomic_path
 
 FORMAT_VERSION = 1
 HEADER_KEY = "capvid"
-_VIDEO_KEY, _DURATION_KEY = "video", "duration"
+_VIDEO_KEY, _DURATION_KEY, _VIEW_KEY = "video", "duration", "view"
 _DTYPES = {"float16": np.float16, "float32": np.float32}
 
 
@@ -118,7 +118,7 @@ class FeatureHeader:
                     f"feature header of format {version}, while this capvid reads format {FORMAT_VERSION}",
                     remedy="extract the features again, or update capvid",
                 )
-            for key in (_VIDEO_KEY, _DURATION_KEY):
+            for key in (_VIDEO_KEY, _DURATION_KEY, _VIEW_KEY):
                 values.pop(key, None)
             streams = tuple(StreamHeader(**stream) for stream in values.pop("streams"))
             if not streams or not all(isinstance(stream.width, int) for stream in streams):
@@ -173,6 +173,7 @@ class Features:
         times: float64 (T,), seconds, presentation time of each frame; ``None`` where not known.
         video: name of the video.
         duration: of the video, in seconds; ``None`` where not known.
+        view: number of the augmented view that the frames were seen in; 0 as they are.
     """
 
     header: FeatureHeader
@@ -180,6 +181,7 @@ class Features:
     times: np.ndarray | None
     video: str
     duration: float | None = None
+    view: int = 0
 
     def __post_init__(self) -> None:
         if len(self.streams) != len(self.header.streams):
@@ -247,6 +249,8 @@ def save_features(path: str | Path, features: Features) -> None:
     header = {**dataclasses.asdict(features.header), _VIDEO_KEY: features.video}
     if features.duration is not None:
         header[_DURATION_KEY] = round(features.duration, 6)
+    if features.view:
+        header[_VIEW_KEY] = features.view
     metadata = {HEADER_KEY: json.dumps(header, sort_keys=True)}
     try:
         with atomic_path(path) as temporary:
@@ -279,10 +283,13 @@ def load_features(path: str | Path) -> Features:
             ) from error
         facts = json.loads(handle.metadata()[HEADER_KEY])
         video, duration = facts.get(_VIDEO_KEY, Path(path).stem), facts.get(_DURATION_KEY)
+        view = facts.get(_VIEW_KEY, 0)
     if not all(np.isfinite(stream).all() for stream in streams):
         raise FeatureFileError(f"{path}: has values that are not finite", remedy="extract the features again")
     try:
-        return Features(header=header, streams=streams, times=times, video=video, duration=duration)
+        return Features(
+            header=header, streams=streams, times=times, video=video, duration=duration, view=view
+        )
     except FeatureFileError as error:
         raise FeatureFileError(
             f"{path}: {error.message}", remedy=error.remedy or "extract the features again"

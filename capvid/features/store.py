@@ -28,6 +28,7 @@ from capvid.features.file import (
     open_safetensors,
 )
 from capvid.features.registry import canonical_backbone
+from capvid.features.views import viewed
 
 _SCALE = "scale"
 _DEQUANTISE: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
@@ -63,11 +64,15 @@ class FeatureStore:
     """The features of many videos, read when asked for.
 
     Sources that hold the same video are streams of the same frames, in the order given; sources that hold
-    different videos extend the store. All headers are read and compared at opening.
+    different videos extend the store. All headers are read and compared at opening. Augmented views that
+    lack a stream of their video are left out.
 
     Args:
         sources: folders of feature files (a video's id is the file's path in the folder without its suffix),
             feature files of one video, and packed files, these with a fragment if need be.
+
+    Attributes:
+        incomplete: the keys of the views that are left out.
 
     Raises:
         FeatureFileError: a source cannot be read, or videos have streams of other kinds or lengths.
@@ -81,6 +86,9 @@ class FeatureStore:
         for source in map(_open_source, sources):
             for video in source.ids():
                 self._holders.setdefault(video, []).append(source)
+        self.incomplete = [key for key in self._holders if self._lacks_streams(key)]
+        for key in self.incomplete:
+            del self._holders[key]
         self._header = self._common_header()
 
     @property
@@ -134,6 +142,14 @@ class FeatureStore:
         if video not in self._holders:
             raise FeatureFileError(f"no features of the video {video!r}", remedy="extract them first")
         return self._holders[video]
+
+    def _lacks_streams(self, key: str) -> bool:
+        """Whether this is a view of a video that has more streams."""
+        video = viewed(key)
+        return video in self._holders and self._streams(key) < self._streams(video)
+
+    def _streams(self, video: str) -> int:
+        return sum(len(source.header(video).streams) for source in self._holders[video])
 
     def _common_header(self) -> FeatureHeader:
         common: FeatureHeader | None = None

@@ -22,6 +22,7 @@ from capvid.data.frames import FrameReader
 from capvid.device import release_memory
 from capvid.errors import CapvidError, DataError, DivergedError, TrainingError
 from capvid.features.store import FeatureStore
+from capvid.features.views import NO_VIEWS, Views, views_of
 from capvid.files import atomic_write_text
 from capvid.text.vocabulary import Vocabulary
 from capvid.training import provenance
@@ -62,6 +63,7 @@ class Trainer:
         device: where to train.
         reporter: told of every batch and epoch.
         value_width: of the features, the last columns that are a captioner's values, not keys.
+        views: of the videos; None takes those that the store holds.
         resume: go on with the run in the folder, if it holds the state of one.
 
     Raises:
@@ -80,6 +82,7 @@ class Trainer:
         device: torch.device,
         reporter: Reporter,
         value_width: int = 0,
+        views: Views | None = None,
         resume: bool = False,
     ) -> None:
         self.recipe, self.videos, self.store, self.folder = recipe, videos, store, folder
@@ -95,7 +98,8 @@ class Trainer:
         self.vocabulary = self._vocabulary(train)
         self.captioner = self._build(value_width)
         self.captioner.function_words = self.vocabulary.function_words()
-        examples = self.task.examples(train, self.reader, self.vocabulary)
+        views = views_of([v.id for v in videos], store.ids()) if views is None else views
+        examples = self.task.examples(train, self.reader, self.vocabulary, views if data.views else NO_VIEWS)
         if not examples:
             raise DataError(f"no training caption has 1 to {data.max_words} words")
         self.batches = self._batches(examples)
@@ -188,9 +192,11 @@ class Trainer:
             if progress == Progress():
                 self.state.unlink(missing_ok=True)  # that of a run that is overwritten
                 self._begin()
+        count = len({example.id for example in self.batches.examples})
         self.reporter.started(
             captions=self.batches.captions,
-            videos=len(self.batches.examples),
+            videos=count,
+            views=len(self.batches.examples) - count,
             validation=len(self.validation),
             words=len(self.vocabulary),
             batches=len(self.batches),

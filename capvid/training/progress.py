@@ -91,9 +91,21 @@ class Reporter(Protocol):
     """Is told how training goes on."""
 
     def started(
-        self, *, captions: int, videos: int, validation: int, words: int, batches: int, epoch: int, batch: int
+        self,
+        *,
+        captions: int,
+        videos: int,
+        views: int,
+        validation: int,
+        words: int,
+        batches: int,
+        epoch: int,
+        batch: int,
     ) -> None:
-        """Training begins, or goes on, with ``epoch``, of whose ``batches`` the first ``batch`` are done."""
+        """Training begins, or goes on, with ``epoch``, of whose ``batches`` the first ``batch`` are done.
+
+        It is on so many ``videos``, and ``views`` of them.
+        """
 
     def stepped(
         self, *, epoch: int, batch: int, loss: float, captions_per_second: float, learning_rate: float

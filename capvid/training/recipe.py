@@ -31,7 +31,9 @@ class DataOptions:
             otherwise.
         frames: which of them: spread (as above), or the first ones.
         frame_dropout: rate at which frames are left out in training; one at least stays.
-        captions_per_video: captions, or paragraphs, drawn from each video per epoch.
+        captions_per_video: captions, or paragraphs, drawn for each video per epoch, and as many for each
+            view of it.
+        views: whether augmented views of the training videos are learned from, where the features hold some.
         max_segments: segments per video at most, the first ones (paragraphs only; ``max_frames`` is then the
             number of frames per segment).
         max_words: the length of captions that are trained on.
@@ -46,6 +48,7 @@ class DataOptions:
     frames: str = "spread"
     frame_dropout: float = 0.0
     captions_per_video: int = 20
+    views: bool = True
     max_segments: int = 12
     max_words: int = 30
     long_captions: str = "drop"

@@ -35,6 +35,7 @@ from capvid.errors import (
     UsageError,
 )
 from capvid.features.store import FeatureStore
+from capvid.features.views import views_of
 from capvid.files import atomic_path, atomic_write_text
 from capvid.training.evaluate import Evaluation, evaluate_run
 from capvid.training.events import EVENTS
@@ -201,6 +202,7 @@ class Search:
             store=self.store,
             folder=folder,
             reporter=self.reporter,
+            views=views_of([video.id for video in self.videos], self.store.ids()),
             resume=(folder / "recipe.json").is_file(),
         )
         return trainer.run()[0]

@@ -82,12 +82,12 @@ class VideoPlan:
 
 
 class VideoBatches:
-    """Every video once in an epoch, in random order; the same seed and epoch always give the same batches.
+    """Every example once in an epoch, in random order; the same seed and epoch always give the same batches.
 
     No frames are left out beyond ``data.max_frames``: videos are seen as when they are captioned.
 
     Args:
-        examples: the videos to learn from.
+        examples: the videos, and views of them, to learn from.
         recipe: which frames are taken of each, how many videos make a batch, and the seed.
     """
 
@@ -228,13 +228,20 @@ class SelfCriticalTrainer(Trainer):
         return Batch(videos.features, videos.mask, inputs, targets), self._rewards(videos.ids, samples)
 
     def _rewards(self, ids: Sequence[str], samples: Sequence[Sequence[Hypothesis]]) -> Tensor:
-        """CIDEr-D of every sample, (B, K), less ``contrast`` times its mean for a few other videos."""
+        """CIDEr-D of every sample, (B, K), less ``contrast`` times its mean for a few other videos.
+
+        A view of its own video is none of these.
+        """
         spoken = [self.vocabulary.decode(sample.tokens) for some in samples for sample in some]
         contrast = self.recipe.self_critical.contrast
         others = range(1, min(OTHERS + 1, len(ids))) if contrast else range(0)
-        scores = [self._scores([*ids[shift:], *ids[:shift]], spoken) for shift in (0, *others)]
-        rewards, *foreign = scores
-        return rewards - contrast * torch.stack(foreign).mean(0) if foreign else rewards
+        turned = [[*ids[shift:], *ids[:shift]] for shift in (0, *others)]
+        rewards, *foreign = (self._scores(some, spoken) for some in turned)
+        if not foreign:
+            return rewards
+        differ = torch.tensor([[[a != b] for a, b in zip(ids, some, strict=True)] for some in turned[1:]])
+        total, count = (torch.stack(foreign) * differ).sum(0), differ.sum(0).clamp_min(1)
+        return rewards - contrast * (total / count)
 
     def _scores(self, ids: Sequence[str], spoken: Sequence[Sequence[str]]) -> Tensor:
         """CIDEr-D (B, K) of K captions each for the videos ``ids``."""

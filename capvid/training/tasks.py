@@ -29,6 +29,7 @@ from capvid.data.captions import CaptionedVideo
 from capvid.data.frames import FrameReader
 from capvid.decoding import DecodingOptions, Hypothesis, decode, decode_paragraphs, pad_frames, pad_segments
 from capvid.errors import DataError
+from capvid.features.views import NO_VIEWS, Views
 from capvid.metrics import paragraph_text, score, score_paragraphs
 from capvid.metrics.cider import CiderD
 from capvid.text.vocabulary import Vocabulary
@@ -65,8 +66,12 @@ class Task(ABC, Generic[_Example]):
         videos: Sequence[CaptionedVideo],
         reader: FrameReader,
         vocabulary: Vocabulary | None,
+        views: Views = NO_VIEWS,
     ) -> list[_Example]:
-        """The videos with usable sentences; without a ``vocabulary`` all of them, and no sentences."""
+        """The videos with usable sentences, and their ``views``.
+
+        Without a ``vocabulary`` all videos, and no sentences.
+        """
 
     @abstractmethod
     def features(self, examples: Sequence[_Example]) -> Iterator[Tensor]:
@@ -130,9 +135,10 @@ class Captions(Task[Example]):
         videos: Sequence[CaptionedVideo],
         reader: FrameReader,
         vocabulary: Vocabulary | None,
+        views: Views = NO_VIEWS,
     ) -> list[Example]:
         """The videos with their frames and captions."""
-        return make_examples(videos, reader, vocabulary, self.lengths)
+        return make_examples(videos, reader, vocabulary, self.lengths, views)
 
     def features(self, examples: Sequence[Example]) -> Iterator[Tensor]:
         """The frames of each video."""
@@ -202,10 +208,11 @@ class Paragraphs(Task[ParagraphExample]):
         videos: Sequence[CaptionedVideo],
         reader: FrameReader,
         vocabulary: Vocabulary | None,
+        views: Views = NO_VIEWS,
     ) -> list[ParagraphExample]:
         """The videos with their segments and paragraphs."""
         return make_paragraph_examples(
-            videos, reader, vocabulary, self.lengths, max_segments=self.data.max_segments
+            videos, reader, vocabulary, self.lengths, views, max_segments=self.data.max_segments
         )
 
     def features(self, examples: Sequence[ParagraphExample]) -> Iterator[Tensor]:

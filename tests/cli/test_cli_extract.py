@@ -100,6 +100,56 @@ def test_same_names_give_different_files(
     assert len(list((tmp_path / "out").rglob("*.safetensors"))) == 3
 
 
+def test_views_beside_the_videos(
+    capvid: Run, video_files: list[Path], tmp_path: Path, bad_files: dict[str, Path]
+) -> None:
+    from capvid.features.file import load_features, load_header
+
+    def times() -> dict[str, int]:
+        return {path.stem: path.stat().st_mtime_ns for path in out.iterdir()}
+
+    out, alone = tmp_path / "out", tmp_path / "alone"
+    inputs = ["extract", *video_files[:2], bad_files["text"], "--backbone", "colour-grid", "--frames", 3]
+    arguments = [*inputs, "-o", out, "--workers", 1]
+    assert capvid(*arguments)[2].endswith("2 extracted, 1 failed\n")
+    before = times()
+    code, _, err = capvid(*arguments, "--views", 2)
+    assert (code, err.count("error: "), err.splitlines()[-1]) == (3, 1, "2 extracted, 1 failed")
+    made = times()
+    assert sorted(made) == ["v0", "v0@1", "v0@2", "v1", "v1@1", "v1@2"] and before.items() <= made.items()
+    for name in before:
+        seen = [load_features(path) for path in sorted(out.glob(f"{name}*"), key=lambda path: path.stem)]
+        assert [(features.video, features.view) for features in seen] == [(name, n) for n in range(3)]
+        assert len({features.streams[0].tobytes() for features in seen}) == 3
+        assert load_header(out / f"{name}@1.safetensors") == load_header(out / f"{name}.safetensors")
+    one = ["extract", video_files[1], "--backbone", "colour-grid", "--frames", 3]
+    assert capvid(*one, "--views", 3, "-o", alone, "--workers", 2, "--batch-size", 1) == (0, "", "")
+    for name in ("v1", "v1@1", "v1@2"):
+        assert (alone / f"{name}.safetensors").read_bytes() == (out / f"{name}.safetensors").read_bytes()
+    assert capvid(*arguments, "--views", 2)[2].endswith("0 extracted, 2 skipped (already done), 1 failed\n")
+    assert times() == made
+    assert capvid(*arguments, "--views", 1, "--overwrite")[2].endswith("2 extracted, 1 failed\n")
+    assert times().items() & made.items() == {(name, made[name]) for name in ("v0@2", "v1@2")}
+
+
+def test_what_has_no_views(capvid: Run, video_files: list[Path], tmp_path: Path) -> None:
+    arguments = ["--backbone", "colour-grid", "--backbone", "x3d-xs", "--views", 1, "-o", tmp_path / "out"]
+    code, _, err = capvid("extract", tmp_path / "nothing.mp4", *arguments)
+    assert (code, err.count("\n")) == (2, 1)
+    assert err.startswith("error: x3d-xs sees clips of 4 frames, and --views are of single frames")
+    for name in ("clip.mp4", "clip@2.mp4"):
+        shutil.copy(video_files[0], tmp_path / name)
+    arguments = ["extract", tmp_path, "--backbone", "colour-grid", "-o", tmp_path / "out"]
+    code, _, err = capvid(*arguments, "--views", 2)
+    assert (code, err.count("\n")) == (2, 1)
+    assert (
+        f"{tmp_path / 'clip@2.mp4'}: its features would have the name of a view of {tmp_path / 'clip.mp4'}"
+        in err
+    )
+    assert not (tmp_path / "out").exists()
+    assert capvid(*arguments, "--views", 1)[:2] == (0, "")
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [

@@ -67,3 +67,19 @@ def test_what_does_not_go_together(capvid: Run, toy: Toy, videos: Path, tmp_path
     assert code == 1
     assert "none of the 8 videos is one of the data, such as 'a/v0'; " in err and "would be 'broken'" in err
     assert not (tmp_path / "run" / "best").exists()
+
+
+def test_views_that_lack_a_stream_are_told_of(capvid: Run, tmp_path: Path) -> None:
+    import numpy as np
+    from safetensors.numpy import save_file
+
+    frames = np.zeros((2, 3), np.float32)
+    save_file(dict.fromkeys(("a", "a@1", "a@2", "b"), frames), tmp_path / "one.safetensors")
+    save_file(dict.fromkeys(("a", "b", "a@2"), frames), tmp_path / "two.safetensors")
+    (tmp_path / "data.jsonl").write_text('{"id": "a", "split": "train", "captions": ["a dog runs"]}\n')
+    features = [part for name in ("one", "two") for part in ("--features", tmp_path / f"{name}.safetensors")]
+    command = ["train", "m3-small", "--data", tmp_path / "data.jsonl", *features, "-o", tmp_path / "run"]
+    note = "note: 1 view lacks a stream and is left out (a@1)"
+    code, _, err = capvid(*command)
+    assert (code, err.splitlines()[0]) == (1, note) and "no video of the data is in the val split" in err
+    assert note not in capvid(*command, "--set", "data.views=false")[2]

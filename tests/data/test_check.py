@@ -82,6 +82,12 @@ def test_missing_features_are_counted_and_named(tmp_path: Path) -> None:
         check_data([spec], features=[str(tmp_path / "none")])
 
 
+def test_views_are_not_counted_as_videos(tmp_path: Path) -> None:
+    some = pack(tmp_path / "some.safetensors", "a", "a@1", "a@2", "x@1")
+    said = text(write(tmp_path / "own.jsonl", *ROWS), features=(some,))
+    assert "the features hold 2 videos (a, x@1)" in said
+
+
 def test_segments_in_seconds_need_features_with_times(tmp_path: Path) -> None:
     timed = {"timestamps": [[0, 4]], "sentences": ["A goat rows."]}
     (tmp_path / "train.json").write_text(json.dumps({"v_a": timed}), encoding="utf-8")

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from capvid.errors import CapvidError, MissingVideoError, UsageError, VideoError
 from capvid.features import backbones as loading
 from capvid.features import decode as module
+from capvid.features.augment import Augmentation
 from capvid.features.backbones import Backbone, load_backbone
 from capvid.features.extract import ExtractionResult, extract_features
 from capvid.features.file import StreamHeader, load_features, save_features
@@ -240,6 +241,37 @@ def test_a_key_names_the_video(made_up_videos: list[str]) -> None:
     results = list(extracted(given, [make_backbone(Quadrants())]))
     assert [result.features.video for result in results if result.features] == ["day1/v-1-2", "day2/v-1-2"]
     assert [result.path for result in results] == [item.path for item in given]
+
+
+@pytest.mark.parametrize("batch_size", [1, 5, 100])
+def test_a_video_and_its_views_are_decoded_together(made_up_videos: list[str], batch_size: int) -> None:
+    """A view of grey frames has other light and nothing else."""
+
+    @dataclasses.dataclass
+    class Input:
+        path: Path
+        key: str
+        variants: tuple[Augmentation | None, ...]
+
+    paths = [Path(f"v-{20 * n}-{1 + n % 4}.mp4") for n in range(1, 7)]
+    views = [(None, Augmentation(1, "x"), Augmentation(2, "x")), (Augmentation(2, "y"),)]
+    inputs = [Input(path, f"k{n}", views[n % 2]) for n, path in enumerate(paths)]
+    backbones = [make_backbone(Quadrants()), make_backbone(Quadrants(), "resnet50")]
+    results = list(extracted([*inputs, "gone.mp4"], backbones, batch_size=batch_size))
+    assert results.pop().error is not None and made_up_videos.count("v-20-2") == 1
+    for item, result in zip(inputs, results, strict=True):
+        made = (result.features, *result.further)
+        assert len(made) == len(item.variants)
+        for variant, features in zip(item.variants, made, strict=True):
+            grey = np.array(shades(item.path), np.float64)
+            if variant is not None:
+                grey = np.rint(grey * [view.light for view in variant.draw(len(grey))])
+            bgr = (grey[:, None] - [104, 117, 123]).repeat(4, axis=1)
+            rgb = ((grey[:, None] / 255 - [0.485, 0.456, 0.406]) / [0.229, 0.224, 0.225]).repeat(4, axis=1)
+            np.testing.assert_array_equal(features.streams[0], bgr)
+            np.testing.assert_allclose(features.streams[1], rgb, atol=2e-3)
+            assert (features.video, features.view) == (item.key, variant.number if variant else 0)
+            np.testing.assert_array_equal(features.times, np.arange(len(grey)) / 4)
 
 
 @pytest.mark.parametrize("change", [{"workers": 0}, {"batch_size": 0}, {"dtype": "int8"}, {"backbones": []}])

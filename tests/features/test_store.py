@@ -213,3 +213,23 @@ def test_packed_features_of_real_videos(shared_data: Path) -> None:
         expected_x3d = x.get_tensor("video6513").astype(np.float32) ** 2 * x.get_tensor("scale")
     expected = np.concatenate([expected_google, expected_x3d], axis=1)
     np.testing.assert_allclose(store.get("video6513").concatenated(), expected, rtol=1e-6)
+
+
+def test_views_need_all_streams_of_their_video(tmp_path: Path) -> None:
+    first = write_folder(tmp_path / "a", {"x": 4, "x@1": 4, "x@2": 4, "y": 5, "y@1": 5})
+    second = write_folder(tmp_path / "b", {"x": 4, "x@1": 4, "y": 5}, backbone="googlenet")
+    store = FeatureStore([first, second])
+    assert store.ids() == ["x", "x@1", "y"] and store.incomplete == ["x@2", "y@1"]
+    assert [stream.backbone for stream in store.header.streams] == ["resnet50", "googlenet"]
+    assert FeatureStore([first]).incomplete == []
+    with pytest.raises(FeatureFileError, match="streams of different lengths"):
+        FeatureStore([first, write_folder(tmp_path / "c", {"x": 4, "x@1": 3, "y": 5}, backbone="googlenet")])
+
+
+def test_views_may_lie_in_a_folder_of_their_own(tmp_path: Path) -> None:
+    videos, views = write_folder(tmp_path / "a", {"x": 4}), write_folder(tmp_path / "b", {"x@1": 3})
+    store = FeatureStore([videos, views])
+    assert store.ids() == ["x", "x@1"] and store.get("x@1").streams[0].tolist() == [[3, 3]] * 3
+    other = write_folder(tmp_path / "c", {"x@1": 3}, layer="other")
+    with pytest.raises(FeatureFileError, match="x and x@1 are of different kinds"):
+        FeatureStore([videos, other])
