@@ -46,8 +46,8 @@ def test_the_python_of_the_readme_runs(
     shutil.copyfile(CLIP, "your-video.mp4")
     exec(script, {})
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "a car is driving a car"
-    assert re.fullmatch(r"your-video.mp4: a car is driving a car \(-\d+\.\d\)", lines[1])
+    assert lines[0] == "a man is driving a car"
+    assert re.fullmatch(r"your-video.mp4: a man is driving a car \(-\d+\.\d\)", lines[1])
     assert lines[2].startswith("missing.mp4: no such file")
 
 

@@ -64,6 +64,14 @@ def test_the_default_is_trained() -> None:
     assert model_folder(None) == model_folder(default_captioner())
 
 
+def test_every_family_is_bundled_and_has_the_same_words() -> None:
+    assert set(TRAINED) >= {"m3", "kv-memory", "ham", "dense-lstm", "mart"}
+    configs = (
+        json.loads((model_folder(name) / "captioner.json").read_text(encoding="utf-8")) for name in TRAINED
+    )
+    assert len({tuple(config["vocabulary"]) for config in configs}) == 1
+
+
 def test_all_of_it_is_small() -> None:
     assert sum(path.stat().st_size for path in FOLDER.rglob("*") if path.is_file()) <= 40_000_000
 
