@@ -32,7 +32,7 @@ def test_what_is_here(capvid: Run, hub: FakeHub) -> None:
     assert (code, err) == (0, "")
     found = lines(out)
     assert found["capvid"][0] == "ok" and found["capvid"][1].startswith(package.__version__)
-    assert found["bundled models"] == ("ok", "m3 (by default m3)")
+    assert found["bundled models"] == ("ok", "m3, kv-memory, ham, dense-lstm, mart (by default m3)")
     assert found["Hub"][0] == "ok" and hub.url in found["Hub"][1]
     assert "h264" in found["video codecs"][1]
     assert all(state in ("ok", "gap") for state, _ in found.values())

@@ -34,7 +34,10 @@ def complete(words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
         ("capvid caption --out", ["--output", "--output-dir"]),
         ("capvid caption --from", ["--from-file"]),
         ("capvid caption v.mp4 --format j", ["json", "jsonl"]),
-        ("capvid caption --model ", ["m3", "git-base-vatex", "git-large-vatex"]),
+        (
+            "capvid caption --model ",
+            ["m3", "kv-memory", "ham", "dense-lstm", "mart", "git-base-vatex", "git-large-vatex"],
+        ),
         ("capvid caption --model runs/", []),  # left to the shell, which completes paths
         ("capvid caption vid", []),
         ("capvid extract --backbone resnet", ["resnet50", "resnet152", "resnet200d"]),
