@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -50,9 +51,9 @@ class VideoError(CapvidError):
 
     kind = "unreadable"
 
-    def __init__(self, path: str | Path, message: str, *, remedy: str = "") -> None:
+    def __init__(self, path: str | os.PathLike[str], message: str, *, remedy: str = "") -> None:
         super().__init__(f"{path}: {message}", remedy=remedy)
-        self.path = Path(path)
+        self.path = Path(path) if isinstance(path, str) else path
 
 
 class MissingVideoError(VideoError):

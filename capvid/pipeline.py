@@ -6,7 +6,6 @@ Notation for tensor shapes: B videos, T frames, D width of the features.
 from __future__ import annotations
 
 import weakref
-from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -22,11 +21,13 @@ from capvid.captioners.checkpoint import Checkpoint
 from capvid.decoding import DecodingOptions
 from capvid.describe import Described, Describer, paragraph
 from capvid.errors import CapvidError, DataError, FeatureMismatchError, UsageError
-from capvid.features.decode import Timeline
-from capvid.features.extract import TIMEOUT, ExtractionResult, extract_features
+from capvid.features.ahead import Video, holds_features
+from capvid.features.decode import fetched
+from capvid.features.extract import TIMEOUT, ExtractionResult, compute_features, views_of
 from capvid.features.file import Features, load_features
-from capvid.features.parts import extract_in_parts
+from capvid.features.parts import DecodeStage, joined
 from capvid.results import Caption, CaptionResult, Segment
+from capvid.storage import VideoPath, located
 from capvid.video.sampling import Sampling
 from capvid.video.segments import Segmentation, frames_within
 from capvid.video.workers import WorkerPool
@@ -104,7 +105,7 @@ class CaptionPipeline:
             raise result.error
         return result.captions[0].text
 
-    def stream(self, paths: Iterable[str | Path]) -> Generator[CaptionResult, None, None]:
+    def stream(self, paths: Iterable[str | VideoPath]) -> Generator[CaptionResult, None, None]:
         """Caption videos and files of features (``.safetensors``), in their order, as they come.
 
         Videos are decoded in the background while the captioner works. Paths are taken one by one as they are
@@ -113,9 +114,8 @@ class CaptionPipeline:
         Raises:
             CapvidError: what concerns all inputs, such as the backbone's weights.
         """
-        with closing(self._features(map(Path, paths))) as features:
-            for batch in _batches(features, self.batch_size):
-                yield from self._describe(batch)
+        with closing(self._features(map(located, paths))) as features:
+            yield from self.describe(features)
 
     def caption_features(self, videos: Sequence[Features | np.ndarray]) -> list[tuple[Caption, ...]]:
         """Caption videos by their features, together; of each the captions, best first.
@@ -148,6 +148,16 @@ class CaptionPipeline:
             )
         return np.ascontiguousarray(array, dtype=np.float32)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Be sent to another process without the processes that decode."""
+        options = {name: getattr(self, name) for name in _OPTIONS}
+        return _rebuilt, (self.checkpoint, tuple(self._backbones), options)
+
+    def on(self, device: torch.device | str) -> CaptionPipeline:
+        """The same pipeline on another device."""
+        options = {name: getattr(self, name) for name in _OPTIONS} | {"device": torch.device(device)}
+        return _rebuilt(self.checkpoint, [one.on(device) for one in self._backbones], options)
+
     @cached_property
     def _backbones(self) -> Sequence[Backbone]:
         given = self._given_backbones
@@ -160,39 +170,22 @@ class CaptionPipeline:
         weakref.finalize(self, pool.close)
         return pool
 
-    def _features(self, paths: Iterator[Path]) -> Generator[ExtractionResult, None, None]:
+    def _features(self, paths: Iterator[VideoPath]) -> Generator[ExtractionResult, None, None]:
         """Features of every input in order: made for videos, read from files of features."""
         for path in paths:
-            if not _holds_features(path):  # from the first video on, videos are decoded ahead
-                with closing(self._mixed(chain([path], paths))) as results:
-                    yield from map(self._checked, results)
+            if not holds_features(path):  # the backbones are needed from the first video on
+                with closing(self.decoding.videos(self._pool, chain([path], paths))) as videos:
+                    yield from self.features_of(videos)
                 return
-            yield self._checked(self._loaded(path))
+            yield self._loaded(path)
 
-    def _mixed(self, paths: Iterator[Path]) -> Generator[ExtractionResult, None, None]:
-        """Features of inputs of which at least one is a video."""
-        waiting: deque[Path] = deque()  # inputs that were taken, and are not given yet
-
-        def videos() -> Iterator[Path]:
-            for path in paths:
-                waiting.append(path)
-                if not _holds_features(path):
-                    yield path
-
-        with closing(self._extraction(videos())) as extracted:
-            for result in extracted:
-                while _holds_features(waiting[0]):
-                    yield self._loaded(waiting.popleft())
-                waiting.popleft()
-                yield result
-        yield from map(self._loaded, waiting)
-
-    @staticmethod
-    def _loaded(path: Path) -> ExtractionResult:
+    def _loaded(self, path: VideoPath) -> ExtractionResult:
         try:
-            return ExtractionResult(path=path, features=load_features(path), error=None)
+            with fetched(path) as file:
+                features = load_features(file)
         except CapvidError as error:
             return ExtractionResult(path=path, features=None, error=error)
+        return self._checked(ExtractionResult(path=path, features=features, error=None))
 
     def _checked(self, result: ExtractionResult) -> ExtractionResult:
         """Give the same result, or the error if its features are not like those trained on."""
@@ -205,20 +198,40 @@ class CaptionPipeline:
             named = FeatureMismatchError(f"{result.path}: {error.message}", remedy=error.remedy)
             return ExtractionResult(path=result.path, features=None, error=named)
 
-    def _extraction(self, videos: Iterable[Path]) -> Generator[ExtractionResult, None, None]:
-        """Features of videos: of the frames that are sampled, or that their segments need."""
-        options: dict[str, Any] = {"batch_size": FRAMES_PER_VIDEO_IN_BATCH * self.batch_size}
-        options |= {"pool": self._pool, "pictures": self.pictures}
-        if self.checkpoint.sees:  # no file has to hold its features
-            options["dtype"] = "float32"
-        if self.segments is None:
-            return extract_features(videos, self._backbones, self.sampling, **options)
-        cut, sampling = self.segments, self.sampling
+    @property
+    def decoding(self) -> DecodeStage:
+        """The stage that decodes videos for this captioner."""
+        return DecodeStage(
+            views=tuple(views_of(self._backbones)),
+            sampling=self.sampling,
+            cut=self.segments,
+            pictures=self.pictures,
+            frames=self._frames,
+            stored=True,
+        )
 
-        def choose(path: Path, timeline: Timeline) -> np.ndarray:
-            return cut.choose(path, timeline.times, timeline.duration, sampling)
+    @property
+    def _frames(self) -> int:
+        """Gathered before the backbones compute."""
+        return FRAMES_PER_VIDEO_IN_BATCH * self.batch_size
 
-        return extract_in_parts(videos, self._backbones, sampling, choose, **options)
+    def features_of(self, videos: Iterable[Video]) -> Iterator[ExtractionResult]:
+        """The stage after :attr:`decoding`: features of decoded videos, in their order, as they come.
+
+        Files of features that passed are read.
+        """
+        dtype = "float32" if self.checkpoint.sees else "float16"  # no file has to hold what GIT sees
+        results = compute_features(
+            videos, self._backbones, self.sampling, batch_size=self._frames, dtype=dtype
+        )
+        for result in joined(results):
+            passed = result.features is None and result.error is None
+            yield self._loaded(result.path) if passed else self._checked(result)
+
+    def describe(self, results: Iterable[ExtractionResult]) -> Iterator[CaptionResult]:
+        """The last stage: captions of videos by their features, in their order, as they come."""
+        for batch in _batches(results, self.batch_size):
+            yield from self._describe(batch)
 
     def _describe(self, batch: Sequence[ExtractionResult]) -> Iterator[CaptionResult]:
         """Caption one batch; inputs that failed pass through in their places."""
@@ -289,6 +302,25 @@ class CaptionPipeline:
         )
 
 
+_OPTIONS = (
+    "device",
+    "sampling",
+    "options",
+    "batch_size",
+    "workers",
+    "timeout",
+    "segments",
+    "pictures",
+    "model",
+)
+
+
+def _rebuilt(
+    checkpoint: Checkpoint, backbones: Sequence[Backbone], options: Mapping[str, Any]
+) -> CaptionPipeline:
+    return CaptionPipeline(checkpoint, backbones, **options)
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Cut:
     """A video in segments: from when to when, which frames, and their features."""
@@ -297,10 +329,6 @@ class _Cut:
     spans: Sequence[tuple[float, float | None]]
     frames: Sequence[np.ndarray]
     clips: Sequence[np.ndarray]
-
-
-def _holds_features(path: Path) -> bool:
-    return path.suffix.lower() == ".safetensors"
 
 
 def _batches(items: Iterable[_T], size: int) -> Iterator[list[_T]]:

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
 from capvid.errors import CapvidError
+from capvid.storage import VideoPath
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +88,7 @@ class CaptionResult:
         pictures: of the sampled frames, small and as JPEG files, where they were asked for.
     """
 
-    path: Path
+    path: VideoPath
     status: str
     captions: tuple[Caption, ...]
     error: CapvidError | None

@@ -7,16 +7,20 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from enum import Enum
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypedDict
+from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 
 import typer
 
 from capvid.cli import common, completion
+from capvid.cli.given import Shard, read_given
 from capvid.cli.looking import check_report, looking
+from capvid.cli.scale import Engine, EngineOption, RayAddress, RetryFailed, Scale, VideosPerFile, run_sharded
 from capvid.errors import UsageError
 
 if TYPE_CHECKING:
+    from capvid.engine.jobs import Job
     from capvid.output import Writer
     from capvid.pipeline import CaptionPipeline
     from capvid.results import CaptionResult
@@ -35,11 +39,13 @@ class Format(str, Enum):
     vtt = "vtt"
     tsv = "tsv"
     csv = "csv"
+    parquet = "parquet"
 
 
 def caption(
     inputs: common.Inputs = None,
     from_file: common.FromFile = None,
+    column: common.Column = None,
     model: Annotated[
         str | None,
         typer.Option(
@@ -53,7 +59,12 @@ def caption(
         Path | None, typer.Option("-o", "--output", show_default=False, help="One file for everything.")
     ] = None,
     output_dir: Annotated[
-        Path | None, typer.Option(show_default=False, help="Folder that takes one file per video.")
+        str | None,
+        typer.Option(
+            metavar="DIR|URL",
+            show_default=False,
+            help="Folder that takes one file per video; a folder or an address that takes shards.",
+        ),
     ] = None,
     form: Annotated[
         Format | None,
@@ -123,27 +134,78 @@ def caption(
     recursive: common.Recursive = True,
     overwrite: common.Overwrite = False,
     fail_fast: common.FailFast = False,
+    shard: Shard = None,
+    engine: EngineOption = Engine.local,
+    ray_address: RayAddress = None,
+    videos_per_file: VideosPerFile = None,
+    retry_failed: RetryFailed = False,
 ) -> None:
     """Caption videos.
 
     An input is a video, a folder of videos, a pattern ('clips/**/*.mp4'), a zip file with a folder of
-    pictures for each video, or a file of features (.safetensors). One file and no -o prints the caption.
-    Several inputs, a list or a pattern print a line each: path, tab, caption.
+    pictures for each video, a tar file of videos, a file of features (.safetensors), or the address of any
+    of these but zip files (s3://, gs://, https://). One file and no -o prints the caption. Several inputs, a
+    list or a pattern print a line each: path, tab, caption.
 
     With --output-dir each video gets a file of its own, written as soon as it is ready. A manifest in the
     folder says what became of each; what is there already, from the same video by the same model with the
     same settings, is skipped, and what failed is tried again.
     With -o the file is replaced when all is done.
+
+    With --format parquet, --videos-per-file or --engine ray, or where --output-dir is an address, captions go
+    into shards: files of JSON lines or Parquet with many videos each, those that failed included. What is in
+    them already is skipped.
     """
     if output and output_dir:
         raise UsageError("-o and --output-dir exclude each other", remedy="give one of them")
-    given = common.read_given(inputs, from_file)
-    batch = common.Batch(verb="captioned", many=given.many)
+    given = read_given(inputs, from_file, column=column, shard=shard)
+    scale = Scale(engine=engine, ray_address=ray_address, per_file=videos_per_file, retry_failed=retry_failed)
+    sharded = scale.wants_shards(output_dir, form and form.value)
+    batch = common.Batch(verb="captioned", many=given.many or sharded)
     if output:
         common.check_writable_file(output)
     if report:
         check_report(report, output)
-    videos = common.collect(given, batch, recursive=recursive, fail_fast=fail_fast)
+    options: dict[str, Any] = {
+        "weights": weights,
+        "batch_size": batch_size,
+        "workers": workers or common.default_workers(),
+        "timeout": timeout or None,
+        "segments": segments,
+        "attention": attention or report is not None,
+        "pictures": report is not None,
+        "beam_size": beam,
+        "num_captions": num_captions,
+        "max_length": max_length,
+        "min_length": min_length,
+        "specificity": specificity,
+        "no_repeat_ngram": no_repeat_ngram,
+        "no_repeat_words": no_repeat_words,
+        "temperature": temperature,
+        "top_p": top_p,
+        "seed": seed,
+    }
+    how: _How
+    if sharded:
+        assert output_dir is not None
+        _check_sharded(form, output=output, report=report)
+        run_sharded(
+            partial(_job, model, "cpu" if engine is Engine.ray else device, options, attention),
+            given,
+            batch,
+            output_dir,
+            scale,
+            form=form.value if form else "jsonl",
+            device=device,
+            workers=workers,
+            timeout=timeout or None,
+            recursive=recursive,
+            overwrite=overwrite,
+            fail_fast=fail_fast,
+        )
+        batch.finish()
+        return
+    videos = given.videos(batch, recursive=recursive, fail_fast=fail_fast)
     if not videos:
         batch.finish()
     from capvid.loading import load
@@ -155,35 +217,16 @@ def caption(
         raise UsageError(
             f"{writer.extension} holds the subtitles of one video", remedy="give --output-dir for several"
         )
-    pipeline = load(
-        model,
-        device=device,
-        weights=weights,
-        batch_size=batch_size,
-        workers=workers or common.default_workers(),
-        timeout=timeout or None,
-        segments=segments,
-        attention=attention or report is not None,
-        pictures=report is not None,
-        beam_size=beam,
-        num_captions=num_captions,
-        max_length=max_length,
-        min_length=min_length,
-        specificity=specificity,
-        no_repeat_ngram=no_repeat_ngram,
-        no_repeat_words=no_repeat_words,
-        temperature=temperature,
-        top_p=top_p,
-        seed=seed,
-    )
-    if output_dir:
-        common.check_writable_folder(output_dir)
+    pipeline = load(model, device=device, **options)
+    folder = _local(output_dir) if output_dir else None
+    if folder:
+        common.check_writable_folder(folder)
     recorded = attention and writer.records_attention
     with looking(pipeline, batch, report=report, charts=attention and not recorded) as look:
-        how: _How = {"look": look, "attention": recorded, "fail_fast": fail_fast}
-        if output_dir:
+        how = {"look": look, "attention": recorded, "fail_fast": fail_fast}
+        if folder:
             again = report is not None
-            _into_folder(pipeline, videos, batch, output_dir, writer, overwrite=overwrite, again=again, **how)
+            _into_folder(pipeline, videos, batch, folder, writer, overwrite=overwrite, again=again, **how)
         elif output:
             _into_file(pipeline, videos, batch, output, writer, **how)
         else:
@@ -192,6 +235,27 @@ def caption(
             ) as out:
                 _run(pipeline, videos, batch, out.write, look, data_on_stdout=True, fail_fast=fail_fast)
     batch.finish()
+
+
+def _local(folder: str) -> Path:
+    """The path of a folder of this machine, which ``file://`` may be before."""
+    return Path(folder.removeprefix("file://"))
+
+
+def _check_sharded(form: Format | None, *, output: Path | None, report: Path | None) -> None:
+    """Raise UsageError for options that do not go with shards."""
+    if output or report:
+        raise UsageError("shards take neither -o nor --report", remedy="leave it out")
+    if form not in (None, Format.jsonl, Format.parquet):
+        raise UsageError(f"there are no shards of {form.value}", remedy="use --format jsonl or parquet")
+
+
+def _job(model: str | None, device: str, options: dict[str, Any], attention: bool) -> Job:
+    """The job of captioning for shards."""
+    from capvid.engine.jobs import CaptionJob
+    from capvid.loading import load
+
+    return CaptionJob(pipeline=load(model, device=device, **options), attention=attention)
 
 
 class _How(TypedDict):

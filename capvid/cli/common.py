@@ -6,7 +6,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,20 +21,31 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress
 
-    from capvid.video.inputs import VideoInput
+    from capvid.storage import VideoPath
+
 
 SOME_FAILED = 3
 GOES_ON = "; the same command goes on from there"
 
-Inputs = Annotated[list[Path] | None, typer.Argument(metavar="INPUT", show_default=False, readable=False)]
+Inputs = Annotated[list[str] | None, typer.Argument(metavar="INPUT", show_default=False)]
 FromFile = Annotated[
     str | None,
     typer.Option(
         "--from-file",
         metavar="FILE",
         show_default=False,
-        help="Take inputs from a list as well, - for stdin: one path a line, or with NUL after each (find "
-        "-print0). Paths that are not absolute begin at the current folder.",
+        help="Take inputs from a list as well, - for stdin: one path or address a line, or with NUL after "
+        "each (find -print0); or from a column of a CSV, TSV or Parquet file. Paths that are not absolute "
+        "begin at the current folder.",
+    ),
+]
+Column = Annotated[
+    str | None,
+    typer.Option(
+        "--column",
+        metavar="NAME",
+        show_default="video, path, url or file",
+        help="The column of --from-file.",
     ),
 ]
 Device = Annotated[
@@ -111,7 +122,7 @@ class Batch:
         self.errors.append(error)
         self.say(f"error: {error}")
 
-    def lost(self, path: Path, frames: int) -> None:
+    def lost(self, path: VideoPath | str, frames: int) -> None:
         """Say that so many frames of an input could not be decoded, if there are any."""
         if frames:
             what = "1 frame" if frames == 1 else f"{frames} frames"
@@ -131,7 +142,7 @@ class Batch:
             self._progress.advance(self._progress.task_ids[0])
 
     @contextmanager
-    def progress(self, total: int, *, data_on_stdout: bool) -> Iterator[None]:
+    def progress(self, total: int | None, *, data_on_stdout: bool) -> Iterator[None]:
         """Show a bar on stderr while the block runs, and say how far it came if it is interrupted.
 
         The bar is only on a terminal, and not where the data themselves go there line by line.
@@ -140,11 +151,12 @@ class Batch:
             with self._bar(total, shown=not (data_on_stdout and sys.stdout.isatty())):
                 yield
         except KeyboardInterrupt:
-            self.say(f"interrupted: {self.done} of {total} {self.verb}{self.interrupted}")
+            of = "" if total is None else f" of {total}"
+            self.say(f"interrupted: {self.done}{of} {self.verb}{self.interrupted}")
             raise
 
     @contextmanager
-    def _bar(self, total: int, *, shown: bool) -> Iterator[None]:
+    def _bar(self, total: int | None, *, shown: bool) -> Iterator[None]:
         if not shown or not self.many or not sys.stderr.isatty():
             yield
             return
@@ -190,69 +202,6 @@ class Batch:
         if self.done or self.skipped:
             return SOME_FAILED
         return self.errors[0].exit_code if len(self.errors) == 1 else 1
-
-
-@dataclass(frozen=True, kw_only=True)
-class Given:
-    """The inputs of a command.
-
-    Attributes:
-        inputs: files, folders and patterns.
-        source: the list of ``--from-file``, if there is one.
-        listed: the paths in it.
-    """
-
-    inputs: Sequence[Path]
-    source: str | None = None
-    listed: Sequence[Path] = ()
-
-    @property
-    def many(self) -> bool:
-        """Whether they stand for a batch: more than one, a list, a pattern, a folder or a zip file."""
-        from capvid.video.patterns import is_folder, is_pattern
-
-        if self.source is not None or len(self.inputs) != 1:
-            return True
-        (path,) = self.inputs
-        return path.suffix.lower() == ".zip" or is_folder(path) or is_pattern(path)
-
-
-def read_given(inputs: Sequence[Path] | None, source: str | None) -> Given:
-    """Read what a command is to work on: its arguments, and the list at ``source``, ``-`` for stdin.
-
-    Raises:
-        UsageError: there are neither, or the list cannot be read.
-    """
-    from capvid.video.inputs import EXTENSIONS, read_paths
-
-    if source is None:
-        if not inputs:
-            raise UsageError("no input", remedy="give a video, a folder, or a list with --from-file")
-        return Given(inputs=inputs)
-    if Path(source).suffix.lower() in EXTENSIONS:
-        raise UsageError(f"{source}: is a video, not a list of paths", remedy="leave out --from-file")
-    try:
-        data = sys.stdin.buffer.read() if source == "-" else Path(source).read_bytes()
-    except OSError as error:
-        raise UsageError(f"{source}: the list cannot be read ({error.strerror})") from error
-    return Given(inputs=inputs or [], source=source, listed=read_paths(data))
-
-
-def collect(given: Given, batch: Batch, *, recursive: bool, fail_fast: bool) -> list[VideoInput]:
-    """Find the videos that the inputs stand for; what gives none counts as failed.
-
-    Raises:
-        CapvidError: with ``fail_fast``, the first that failed.
-    """
-    from capvid.video.inputs import find_videos
-
-    if given.source is not None and not given.listed:
-        error = CapvidError(f"{given.source}: there is no path in this list")
-        if fail_fast:
-            raise error
-        batch.failed(error)
-    failed = None if fail_fast else batch.failed
-    return find_videos(given.inputs, listed=given.listed, recursive=recursive, failed=failed)
 
 
 def check_writable_file(path: Path) -> None:

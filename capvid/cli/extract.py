@@ -5,25 +5,40 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
+from enum import Enum
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from capvid.cli import common, completion
+from capvid.cli.given import Shard, read_given
+from capvid.cli.scale import Engine, EngineOption, RayAddress, RetryFailed, Scale, VideosPerFile, run_sharded
 from capvid.errors import CapvidError, UsageError
 
 if TYPE_CHECKING:
+    from capvid.engine.jobs import Job
     from capvid.features.ahead import Variants
     from capvid.features.backbones import Backbone
     from capvid.features.extract import ExtractionResult
+    from capvid.storage import VideoPath
     from capvid.video.inputs import VideoInput
     from capvid.video.sampling import Sampling
+
+
+class Format(str, Enum):
+    """The formats of ``--format``."""
+
+    safetensors = "safetensors"
+    webdataset = "webdataset"
+    parquet = "parquet"
 
 
 def extract(
     inputs: common.Inputs = None,
     from_file: common.FromFile = None,
+    column: common.Column = None,
     *,
     backbone: Annotated[
         list[str],
@@ -34,8 +49,23 @@ def extract(
         ),
     ],
     output: Annotated[
-        Path, typer.Option("-o", "--output", show_default=False, help="Folder for the files of features.")
+        str,
+        typer.Option(
+            "-o",
+            "--output",
+            metavar="DIR|URL",
+            show_default=False,
+            help="Folder for the files of features; a folder or an address for shards.",
+        ),
     ],
+    form: Annotated[
+        Format | None,
+        typer.Option(
+            "--format",
+            show_default="safetensors; webdataset in shards",
+            help="A file for each video, or shards: WebDataset's tar files of these, or Parquet.",
+        ),
+    ] = None,
     layer: Annotated[
         list[str] | None,
         typer.Option(show_default="the backbone's own", help="Layer to take, once per backbone."),
@@ -77,6 +107,11 @@ def extract(
     recursive: common.Recursive = True,
     overwrite: common.Overwrite = False,
     fail_fast: common.FailFast = False,
+    shard: Shard = None,
+    engine: EngineOption = Engine.local,
+    ray_address: RayAddress = None,
+    videos_per_file: VideosPerFile = None,
+    retry_failed: RetryFailed = False,
 ) -> None:
     """Turn videos into files of features.
 
@@ -84,6 +119,10 @@ def extract(
     (.safetensors), written as soon as it is ready. A video whose features are there, made with the same
     backbones, layers, weights and frames, is skipped; features made otherwise are made anew. A video counts
     once, with all its views.
+
+    With --format webdataset or parquet, --videos-per-file or --engine ray, or where -o is an address,
+    features go into shards: files with many videos each, which also say what failed. What is in them already
+    is skipped.
     """
     if layer and len(layer) != len(backbone):
         raise UsageError(
@@ -98,31 +137,42 @@ def extract(
     if views:
         _check_single_frames(backbone)
     chosen = read_sampling(sampling, frames=frames, clean=clean)
-    given = common.read_given(inputs, from_file)
-    batch = common.Batch(verb="extracted", many=given.many)
-    videos = common.collect(given, batch, recursive=recursive, fail_fast=fail_fast)
+    given = read_given(inputs, from_file, column=column, shard=shard)
+    scale = Scale(engine=engine, ray_address=ray_address, per_file=videos_per_file, retry_failed=retry_failed)
+    sharded = scale.wants_shards(output, form and form.value)
+    batch = common.Batch(verb="extracted", many=given.many or sharded)
+    load = partial(_load, backbone, layer, weights, precision)
+    if sharded:
+        if form is Format.safetensors or views:
+            raise UsageError(
+                "shards take neither --format safetensors nor --views", remedy="use webdataset or parquet"
+            )
+        run_sharded(
+            lambda: _job(load("cpu" if engine is Engine.ray else device), chosen, batch_size),
+            given,
+            batch,
+            output,
+            scale,
+            form=form.value if form else Format.webdataset.value,
+            device=device,
+            workers=workers,
+            timeout=timeout or None,
+            recursive=recursive,
+            overwrite=overwrite,
+            fail_fast=fail_fast,
+        )
+        batch.finish()
+        return
+    videos = given.videos(batch, recursive=recursive, fail_fast=fail_fast)
     if not videos:
         batch.finish()
     _check_names(videos, views)
-    common.check_writable_folder(output)
-    from capvid.device import resolve_device
-    from capvid.features.backbones import load_backbone
-
-    place = resolve_device(device)
-    loaded = [
-        load_backbone(
-            name,
-            layer=layer[number] if layer else None,
-            weights=weights,
-            device=place,
-            precision=precision,
-        )
-        for number, name in enumerate(backbone)
-    ]
+    folder = Path(output.removeprefix("file://"))
+    common.check_writable_folder(folder)
     extract_into(
-        output,
+        folder,
         videos,
-        loaded,
+        load(device),
         chosen,
         batch,
         workers=workers or common.default_workers(),
@@ -133,6 +183,33 @@ def extract(
         fail_fast=fail_fast,
     )
     batch.finish()
+
+
+def _load(
+    names: Sequence[str], layers: Sequence[str] | None, weights: Path | None, precision: str, device: str
+) -> list[Backbone]:
+    """Load the backbones, each with its layer."""
+    from capvid.device import resolve_device
+    from capvid.features.backbones import load_backbone
+
+    place = resolve_device(device)
+    return [
+        load_backbone(
+            name,
+            layer=layers[number] if layers else None,
+            weights=weights,
+            device=place,
+            precision=precision,
+        )
+        for number, name in enumerate(names)
+    ]
+
+
+def _job(backbones: Sequence[Backbone], sampling: Sampling, batch_size: int) -> Job:
+    """The job of extraction for shards."""
+    from capvid.engine.jobs import ExtractJob
+
+    return ExtractJob(backbones=backbones, sampling=sampling, batch_size=batch_size)
 
 
 def read_sampling(text: str | None, *, frames: int | None, clean: bool) -> Sampling:
@@ -175,16 +252,16 @@ def _check_names(videos: Sequence[VideoInput], views: int) -> None:
 
 
 @dataclass(frozen=True)
-class _Job:
+class _Todo:
     """What is extracted of a video: its ``variants``, and the files that these go to."""
 
-    path: Path
+    path: VideoPath
     key: str
     variants: Variants
     targets: tuple[Path, ...]
 
     @classmethod
-    def of(cls, video: VideoInput, folder: Path, views: int) -> _Job:
+    def of(cls, video: VideoInput, folder: Path, views: int) -> _Todo:
         """Everything: the video as it is, and so many views."""
         from capvid.features.augment import Augmentation
         from capvid.features.views import view_key
@@ -194,7 +271,7 @@ class _Job:
         variants = (None, *(Augmentation(number, video.key) for number in numbers))
         return cls(video.path, video.key, variants, tuple(folder / f"{key}.safetensors" for key in keys))
 
-    def rest(self, backbones: Sequence[Backbone], sampling: Sampling) -> _Job:
+    def rest(self, backbones: Sequence[Backbone], sampling: Sampling) -> _Todo:
         """What is not done yet."""
         left = [n for n, path in enumerate(self.targets) if not _is_done(path, backbones, sampling)]
         return replace(
@@ -238,7 +315,7 @@ def extract_into(
     from capvid.files import remove_leftovers
 
     batch.interrupted = common.GOES_ON
-    jobs = [_Job.of(video, folder, views) for video in videos]
+    jobs = [_Todo.of(video, folder, views) for video in videos]
     rests = jobs if overwrite else [job.rest(backbones, sampling) for job in jobs]
     todo = {job.path: job for job in rests if job.targets}
     batch.skipped = len(videos) - len(todo)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from capvid.cli import common
 from capvid.cli.extract import extract_into, read_sampling
+from capvid.cli.given import Given
 from capvid.errors import DataError
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ def extract_features_of(
 
     batch = common.Batch(verb="extracted", many=True)
     wanted = {video.id for video in data}
-    found = common.collect(common.Given(inputs=videos), batch, recursive=True, fail_fast=False)
+    found = Given(inputs=list(map(str, videos))).videos(batch, recursive=True, fail_fast=False)
     named = [video for video in found if video.key in wanted]
     if not named:
         example = f"; {found[0].path} would be {found[0].key!r}" if found else ""

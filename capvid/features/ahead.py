@@ -13,6 +13,7 @@ from typing import Protocol
 from capvid.errors import CapvidError, DecoderError, VideoError
 from capvid.features.augment import Augmentation
 from capvid.features.decode import Decoded, Timeline, View, decode_video, read_timeline
+from capvid.storage import Blob, VideoPath, located
 from capvid.video.sampling import Sampling
 from capvid.video.workers import WorkerDiedError, WorkerPool, WorkerTimeoutError
 
@@ -25,11 +26,11 @@ class HasPath(Protocol):
     """
 
     @property
-    def path(self) -> Path:
+    def path(self) -> VideoPath:
         """Where the video is."""
 
 
-Input = str | Path | HasPath
+Input = str | VideoPath | HasPath
 Variants = tuple[Augmentation | None, ...]
 
 
@@ -37,14 +38,18 @@ Variants = tuple[Augmentation | None, ...]
 class Video:
     """One input: its decoded frames, or the error.
 
-    Its crops are those of all views in its first variant, then those in its second, and so on.
+    Its crops are those of all views in its first variant, then those in its second, and so on. One that is
+    decoded in several ``parts`` is so many of these, one after the other. What is ``stored`` is a file of
+    features, of which nothing is decoded.
     """
 
-    path: Path
+    path: VideoPath
     name: str
     decoded: Decoded | None
     error: CapvidError | None
     variants: Variants = (None,)
+    parts: int = 1
+    stored: bool = False
 
     def __len__(self) -> int:
         return len(self.variants) * len(self.decoded.times) if self.decoded else 0
@@ -59,6 +64,7 @@ class Decoder:
         views: what is kept of them.
         reader: name of the video reader; ``auto`` goes on to the next where one fails.
         pictures: whether to keep small pictures of the frames.
+        stored: whether to let files of features pass, for those who need them.
     """
 
     def __init__(
@@ -69,7 +75,9 @@ class Decoder:
         views: Sequence[View],
         reader: str = "auto",
         pictures: bool = False,
+        stored: bool = False,
     ) -> None:
+        self._stored = stored
         self._pool = pool
         self._sampling = sampling
         self._views = tuple(views)
@@ -82,11 +90,11 @@ class Decoder:
         Inputs are taken one by one as they are needed. When the iteration is given up, what has not begun
         is not decoded any more.
         """
-        pending: deque[tuple[Input, Future[Decoded]]] = deque()
+        pending: deque[tuple[Input, Future[Decoded] | None]] = deque()
         videos, seen, fill = 0, 0, 1
         try:
             for item in inputs:
-                pending.append((item, self._submit(item, self._reader)))
+                pending.append((item, None if self._passes(item) else self._submit(item, self._reader)))
                 while len(pending) > self._pool.size + fill:
                     video = self._outcome(*pending.popleft())
                     if video.decoded:
@@ -97,7 +105,11 @@ class Decoder:
                 yield self._outcome(*pending.popleft())
         finally:
             for _, future in pending:
-                future.cancel()
+                if future is not None:
+                    future.cancel()
+
+    def _passes(self, item: Input) -> bool:
+        return self._stored and holds_features(path_of(item))
 
     def timelines(
         self, inputs: Iterable[Input], *, ahead: int
@@ -106,32 +118,40 @@ class Decoder:
 
         An input that cannot be opened has no timeline; decoding it will say why.
         """
-        pending: deque[tuple[Input, Future[Timeline]]] = deque()
+        pending: deque[tuple[Input, Future[Timeline] | None]] = deque()
         try:
             for item in inputs:
-                pending.append((item, self._pool.submit(read_timeline, _path(item), self._reader)))
+                path = path_of(item)
+                passes = self._passes(item)
+                pending.append(
+                    (item, None if passes else self._pool.submit(read_timeline, path, self._reader))
+                )
                 if len(pending) > ahead:
                     yield self._timeline(*pending.popleft())
             while pending:
                 yield self._timeline(*pending.popleft())
         finally:
             for _, future in pending:
-                future.cancel()
+                if future is not None:
+                    future.cancel()
 
     @staticmethod
-    def _timeline(item: Input, future: Future[Timeline]) -> tuple[Input, Timeline | None]:
+    def _timeline(item: Input, future: Future[Timeline] | None) -> tuple[Input, Timeline | None]:
         try:
-            return item, future.result()
+            return item, None if future is None else future.result()
         except Exception:  # whatever a decoder throws, it will throw again
             return item, None
 
     def _submit(self, item: Input, reader: str) -> Future[Decoded]:
         sampling = getattr(item, "sampling", self._sampling)
         views = [replace(view, augmentation=how) for how in _variants(item) for view in self._views]
-        return self._pool.submit(decode_video, _path(item), sampling, views, reader, self._pictures)
+        return self._pool.submit(decode_video, path_of(item), sampling, views, reader, self._pictures)
 
-    def _outcome(self, item: Input, future: Future[Decoded]) -> Video:
-        path = _path(item)
+    def _outcome(self, item: Input, future: Future[Decoded] | None) -> Video:
+        path = path_of(item)
+        name = getattr(item, "key", path.stem)
+        if future is None:
+            return Video(path=path, name=name, decoded=None, error=None, stored=True)
         decoded: Decoded | None = None
         failure: CapvidError | None = None
         try:
@@ -153,12 +173,20 @@ class Decoder:
             )
         except Exception as cause:  # whatever a decoder throws, the other videos go on
             failure = VideoError(path, f"could not be read ({cause})")
-        name = getattr(item, "key", path.stem)
-        return Video(path=path, name=name, decoded=decoded, error=failure, variants=_variants(item))
+        parts = getattr(item, "parts_in_all", 1)
+        return Video(
+            path=path, name=name, decoded=decoded, error=failure, variants=_variants(item), parts=parts
+        )
 
 
-def _path(item: Input) -> Path:
-    return Path(item) if isinstance(item, str | Path) else Path(item.path)
+def holds_features(path: VideoPath) -> bool:
+    """Whether an input is a file of features, and no video."""
+    return path.suffix.lower() == ".safetensors"
+
+
+def path_of(item: Input) -> VideoPath:
+    """Where an input is."""
+    return located(item) if isinstance(item, str | Path | Blob) else item.path
 
 
 def _variants(item: Input) -> Variants:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -51,6 +51,16 @@ class Backbone:
     device: torch.device
     dtype: torch.dtype = torch.float32
     threads: int = field(default_factory=torch.get_num_threads)
+
+    def on(self, device: str | torch.device) -> Backbone:
+        """The same backbone on another device, where it computes in what is fast and safe there."""
+        place = torch.device(device)
+        if place == self.device:
+            return self
+        dtype = _dtype_for("auto", self.entry, place)
+        header = replace(self.header, precision=str(dtype).removeprefix("torch."))
+        module = self.module.to(place, dtype)
+        return replace(self, module=module, device=place, dtype=dtype, header=header)
 
     def __call__(self, frames: np.ndarray, *, batch_size: int = 32) -> np.ndarray:
         """Compute the features of RGB frames.

@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from capvid.errors import UsageError
+from capvid.storage import VideoPath
 from capvid.video.sampling import RateSampling, Sampling, UniformSampling
 from capvid.video.segments import EqualSegments, Segmentation, Span, read_segments
 
@@ -34,7 +35,7 @@ class AutoSegments:
 
     spec: str = "auto"
 
-    def choose(self, path: Path, times: np.ndarray, duration: float, sampling: Sampling) -> np.ndarray:
+    def choose(self, path: VideoPath, times: np.ndarray, duration: float, sampling: Sampling) -> np.ndarray:
         """Choose frames evenly over the whole video, as often as the sampling does, if it goes by a rate."""
         if isinstance(sampling, RateSampling):
             return sampling.choose(times)
@@ -42,7 +43,7 @@ class AutoSegments:
             return UniformSampling(LEAST).choose(times)
         return RateSampling(RATE).choose(times)
 
-    def spans(self, path: Path, features: np.ndarray, times: np.ndarray, duration: float) -> list[Span]:
+    def spans(self, path: VideoPath, features: np.ndarray, times: np.ndarray, duration: float) -> list[Span]:
         """Cut between frames with different features, from the beginning to the end of the video."""
         cuts = changes(features, _frames_of(SHORTEST, times))
         inner = (float(times[cut - 1] + times[cut]) / 2 for cut in cuts)

@@ -7,17 +7,20 @@ h and w height and width of a network's input.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 
+from capvid.errors import MissingVideoError, VideoError
 from capvid.features.augment import Augmentation
 from capvid.features.preprocess import prepare, shrink
 from capvid.features.registry import BackboneEntry, Clip, Preprocess
 from capvid.features.thumbnails import as_jpeg, reduced
+from capvid.storage import Blob, StorageError, VideoPath, local_copy
 from capvid.video.clean import useful
 from capvid.video.sampling import Sampling
 from capvid.video.source import Windows, open_video, read_frames
@@ -101,7 +104,7 @@ class Decoded:
 
 
 def decode_video(
-    path: Path, sampling: Sampling, views: Sequence[View], reader: str, pictures: bool = False
+    path: VideoPath, sampling: Sampling, views: Sequence[View], reader: str, pictures: bool = False
 ) -> Decoded:
     """Read, cut and resize what backbones with these ``views`` see of a video; it is decoded once.
 
@@ -110,6 +113,11 @@ def decode_video(
     Raises:
         VideoError: it cannot be read; the subclass says why.
     """
+    with fetched(path) as file:
+        return _decode(file, sampling, views, reader, pictures)
+
+
+def _decode(path: Path, sampling: Sampling, views: Sequence[View], reader: str, pictures: bool) -> Decoded:
     windows = [view.windows(sampling) for view in views]
     whole = sampling.clean or None in windows  # else only what the views see is kept
     sampled = read_frames(
@@ -151,13 +159,39 @@ class Timeline:
     jumps: bool
 
 
-def read_timeline(path: Path, reader: str) -> Timeline:
+@contextmanager
+def fetched(path: VideoPath) -> Iterator[Path]:
+    """Give the file of a video, fetched from where it is if need be, while the block runs.
+
+    Raises:
+        VideoError: it cannot be fetched; errors of the block name the video, not its copy.
+    """
+    if not isinstance(path, Blob):
+        yield path
+        return
+    try:
+        with local_copy(path) as file:
+            try:
+                yield file
+            except VideoError as error:
+                error.message = error.message.replace(str(file), str(path))
+                error.path = path
+                raise
+    except FileNotFoundError as error:
+        raise MissingVideoError(path, "there is nothing at this address") from error
+    except StorageError as error:
+        failed = VideoError(path, error.message.removeprefix(f"{path.url}: "), remedy=error.remedy)
+        failed.kind = error.kind
+        raise failed from error
+
+
+def read_timeline(path: VideoPath, reader: str) -> Timeline:
     """Open a video to see when its frames are shown.
 
     Raises:
         VideoError: it cannot be opened; the subclass says why.
     """
-    with open_video(path, reader=reader) as source:
+    with fetched(path) as file, open_video(file, reader=reader) as source:
         return Timeline(times=source.frame_times(), duration=source.info.duration, jumps=source.jumps)
 
 

@@ -11,7 +11,6 @@ from collections.abc import Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -21,6 +20,7 @@ from capvid.errors import CapvidError, FeatureFileError, UsageError
 from capvid.features.ahead import Decoder, Input, Video
 from capvid.features.decode import Decoded, View
 from capvid.features.file import FeatureHeader, Features
+from capvid.storage import VideoPath
 from capvid.video.workers import WorkerPool
 
 if TYPE_CHECKING:
@@ -35,15 +35,19 @@ class ExtractionResult:
     """What became of one input: its features, or the error; ``lost`` frames could not be decoded.
 
     ``pictures`` are its frames, small and as JPEG files, if they were asked for. Of an input with several
-    variants, ``features`` are those of the first and ``further`` those of the others.
+    variants, ``features`` are those of the first and ``further`` those of the others. Of one that is decoded
+    in several ``parts``, there are so many results one after the other. A file of features that only passed
+    has neither features nor an error. ``name`` is the video's.
     """
 
-    path: Path
+    path: VideoPath
     features: Features | None
     error: CapvidError | None
     lost: int = 0
     pictures: tuple[bytes, ...] = ()
     further: tuple[Features, ...] = ()
+    parts: int = 1
+    name: str = ""
 
 
 def extract_features(
@@ -86,24 +90,50 @@ def extract_features(
         UsageError: no backbone, or a number below 1.
         CapvidError: what concerns all inputs, such as a device without enough memory.
     """
-    if not backbones:
-        raise UsageError("no backbone was given")
-    if workers < 1 or batch_size < 1:
-        raise UsageError("workers and batch size must be at least 1")
-    if dtype not in _DTYPES:
-        raise UsageError(f"features cannot be stored as {dtype}", remedy=f"use {' or '.join(_DTYPES)}")
-    extraction = _Extraction(backbones, sampling, batch_size, dtype)
+    if workers < 1:
+        raise UsageError("there must be at least 1 worker")
+    _check(backbones, batch_size, dtype)
 
     def run() -> Generator[ExtractionResult, None, None]:
         with ExitStack() as stack:
             processes = pool or stack.enter_context(WorkerPool(workers, timeout=timeout))
             decoder = Decoder(
-                processes, sampling=sampling, views=extraction.views, reader=reader, pictures=pictures
+                processes, sampling=sampling, views=views_of(backbones), reader=reader, pictures=pictures
             )
             videos = stack.enter_context(closing(decoder.videos(inputs, frames=batch_size)))
-            yield from extraction.results(videos)
+            yield from compute_features(videos, backbones, sampling, batch_size=batch_size, dtype=dtype)
 
     return run()
+
+
+def compute_features(
+    videos: Iterable[Video],
+    backbones: Sequence[Backbone],
+    sampling: Sampling,
+    *,
+    batch_size: int = 32,
+    dtype: str = "float16",
+) -> Iterator[ExtractionResult]:
+    """Compute the features of videos that were decoded for these backbones (:func:`views_of`), in order.
+
+    Arguments and results are those of :func:`extract_features`.
+    """
+    _check(backbones, batch_size, dtype)
+    return _Extraction(backbones, sampling, batch_size, dtype).results(videos)
+
+
+def views_of(backbones: Sequence[Backbone]) -> list[View]:
+    """What of a video these backbones look at; those that look at the same share it."""
+    return list(dict.fromkeys(View.of(backbone.entry) for backbone in backbones))
+
+
+def _check(backbones: Sequence[Backbone], batch_size: int, dtype: str) -> None:
+    if not backbones:
+        raise UsageError("no backbone was given")
+    if batch_size < 1:
+        raise UsageError("the batch size must be at least 1")
+    if dtype not in _DTYPES:
+        raise UsageError(f"features cannot be stored as {dtype}", remedy=f"use {' or '.join(_DTYPES)}")
 
 
 _DTYPES = ("float16", "float32")
@@ -182,7 +212,7 @@ class _Extraction:
         self.streams = [_Stream(backbone, batch_size, dtype) for backbone in backbones]
         self.sampling = sampling
         self.dtype = dtype
-        self.views = list(dict.fromkeys(stream.view for stream in self.streams))
+        self.views = views_of(backbones)
         self._enough = 2 * max(stream.backbone.lanes.count for stream in self.streams)
         self._room = self._enough * max(stream.together for stream in self.streams)
         self._waiting: deque[Video] = deque()
@@ -229,7 +259,9 @@ class _Extraction:
             if video.decoded:
                 yield self._result(video, video.decoded)
             else:
-                yield ExtractionResult(path=video.path, features=None, error=video.error)
+                yield ExtractionResult(
+                    path=video.path, features=None, error=video.error, parts=video.parts, name=video.name
+                )
 
     def _result(self, video: Video, decoded: Decoded) -> ExtractionResult:
         parts = tuple(stream.take(len(video)) for stream in self.streams)
@@ -240,7 +272,9 @@ class _Extraction:
                     f"{video.path}: {name} gives features that {self.dtype} cannot hold",
                     remedy="store them as float32",
                 )
-                return ExtractionResult(path=video.path, features=None, error=error)
+                return ExtractionResult(
+                    path=video.path, features=None, error=error, parts=video.parts, name=video.name
+                )
         header = FeatureHeader(
             streams=tuple(stream.backbone.header for stream in self.streams),
             sampling=self.sampling.spec(),
@@ -267,4 +301,6 @@ class _Extraction:
             lost=decoded.lost,
             pictures=decoded.pictures,
             further=tuple(further),
+            parts=video.parts,
+            name=video.name,
         )

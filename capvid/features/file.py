@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -228,12 +229,28 @@ def save_features(path: str | Path, features: Features) -> None:
         FeatureFileError: another dtype, a value that float16 cannot hold or that is not finite, or a folder
             that cannot be written.
     """
-    from safetensors.numpy import save_file
+    data = features_to_bytes(features, name=path)
+    try:
+        with atomic_path(path) as temporary:
+            temporary.write_bytes(data)
+    except OSError as error:
+        raise FeatureFileError(f"{path}: cannot be written ({error.strerror or error})") from error
 
+
+def features_to_bytes(features: Features, *, name: str | Path = "") -> bytes:
+    """Give the bytes of one video's file of features.
+
+    Raises:
+        FeatureFileError: another dtype, or a value that float16 cannot hold or that is not finite; it names
+            the file, or the video.
+    """
+    from safetensors.numpy import save
+
+    name = name or features.video
     dtype = _DTYPES.get(features.header.dtype)
     if dtype is None:
         raise FeatureFileError(
-            f"{path}: features cannot be stored as {features.header.dtype}", remedy="use float16 or float32"
+            f"{name}: features cannot be stored as {features.header.dtype}", remedy="use float16 or float32"
         )
     tensors = {}
     for index, stream in enumerate(features.streams):
@@ -241,7 +258,7 @@ def save_features(path: str | Path, features: Features) -> None:
             stored = np.ascontiguousarray(stream, dtype=dtype)
         if not np.isfinite(stored).all():
             cause = "float16 cannot hold" if np.isfinite(stream).all() else "are not finite"
-            raise FeatureFileError(f"{path}: stream {index + 1} has values that {cause}")
+            raise FeatureFileError(f"{name}: stream {index + 1} has values that {cause}")
         tensors[f"stream{index}"] = stored
     if features.times is not None:
         tensors["times"] = np.ascontiguousarray(features.times, dtype=np.float64)
@@ -251,12 +268,20 @@ def save_features(path: str | Path, features: Features) -> None:
         header[_DURATION_KEY] = round(features.duration, 6)
     if features.view:
         header[_VIEW_KEY] = features.view
-    metadata = {HEADER_KEY: json.dumps(header, sort_keys=True)}
-    try:
-        with atomic_path(path) as temporary:
-            save_file(tensors, temporary, metadata=metadata)
-    except OSError as error:
-        raise FeatureFileError(f"{path}: cannot be written ({error.strerror or error})") from error
+    data: bytes = save(tensors, metadata={HEADER_KEY: json.dumps(header, sort_keys=True)})
+    return data
+
+
+def features_from_bytes(data: bytes, *, name: str = "features") -> Features:
+    """Read one video's features, as float32, from the bytes of their file.
+
+    Raises:
+        FeatureFileError: they are none, or damaged.
+    """
+    with tempfile.TemporaryDirectory(prefix="capvid-") as folder:
+        path = Path(folder) / f"{Path(name).name}.safetensors"
+        path.write_bytes(data)
+        return load_features(path)
 
 
 def load_features(path: str | Path) -> Features:

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from capvid.features.ahead import Decoder, Input
-from capvid.features.decode import Timeline
-from capvid.features.extract import ExtractionResult, extract_features
+from capvid.features.ahead import Decoder, Input, Video, path_of
+from capvid.features.decode import Timeline, View
+from capvid.features.extract import ExtractionResult
+from capvid.storage import VideoPath
 from capvid.video.sampling import ChosenTimes, Sampling
+from capvid.video.segments import Segmentation
 from capvid.video.workers import WorkerPool
 
-if TYPE_CHECKING:
-    from capvid.features.backbones import Backbone
-
-Choose = Callable[[Path, Timeline], np.ndarray]
 FRAMES_AT_ONCE = 128  # of one video that are decoded together
 WITHOUT_JUMPS = 2048  # the same where each part is decoded from the beginning of the video on
 _AHEAD = 2  # videos that are looked into before their turn
@@ -28,72 +23,104 @@ _AHEAD = 2  # videos that are looked into before their turn
 
 @dataclass(frozen=True, kw_only=True)
 class _Part:
-    """Some frames of a video."""
+    """Some frames of a video, which has so many parts."""
 
-    path: Path
+    path: VideoPath
     key: str
     sampling: Sampling
+    parts_in_all: int
 
 
-def extract_in_parts(
-    inputs: Iterable[Input],
-    backbones: Sequence[Backbone],
-    sampling: Sampling,
-    choose: Choose,
-    *,
-    pool: WorkerPool,
-    reader: str = "auto",
-    **options: Any,
-) -> Generator[ExtractionResult, None, None]:
-    """Compute the features of the frames that ``choose`` picks of each video, in order, as they come.
+def decode_in_parts(
+    decoder: Decoder, inputs: Iterable[Input], sampling: Sampling, cut: Segmentation, *, frames: int
+) -> Generator[Video, None, None]:
+    """Decode the frames of each input that its segments need, in order, as they come.
 
     Args:
+        decoder: decodes them.
         inputs: as for :func:`~capvid.features.extract.extract_features`.
-        backbones: one stream each.
-        sampling: which frames are usually looked at, for headers and for what can be seen of an input only
-            by decoding it.
-        choose: gives the indices of the frames to take, by the video's path and timeline.
-        pool: processes that decode.
-        reader: name of the video reader.
-        options: further ones of :func:`~capvid.features.extract.extract_features`.
+        sampling: which frames are usually looked at.
+        cut: cuts videos into segments.
+        frames: so many are decoded ahead.
 
     Yields:
-        One result per input, with the features of all its frames.
+        the parts of each input, one after the other; the input itself where it cannot be looked into, as
+        decoding it will say.
     """
-    counts: deque[int] = deque()  # parts of each video that was begun and is not given yet
-    decoder = Decoder(pool, sampling=sampling, views=(), reader=reader)
 
     def parts() -> Iterator[Input]:
         with closing(decoder.timelines(inputs, ahead=_AHEAD)) as found:
             for item, timeline in found:
-                cut = [item] if timeline is None else _cut(item, timeline, sampling, choose)
-                counts.append(len(cut))
-                yield from cut
+                yield from [item] if timeline is None else _cut(item, timeline, sampling, cut)
 
-    extraction = extract_features(parts(), backbones, sampling, pool=pool, reader=reader, **options)
-    with closing(extraction) as results:
-        gathered: list[ExtractionResult] = []
-        for result in results:
-            gathered.append(result)
-            if len(gathered) == counts[0]:
-                counts.popleft()
-                yield _joined(gathered)
-                gathered = []
+    with closing(decoder.videos(parts(), frames=frames)) as videos:
+        yield from videos
 
 
-def _cut(item: Input, timeline: Timeline, sampling: Sampling, choose: Choose) -> list[Input]:
+@dataclass(frozen=True, kw_only=True)
+class DecodeStage:
+    """How videos are decoded: the first stage of every pipeline. Can be sent to another machine.
+
+    Attributes:
+        views: what backbones look at.
+        sampling: which frames are taken.
+        cut: what cuts videos into segments; None takes them whole.
+        pictures: whether small pictures of the frames are kept.
+        frames: so many are decoded ahead.
+        reader: name of the video reader.
+        stored: whether files of features pass.
+    """
+
+    views: tuple[View, ...]
+    sampling: Sampling
+    cut: Segmentation | None = None
+    pictures: bool = False
+    frames: int = 32
+    reader: str = "auto"
+    stored: bool = False
+
+    def videos(self, pool: WorkerPool, inputs: Iterable[Input]) -> Generator[Video, None, None]:
+        """Decode inputs in order, in the processes of a pool; in several parts if they are cut."""
+        decoder = Decoder(
+            pool,
+            sampling=self.sampling,
+            views=self.views,
+            reader=self.reader,
+            pictures=self.pictures,
+            stored=self.stored,
+        )
+        if self.cut is None:
+            return decoder.videos(inputs, frames=self.frames)
+        return decode_in_parts(decoder, inputs, self.sampling, self.cut, frames=self.frames)
+
+
+def joined(results: Iterable[ExtractionResult]) -> Iterator[ExtractionResult]:
+    """One result for each input, with the features of all its parts."""
+    gathered: list[ExtractionResult] = []
+    for result in results:
+        gathered.append(result)
+        if len(gathered) == result.parts:
+            yield _joined(gathered)
+            gathered = []
+
+
+def _cut(item: Input, timeline: Timeline, sampling: Sampling, cut: Segmentation) -> list[Input]:
     """The parts of one video; the video itself where it has no frames."""
-    path = Path(item) if isinstance(item, str | Path) else item.path
-    indices = choose(path, timeline) if len(timeline.times) else np.arange(0)
+    path = path_of(item)
+    indices = (
+        cut.choose(path, timeline.times, timeline.duration, sampling) if len(timeline.times) else np.arange(0)
+    )
     times = timeline.times[indices].tolist()
     size = FRAMES_AT_ONCE if timeline.jumps else WITHOUT_JUMPS
+    starts = range(0, len(times), size)
     return [
         _Part(
             path=path,
             key=getattr(item, "key", path.stem),
             sampling=ChosenTimes(tuple(times[first : first + size]), sampling),
+            parts_in_all=len(starts),
         )
-        for first in range(0, len(times), size)
+        for first in starts
     ] or [item]
 
 
@@ -111,4 +138,4 @@ def _joined(parts: Sequence[ExtractionResult]) -> ExtractionResult:
     )
     lost = max(part.lost for part in parts)
     pictures = tuple(picture for part in parts for picture in part.pictures)
-    return ExtractionResult(path=parts[0].path, features=whole, error=None, lost=lost, pictures=pictures)
+    return replace(parts[0], features=whole, lost=lost, pictures=pictures, parts=1)

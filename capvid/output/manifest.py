@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from capvid.files import MANIFEST, atomic_write_text
 from capvid.output.records import shown
+from capvid.storage import VideoPath
 
 if TYPE_CHECKING:
     from capvid.results import CaptionResult
@@ -51,7 +53,7 @@ class Manifest:
         if lines:
             atomic_write_text(self.path, "".join(_text(lines[output]) for output in sorted(lines)))
 
-    def is_done(self, video: Path, output: str) -> bool:
+    def is_done(self, video: VideoPath, output: str) -> bool:
         """Whether this video, as it is now, has its captions in the file ``output`` of the folder."""
         line = self._lines.get(output)
         if line is None or line["status"] != "ok" or not (self.folder / output).is_file():
@@ -66,11 +68,11 @@ class Manifest:
             file.write(self._gap + _text(line).encode("utf-8"))
         self._gap = b""
 
-    def _line(self, video: Path, output: str, status: str, error: str | None) -> dict[str, Any]:
+    def _line(self, video: VideoPath, output: str, status: str, error: str | None) -> dict[str, Any]:
         try:
-            found = video.stat()
+            found = os.stat(video)  # noqa: PTH116
             size, changed = found.st_size, found.st_mtime_ns
-        except OSError:  # a folder of pictures in a zip file, or a video that has gone
+        except (OSError, ValueError):  # at an address, in an archive, or gone
             size = changed = 0
         return {
             "output": output,

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from capvid.errors import CapvidError
+from capvid.storage import VideoPath
 
 if TYPE_CHECKING:
     from capvid.results import Caption, CaptionResult, Segment
@@ -15,7 +17,7 @@ _DECIMALS = 6
 _WEIGHT_DECIMALS = 4
 
 
-def shown(path: Path) -> str:
+def shown(path: VideoPath) -> str:
     """Give the path as text that can be written as UTF-8, whatever bytes the file name has."""
     return os.fsencode(path).decode("utf-8", "replace")
 
@@ -30,7 +32,6 @@ def make_record(
         settings: what else the captions depend on.
         attention: whether words have the weights of the frames, and captions the times of these.
     """
-    error = result.error
     several: dict[str, Any] = {}
     if result.paragraph:
         captions = [_caption(caption) for caption in result.captions]
@@ -46,10 +47,13 @@ def make_record(
         "duration": None if result.duration is None else round(result.duration, _DECIMALS),
         "captions": captions,
         **several,
-        "error": None
-        if error is None
-        else {"kind": error.kind, "message": error.message, "remedy": error.remedy},
+        "error": error_record(result.error),
     }
+
+
+def error_record(error: CapvidError | None) -> dict[str, str] | None:
+    """Say what went wrong, if anything did."""
+    return None if error is None else {"kind": error.kind, "message": error.message, "remedy": error.remedy}
 
 
 def frame_times(result: CaptionResult, *segments: Segment) -> list[float] | None:

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import codecs
 import hashlib
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from itertools import chain
+from pathlib import Path, PurePath, PurePosixPath
 
-from capvid.errors import CapvidError, MissingVideoError
-from capvid.video.patterns import Failed, expand, is_file, is_folder, is_pattern, real, walk
-
-_EXTENSIONS = ".3g2 .3gp .asf .avi .divx .flv .gif .m2ts .m4v .mkv .mov .mp4 .mpeg .mpg .mts .ogv .ts .vob"
-EXTENSIONS = frozenset([*_EXTENSIONS.split(), ".webm", ".wmv"])
+from capvid.digests import Digests, identity
+from capvid.errors import CapvidError
+from capvid.storage import VideoPath
+from capvid.video.patterns import Failed, real
+from capvid.video.search import Search
 
 _LONG_NAME, _LONG_PATH = 240, 2000  # bytes, of 255 and 4096 on most systems
 
@@ -29,14 +29,14 @@ class VideoInput:
             with ``..``.
     """
 
-    path: Path
+    path: VideoPath
     key: str
 
 
 def find_videos(
     inputs: Sequence[Path | str],
     *,
-    listed: Sequence[Path] = (),
+    listed: Iterable[VideoPath | str] = (),
     recursive: bool = True,
     failed: Failed | None = None,
 ) -> list[VideoInput]:
@@ -45,7 +45,8 @@ def find_videos(
     Files are taken as they are, also those that do not exist or have another extension: what is wrong with
     them shows when they are opened. Folders are searched for known extensions, in the order of names; hidden
     files and folders are passed over, and symbolic links to folders followed once. A zip file stands for its
-    folders of pictures, each the frames of a video. A path that does not exist and holds ``*``, ``?`` or
+    folders of pictures, each the frames of a video, and a tar file for the videos in it. Addresses stand for
+    files, folders, patterns and tar archives likewise. A path that does not exist and holds ``*``, ``?`` or
     ``[`` is a pattern; it finds files with known extensions, any others only if it ends in theirs.
 
     The key of a file is its name; below a folder, a zip file or the part of a pattern without wildcards, the
@@ -62,123 +63,64 @@ def find_videos(
         CapvidError: without ``failed``: a folder or pattern gives no video, a zip file no folder of pictures,
             or a folder cannot be listed.
     """
-    search = _Search(recursive=recursive, failed=failed or _raise)
-    for given in map(Path, inputs):
-        if is_pattern(given):
-            search.match(given)
-        else:
-            search.take(given, Path(given.name), Path())
-    for path in listed:
-        written = path.relative_to(path.anchor)
-        search.take(path, written, written)
-    keys = _keys(search.found)
-    return [VideoInput(path, key) for (path, _), key in zip(search.found.values(), keys, strict=True)]
+    search = Search(recursive=recursive, failed=failed or _raise)
+    found: dict[VideoPath, tuple[VideoPath, PurePosixPath]] = {}
+    for path, name in chain(
+        chain.from_iterable(map(search.given, inputs)), chain.from_iterable(map(search.listed, listed))
+    ):
+        found.setdefault(real(path) if isinstance(path, Path) else path, (path, name))
+    keys = _keys(found)
+    return [VideoInput(path, key) for (path, _), key in zip(found.values(), keys, strict=True)]
 
 
-def read_paths(data: bytes) -> list[Path]:
-    """Read a list of paths: one on each line, or with NUL after each, as ``find -print0`` writes them.
+def iter_videos(
+    inputs: Sequence[Path | str],
+    *,
+    listed: Iterable[VideoPath | str] = (),
+    recursive: bool = True,
+    failed: Failed | None = None,
+) -> Iterator[VideoInput]:
+    """Give the same videos as :func:`find_videos` one after the other, however many there are.
 
-    Blank lines are passed over, and a carriage return at the end of a line is none of the path; bytes that
-    are no text stay as they are.
+    Each path or address comes once; symbolic links are not followed to see whether two are one file. The key
+    is the name without extension, and without dots; with a digest if an earlier video has the same.
+
+    Args:
+        inputs: files, folders, patterns, archives and addresses.
+        listed: paths and addresses of a list, taken literally.
+        recursive: whether to look into the folders of a folder.
+        failed: is told of what fails; None raises the first.
     """
-    if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):  # of PowerShell
-        data = data.decode("utf-16", "surrogatepass").encode("utf-8", "surrogatepass")
-    data = data.removeprefix(codecs.BOM_UTF8)
-    rows = data.split(b"\0") if b"\0" in data else [row.removesuffix(b"\r") for row in data.split(b"\n")]
-    return [Path(os.fsdecode(row)) for row in rows if row.strip()]
+    search = Search(recursive=recursive, failed=failed or _raise)
+    seen, keys = Digests(), Digests()
+    for path, name in chain(
+        chain.from_iterable(map(search.given, inputs)), chain.from_iterable(map(search.listed, listed))
+    ):
+        digest = identity(path)
+        if not seen.add(digest):
+            continue
+        inner = _inner(name)
+        key = (inner.parent / inner.stem.strip(".").replace(".", "_")).as_posix()
+        if key == "." or not keys.add(identity(key)):
+            key = f"{key}-{digest.hex()[:12]}"
+            keys.add(identity(key))
+        yield VideoInput(path, key)
 
 
 def _raise(error: CapvidError) -> None:
     raise error
 
 
-class _Search:
-    """Videos found so far, by their real paths: path, and name to make the key of."""
-
-    def __init__(self, *, recursive: bool, failed: Failed) -> None:
-        self.found: dict[Path, tuple[Path, Path]] = {}
-        self.failures = 0
-        self._said: set[str] = set()
-        self._recursive = recursive
-        self._failed = failed
-
-    def take(self, given: Path, name: Path, within: Path) -> None:
-        """Add a file by its ``name``, or the videos of a folder or zip file, which are named ``within``."""
-        failures = self.failures
-        if given.suffix.lower() == ".zip" and is_file(given):
-            self._open(given, within)
-        elif not is_folder(given):
-            self._add(given, name)
-        elif not self._below(given, within) and self.failures == failures:
-            where = "this folder" if self._recursive else "this folder itself"
-            self._fail(CapvidError(f"{given}: no videos in {where}", remedy="give a folder with video files"))
-
-    def match(self, pattern: Path) -> None:
-        """Add what matches a pattern."""
-        failures, count = self.failures, 0
-        base, paths = expand(pattern, self._fail)
-        wanted = EXTENSIONS | ({pattern.suffix.lower()} - {""})
-        for path in paths:
-            name = path.relative_to(base)
-            if is_folder(path):
-                count += self._below(path, name)
-            elif path.suffix.lower() in wanted:
-                self.take(path, name, name)
-                count += 1
-        if not count and self.failures == failures:
-            self._fail(
-                MissingVideoError(
-                    pattern,
-                    "there is no such file, and no video matches it as a pattern",
-                    remedy="check the path; hidden files are passed over",
-                )
-            )
-
-    def _below(self, folder: Path, within: Path) -> int:
-        """Add the videos below a folder, and give their number."""
-        count = 0
-        for path, inner in walk(folder, self._fail, recursive=self._recursive):
-            if not inner and path.suffix.lower() in EXTENSIONS:
-                self._add(path, within / path.relative_to(folder))
-                count += 1
-        return count
-
-    def _open(self, archive: Path, within: Path) -> None:
-        """Add the folders of pictures in a zip file."""
-        from capvid.video.pictures import SUFFIXES, picture_folders
-
-        try:
-            folders = picture_folders(archive)
-        except CapvidError as error:
-            self._fail(error)
-            return
-        for folder in folders:
-            self._add(folder, within / folder.relative_to(archive))
-        if not folders:
-            self._fail(
-                CapvidError(
-                    f"{archive}: no folders of pictures in this zip file",
-                    remedy=f"put the frames of each video ({', '.join(SUFFIXES)}) into a folder of its own",
-                )
-            )
-
-    def _add(self, path: Path, name: Path) -> None:
-        self.found.setdefault(real(path), (path, name))
-
-    def _fail(self, error: CapvidError) -> None:
-        self.failures += 1
-        if str(error) not in self._said:  # a folder may be come to in several ways
-            self._said.add(str(error))
-            self._failed(error)
-
-
-def _keys(found: Mapping[Path, tuple[Path, Path]]) -> list[str]:
+def _keys(found: Mapping[VideoPath, tuple[VideoPath, PurePosixPath]]) -> list[str]:
     """Shortest names that tell the videos apart, given by their real paths.
 
     The name without its extension; where two share it, the extension too; where they still share it, the path
     from further up; a number as a last resort.
     """
-    videos = [(place, _inner(name)) for place, (_, name) in found.items()]
+    videos = [
+        (place if isinstance(place, Path) else place.inner, _inner(name))
+        for place, (_, name) in found.items()
+    ]
     level = [0] * len(videos)
     keys = [_key(place, name, 0) for place, name in videos]
     while True:
@@ -204,15 +146,15 @@ def _keys(found: Mapping[Path, tuple[Path, Path]]) -> list[str]:
     return keys
 
 
-def _key(place: Path, name: PurePosixPath, level: int) -> str:
+def _key(place: PurePath, name: PurePosixPath, level: int) -> str:
     """A video's key, the longer the higher the level."""
     if level == 0:
         stem = name.stem
         return (name.parent / (stem if stem.strip(".") else name.name)).as_posix()
-    return name.as_posix() if level == 1 else _inner(Path(*place.parts[-level:])).as_posix()
+    return name.as_posix() if level == 1 else _inner(PurePath(*place.parts[-level:])).as_posix()
 
 
-def _inner(name: Path) -> PurePosixPath:
+def _inner(name: PurePath) -> PurePosixPath:
     """The name without what leads upwards or nowhere, and as short as file systems take it with a suffix."""
     parts = [part for part in name.parts if part not in ("..", name.anchor)]
     if len(os.fsencode(name)) > _LONG_PATH:

@@ -12,12 +12,13 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, Protocol
 
 import numpy as np
 
 from capvid.errors import DataError
+from capvid.storage import VideoPath
 from capvid.video.sampling import Sampling, nearest
 
 Span = tuple[float, float]
@@ -36,7 +37,7 @@ class Segmentation(Protocol):
     def spec(self) -> str:
         """The cut as text, for the records."""
 
-    def choose(self, path: Path, times: np.ndarray, duration: float, sampling: Sampling) -> np.ndarray:
+    def choose(self, path: VideoPath, times: np.ndarray, duration: float, sampling: Sampling) -> np.ndarray:
         """Choose the frames that are needed, by index.
 
         Args:
@@ -49,7 +50,7 @@ class Segmentation(Protocol):
             indices, ascending and distinct.
         """
 
-    def spans(self, path: Path, features: np.ndarray, times: np.ndarray, duration: float) -> list[Span]:
+    def spans(self, path: VideoPath, features: np.ndarray, times: np.ndarray, duration: float) -> list[Span]:
         """Give the segments by start and end in seconds, in the order of their starts.
 
         Args:
@@ -100,13 +101,13 @@ class EqualSegments:
         """The number."""
         return str(self.count)
 
-    def choose(self, path: Path, times: np.ndarray, duration: float, sampling: Sampling) -> np.ndarray:
+    def choose(self, path: VideoPath, times: np.ndarray, duration: float, sampling: Sampling) -> np.ndarray:
         """Choose in every segment what the sampling would choose of a video."""
         if self.count > len(times):  # of which nothing comes
             return sampling.choose(times)
         return _chosen(self._equal(duration), times, duration, sampling)
 
-    def spans(self, path: Path, features: np.ndarray, times: np.ndarray, duration: float) -> list[Span]:
+    def spans(self, path: VideoPath, features: np.ndarray, times: np.ndarray, duration: float) -> list[Span]:
         """Cut from the beginning to the end; a single picture stays whole.
 
         Raises:
@@ -142,12 +143,12 @@ class GivenSegments:
     common: tuple[Span, ...] = ()
     named: Mapping[str, tuple[Span, ...]] = field(default_factory=dict)
 
-    def choose(self, path: Path, times: np.ndarray, duration: float, sampling: Sampling) -> np.ndarray:
+    def choose(self, path: VideoPath, times: np.ndarray, duration: float, sampling: Sampling) -> np.ndarray:
         """Choose in every segment what the sampling would choose of a video."""
         spans = [span for span in self._of(path) if span[0] < duration]
         return _chosen(spans, times, duration, sampling) if spans else sampling.choose(times)
 
-    def spans(self, path: Path, features: np.ndarray, times: np.ndarray, duration: float) -> list[Span]:
+    def spans(self, path: VideoPath, features: np.ndarray, times: np.ndarray, duration: float) -> list[Span]:
         """Give the segments of this video; an end behind its end is cut off.
 
         Raises:
@@ -168,8 +169,8 @@ class GivenSegments:
                 )
         return [(start, min(end, duration)) for start, end in spans]
 
-    def _of(self, path: Path) -> tuple[Span, ...]:
-        names = (str(path), path.as_posix(), path.name, path.stem)
+    def _of(self, path: VideoPath) -> tuple[Span, ...]:
+        names = (str(path), PurePath(path).as_posix(), path.name, path.stem)
         return next((self.named[name] for name in names if name in self.named), self.common)
 
 

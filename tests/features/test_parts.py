@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Generator, Iterable
+from contextlib import closing
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -9,10 +12,10 @@ import pytest
 from toy import Toy, bad_files, toy, toy_files, write_video
 
 from capvid.features import parts
-from capvid.features.backbones import load_backbone
+from capvid.features.backbones import Backbone, load_backbone
 from capvid.features.decode import Timeline, read_timeline
-from capvid.features.extract import extract_features
-from capvid.features.parts import extract_in_parts
+from capvid.features.extract import compute_features, extract_features, views_of
+from capvid.features.parts import DecodeStage, joined
 from capvid.video.sampling import RateSampling, UniformSampling
 from capvid.video.source import open_video
 from capvid.video.workers import WorkerPool
@@ -28,6 +31,27 @@ def test_the_timeline_is_what_the_reader_says(tmp_path: Path) -> None:
         assert timeline.duration == source.info.duration
 
 
+@dataclass
+class Chosen:
+    """A cut that needs what a function chooses of the times of a video's frames."""
+
+    choice: Callable[[np.ndarray], np.ndarray]
+    asked: list[Path] = field(default_factory=list)
+
+    def choose(self, path: Path, times: np.ndarray, duration: float, sampling: object) -> np.ndarray:
+        self.asked.append(path)
+        return self.choice(times)
+
+
+def extracted(paths: Iterable[Path], backbones: list[Backbone], cut: Chosen, pool: WorkerPool) -> Generator:
+    """Features by the stages that a pipeline has."""
+    stage = DecodeStage(
+        views=tuple(views_of(backbones)), sampling=UniformSampling(4), cut=cut, pictures=True, frames=4
+    )
+    with closing(stage.videos(pool, paths)) as videos:
+        yield from joined(compute_features(videos, backbones, UniformSampling(4), batch_size=4))
+
+
 @pytest.mark.parametrize("at_once", [1, 3, 128])
 def test_parts_together_are_the_whole(
     toy: Toy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bad_files: dict[str, Path], at_once: int
@@ -38,13 +62,9 @@ def test_parts_together_are_the_whole(
     backbones = [load_backbone("toy", weights=toy.weights)]
     dense = RateSampling(5)
 
-    def choose(path: Path, timeline: Timeline) -> np.ndarray:
-        return dense.choose(timeline.times)
-
     with WorkerPool(2) as pool:
         whole = list(extract_features(paths, backbones, dense, pool=pool))
-        options = {"pool": pool, "batch_size": 4, "pictures": True}
-        found = list(extract_in_parts(paths, backbones, UniformSampling(4), choose, **options))
+        found = list(extracted(paths, backbones, Chosen(dense.choose), pool))
     assert [result.path for result in found] == paths
     assert [result.error is None for result in found] == [True, False, True, True]
     assert str(found[1].error) == str(whole[1].error)
@@ -63,23 +83,18 @@ def test_parts_together_are_the_whole(
 @pytest.mark.parametrize(("jumps", "parts_of"), [(True, [128, 128, 44]), (False, [300])])
 def test_parts_are_long_where_each_is_decoded_from_the_beginning(jumps: bool, parts_of: list[int]) -> None:
     timeline = Timeline(times=np.arange(300) / 10, duration=30.0, jumps=jumps)
-    cut = parts._cut("v.mp4", timeline, UniformSampling(4), lambda path, timeline: np.arange(300))
+    cut = parts._cut("v.mp4", timeline, UniformSampling(4), Chosen(lambda times: np.arange(300)))
     assert [len(part.sampling.times) for part in cut] == parts_of
+    assert {part.parts_in_all for part in cut} == {len(cut)}
 
 
 def test_no_frames_are_decoded_that_nobody_asks_for(toy: Toy, tmp_path: Path) -> None:
     paths = [write_video(tmp_path / f"{n}.mp4", seed=n, frames=10) for n in range(16)]
-    asked = []
-
-    def choose(path: Path, timeline: Timeline) -> np.ndarray:
-        asked.append(path)
-        return np.array([0, 7])
-
+    cut = Chosen(lambda times: np.array([0, 7]))
     backbones = [load_backbone("toy", weights=toy.weights)]
     with WorkerPool(1) as pool:
-        options = {"pool": pool, "batch_size": 4}
-        results = extract_in_parts(iter(paths), backbones, UniformSampling(4), choose, **options)
+        results = extracted(iter(paths), backbones, cut, pool)
         first = next(results)
         results.close()
     assert first.features is not None and first.features.times.tolist() == pytest.approx([0.0, 0.7])
-    assert asked == paths[: len(asked)] and len(asked) < 16
+    assert cut.asked == paths[: len(cut.asked)] and len(cut.asked) < 16

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import inspect
+import io
 import os
 import sys
 from pathlib import Path
@@ -8,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from capvid.errors import CapvidError
-from capvid.video.inputs import find_videos, read_paths
+from capvid.video.inputs import find_videos
+from capvid.video.lists import read_paths
 
 
 def touch(folder: Path, *names: str) -> None:
@@ -193,4 +195,4 @@ def test_keys_are_short_enough_for_file_systems(tmp_path: Path) -> None:
     ],
 )
 def test_lists(data: bytes, expected: list[str]) -> None:
-    assert read_paths(data) == list(map(Path, expected))
+    assert list(read_paths(io.BytesIO(data))) == list(map(Path, expected))

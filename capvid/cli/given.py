@@ -1,0 +1,167 @@
+"""What a command is to work on: its arguments, a list, and the part of them that is its own."""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from capvid.cli.common import Batch
+from capvid.errors import CapvidError, UsageError
+
+if TYPE_CHECKING:
+    from capvid.digests import Part
+    from capvid.storage import VideoPath
+    from capvid.video.inputs import VideoInput
+
+Shard = Annotated[
+    str | None,
+    typer.Option(
+        "--shard",
+        metavar="I/N",
+        show_default=False,
+        help="Of all inputs only the Ith of N parts of about equal size, for jobs that share the work; a "
+        "video's path alone decides in which part it is.",
+    ),
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Given:
+    """The inputs of a command.
+
+    Attributes:
+        inputs: files, folders, patterns, archives and addresses.
+        source: the list of ``--from-file``, if there is one.
+        column: of the list, if it is a table.
+        text: the list itself, where it came from stdin.
+        part: of all that they stand for; None takes everything.
+    """
+
+    inputs: Sequence[str]
+    source: str | None = None
+    column: str | None = None
+    text: bytes | None = None
+    part: Part | None = None
+
+    @property
+    def many(self) -> bool:
+        """Whether they stand for a batch: more than one, a list, a pattern, a folder or an archive."""
+        from capvid.storage import Blob, located
+        from capvid.video.patterns import is_folder, is_pattern
+        from capvid.video.search import EXTENSIONS
+
+        if self.source is not None or len(self.inputs) != 1:
+            return True
+        path = located(self.inputs[0])
+        if isinstance(path, Blob):
+            return path.suffix.lower() not in EXTENSIONS or "*" in path.url
+        return path.suffix.lower() in (".zip", ".tar") or is_folder(path) or is_pattern(path)
+
+    def listed(self) -> Iterator[VideoPath]:
+        """Entries of the list, as they are read.
+
+        Raises:
+            UsageError: it cannot be read.
+        """
+        from capvid.storage import located
+        from capvid.video.lists import read_list, read_paths
+
+        if self.text is not None:
+            yield from read_paths(io.BytesIO(self.text))
+        elif self.source is not None:
+            yield from read_list(located(self.source), self.column)
+
+    def videos(self, batch: Batch, *, recursive: bool, fail_fast: bool) -> list[VideoInput]:
+        """Find the videos that the inputs stand for; what gives none counts as failed.
+
+        Raises:
+            CapvidError: with ``fail_fast``, the first that failed.
+        """
+        from capvid.digests import identity
+        from capvid.video.inputs import find_videos
+
+        failed = None if fail_fast else batch.failed
+        entries = self._some(self.listed(), batch, fail_fast=fail_fast)
+        found = find_videos(self.inputs, listed=entries, recursive=recursive, failed=failed)
+        return found if self.part is None else [v for v in found if identity(v.path) in self.part]
+
+    def stream(self, batch: Batch, *, recursive: bool, fail_fast: bool) -> Iterator[VideoInput]:
+        """The same videos one after the other, however many there are."""
+        from capvid.digests import identity
+        from capvid.video.inputs import iter_videos
+
+        failed = None if fail_fast else batch.failed
+        entries = self._some(self.listed(), batch, fail_fast=fail_fast)
+        found = iter_videos(self.inputs, listed=entries, recursive=recursive, failed=failed)
+        part = self.part
+        return found if part is None else (video for video in found if identity(video.path) in part)
+
+    def _some(self, entries: Iterable[VideoPath], batch: Batch, *, fail_fast: bool) -> Iterator[VideoPath]:
+        """The same entries; a list without any has failed."""
+        empty = self.source is not None
+        for entry in entries:
+            empty = False
+            yield entry
+        if empty:
+            error = CapvidError(f"{self.source}: there is no path in this list")
+            if fail_fast:
+                raise error
+            batch.failed(error)
+
+
+def read_given(
+    inputs: Sequence[str] | None, source: str | None, *, column: str | None = None, shard: str | None = None
+) -> Given:
+    """Read what a command is to work on: its arguments, and the list at ``source``, ``-`` for stdin.
+
+    Raises:
+        UsageError: there are neither, the list cannot be read, or there is no such part.
+    """
+    from capvid.storage import Blob, located
+    from capvid.video.search import EXTENSIONS
+
+    part = None if shard is None else read_shard(shard)
+    if source is None:
+        if not inputs:
+            raise UsageError("no input", remedy="give a video, a folder, or a list with --from-file")
+        if column is not None:
+            raise UsageError("--column is for --from-file", remedy="leave it out")
+        return Given(inputs=inputs, part=part)
+    if source == "-":
+        if column is not None:
+            raise UsageError("a list on stdin has no columns", remedy="leave out --column")
+        return Given(inputs=inputs or [], source=source, text=sys.stdin.buffer.read(), part=part)
+    path = located(source)
+    if path.suffix.lower() in EXTENSIONS:
+        raise UsageError(f"{source}: is a video, not a list of paths", remedy="leave out --from-file")
+    if not isinstance(path, Blob):
+        try:
+            path.open("rb").close()
+        except OSError as error:
+            raise UsageError(f"{source}: the list cannot be read ({error.strerror})") from error
+    return Given(inputs=inputs or [], source=source, column=column, part=part)
+
+
+def read_shard(text: str) -> Part:
+    """Read which part of the inputs is meant, such as ``2/8``.
+
+    Raises:
+        UsageError: it is not understood.
+    """
+    from capvid.digests import Part
+
+    number, _, parts = text.partition("/")
+    if not (number.isascii() and number.isdigit() and parts.isascii() and parts.isdigit()):
+        raise UsageError(
+            f"--shard {text}: not understood", remedy="write it as 2/8, the second of eight parts"
+        )
+    if not 1 <= int(number) <= int(parts):
+        raise UsageError(
+            f"--shard {text}: there is no such part", remedy=f"give one of 1/{parts} to {parts}/{parts}"
+        )
+    return Part(int(number), int(parts))

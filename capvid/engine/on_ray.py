@@ -1,0 +1,263 @@
+"""A large run on a Ray cluster, by Ray Data: the stages as pools of actors, with Ray's queues between them.
+
+Inputs go in by small blocks. Actors that decode keep one process that can be killed each; actors that compute
+have the captioner, or the backbones, whose weights lie once on each machine; tasks write shards. What is
+lost with an actor or a machine is done again by Ray. Inputs are taken in waves, so that no number of them
+fills the memory.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain, islice
+from typing import TYPE_CHECKING, Any
+
+from capvid import __version__
+from capvid.errors import CapvidError, UsageError
+from capvid.features.ahead import Video
+from capvid.features.parts import DecodeStage
+from capvid.output.rows import Row
+from capvid.output.shards import ShardFolder
+from capvid.video.inputs import VideoInput
+from capvid.video.workers import WorkerPool
+
+if TYPE_CHECKING:
+    from capvid.engine.jobs import Job
+
+WAVE = 100_000  # inputs that are handed to Ray together
+_BLOCK = 8  # videos of which an actor takes care at once, at most
+_SHARE = 0.5  # of a core for each actor: those that wait make room for those that compute
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counted:
+    """A row that is in a shard, as far as it is to be counted."""
+
+    video: str
+    error: str | None
+    lost: int
+    generic: bool
+
+
+def run_on_ray(
+    job: Job,
+    folder: ShardFolder,
+    inputs: Iterable[VideoInput],
+    *,
+    per_file: int,
+    timeout: float | None,
+    address: str | None = None,
+    gpu: bool | None = None,
+) -> Generator[Counted, None, None]:
+    """Do the job and give each row as soon as it is in a shard.
+
+    Args:
+        job: what is done; its networks are on the CPU.
+        folder: for the shards, which every machine of the cluster can write to.
+        inputs: taken by waves; every machine can read them.
+        per_file: videos in a shard.
+        timeout: seconds after which a video is given up; None waits for ever.
+        address: of the cluster; None takes what ``RAY_ADDRESS`` says, or this machine alone.
+        gpu: whether to compute on GPUs; None does so if the cluster has some.
+
+    Raises:
+        UsageError: Ray is not installed, or there is no cluster at the address.
+        CapvidError: what concerns all inputs, such as a folder that cannot be written.
+    """
+    ray = begin_ray(address)
+    try:
+        from capvid.engine.sharing import take_apart
+
+        rest, arrays = take_apart(job)
+        packed = [ray.put(rest), ray.put(arrays)]
+        resources = ray.cluster_resources()
+        gpus = int(resources.get("GPU", 0)) if gpu is not False else 0
+        if gpu and not gpus:
+            raise UsageError("--device cuda: the cluster has no GPU", remedy="leave out --device")
+        plan = _Plan(cpus=max(1, int(resources.get("CPU", 1))), gpus=gpus, per_file=per_file)
+        todo = iter(inputs)
+        while wave := list(islice(todo, WAVE)):
+            yield from _wave(job.decoding, packed, folder, wave, plan, timeout)
+    except ray.exceptions.RayError as error:
+        raise _cause(error) from error
+    finally:
+        ray.shutdown()
+
+
+def begin_ray(address: str | None) -> Any:
+    """Connect to a cluster, or begin one on this machine, and give Ray.
+
+    Raises:
+        UsageError: Ray is not installed, or there is no cluster at the address.
+    """
+    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # what Ray's core says is for Ray's own logs
+    try:
+        import ray
+        import ray.data
+    except ImportError as error:
+        raise UsageError(
+            f"--engine ray needs Ray Data ({error})", remedy="pip install 'capvid[ray]'"
+        ) from error
+    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+    if address is None and not os.environ.get("RAY_ADDRESS"):
+        quiet["include_dashboard"] = False
+    try:
+        ray.init(address=address, **quiet)
+    except (ConnectionError, ValueError, RuntimeError) as error:
+        raise UsageError(
+            f"no Ray cluster at {address or os.environ.get('RAY_ADDRESS', 'this machine')} ({error})",
+            remedy="start one with: ray start --head",
+        ) from error
+    logging.getLogger("ray.data").setLevel(logging.ERROR)
+    context = ray.data.DataContext.get_current()
+    context.enable_progress_bars = False
+    context.log_internal_stack_trace = False
+    return ray
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Plan:
+    """What there is to share out."""
+
+    cpus: int
+    gpus: int
+    per_file: int
+
+    def block(self, videos: int) -> int:
+        """Videos in a block of so many: a divisor of a shard's, so that blocks fill shards."""
+        most = max(1, min(_BLOCK, videos // (4 * self.cpus)))
+        return next(size for size in range(most, 0, -1) if self.per_file % size == 0)
+
+
+def _wave(
+    decoding: DecodeStage,
+    packed: Sequence[Any],
+    folder: ShardFolder,
+    wave: Sequence[VideoInput],
+    plan: _Plan,
+    timeout: float | None,
+) -> Iterator[Counted]:
+    """Do so many inputs."""
+    import pyarrow as pa
+    import ray
+    from ray.data import ActorPoolStrategy, from_arrow_refs
+
+    size = plan.block(len(wave))
+    starts = range(0, len(wave), size)
+    blocks = [ray.put(_table(wave[start : start + size])) for start in starts]
+    most = min(len(blocks), plan.cpus)
+    share = _SHARE if plan.gpus == 0 else 1.0
+    decoders = ActorPoolStrategy(min_size=1, max_size=max(1, most))
+    models = ActorPoolStrategy(min_size=1, max_size=max(1, min(most, plan.gpus or most)))
+    place: dict[str, Any] = {"num_gpus": 1, "num_cpus": 0} if plan.gpus else {"num_cpus": share}
+    where = os.getcwd()  # noqa: PTH109
+    kind: dict[str, Any] = {"batch_format": "pyarrow", "batch_size": None, "zero_copy_batch": True}
+    data: Any = from_arrow_refs(blocks)  # type: ignore[arg-type]
+    data = data.map_batches(
+        Decoding,
+        fn_constructor_args=(decoding, timeout, where, __version__),
+        compute=decoders,
+        num_cpus=share,
+        **kind,
+    )
+    data = data.map_batches(
+        Computing, fn_constructor_args=(list(packed), where), compute=models, **place, **kind
+    )
+    data = data.map_batches(
+        write,
+        fn_kwargs={"folder": folder, "where": where},
+        num_cpus=0,
+        **{**kind, "batch_size": plan.per_file},
+    )
+    for batch in data.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=1):
+        assert isinstance(batch, pa.Table)
+        for row in _things(batch):
+            yield Counted(**row)
+
+
+class Decoding:
+    """An actor that decodes, in a process of its own that can be killed."""
+
+    def __init__(self, stage: DecodeStage, timeout: float | None, where: str, version: str) -> None:
+        if version != __version__:
+            raise UsageError(
+                f"the cluster has capvid {__version__}, and this is {version}", remedy="install the same"
+            )
+        _go_to(where)
+        self.stage = stage
+        self.pool = WorkerPool(1, timeout=timeout)
+
+    def __call__(self, table: Any) -> Any:
+        """Decode the videos of a block: the parts of each, which are one but for those in segments."""
+        whole: list[list[Video]] = []
+        for video in self.stage.videos(self.pool, _things(table)):
+            if not whole or len(whole[-1]) == whole[-1][0].parts:
+                whole.append([])
+            whole[-1].append(video)
+        return _table(whole)
+
+
+class Computing:
+    """An actor with the captioner, or the backbones."""
+
+    def __init__(self, packed: Sequence[Any], where: str) -> None:
+        import ray
+        import torch
+
+        from capvid.engine.sharing import put_together
+
+        _go_to(where)
+        torch.set_num_threads(1)  # there are as many actors as cores
+        job: Job = put_together(*(ray.get(ref) for ref in packed))
+        self.job = job.on("cuda") if ray.get_gpu_ids() and torch.cuda.is_available() else job
+
+    def __call__(self, table: Any) -> Any:
+        """Make the rows of decoded videos."""
+        return _table(list(self.job.rows(chain.from_iterable(_things(table)))))
+
+
+def write(table: Any, *, folder: ShardFolder, where: str) -> Any:
+    """Write a shard, and give what is to be counted of it."""
+    _go_to(where)
+    folder.check()
+    rows: list[Row] = list(_things(table))
+    folder.write(rows)
+    return _table([{"video": r.video, "error": r.error, "lost": r.lost, "generic": r.generic} for r in rows])
+
+
+def _go_to(folder: str) -> None:
+    """Let relative paths mean what they mean to whoever gave them."""
+    try:
+        os.chdir(folder)
+    except OSError as error:
+        raise UsageError(
+            f"{folder}: is not on every machine of the cluster", remedy="begin in a folder that all share"
+        ) from error
+
+
+def _table(things: Sequence[Any]) -> Any:
+    """Any objects as a column of a table; what comes out of it was put in by this run."""
+    import pyarrow as pa
+
+    return pa.table({"thing": pa.array([pickle.dumps(t, protocol=5) for t in things], pa.large_binary())})
+
+
+def _things(table: Any) -> Iterator[Any]:
+    for value in table.column("thing"):
+        yield pickle.loads(value.as_buffer())
+
+
+def _cause(error: BaseException) -> CapvidError:
+    """What a task or an actor failed by, as an error that can be shown."""
+    seen: BaseException | None = error
+    while seen is not None:
+        cause = getattr(seen, "cause", None)
+        if isinstance(seen, CapvidError) and not isinstance(cause, BaseException):
+            return seen
+        seen = cause if isinstance(cause, BaseException) and cause is not seen else seen.__cause__
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    return CapvidError(f"the run on Ray failed ({lines[-1].strip() if lines else type(error).__name__})")
