@@ -11,7 +11,10 @@ from __future__ import annotations
 import logging
 import os
 import pickle
+import socket
+import sys
 from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
@@ -28,6 +31,7 @@ from capvid.video.workers import WorkerPool
 if TYPE_CHECKING:
     from capvid.engine.jobs import Job
 
+_PATIENCE = 10.0  # seconds for a cluster to answer
 WAVE = 100_000  # inputs that are handed to Ray together
 _BLOCK = 8  # videos of which an actor takes care at once, at most
 _SHARE = 0.5  # of a core for each actor: those that wait make room for those that compute
@@ -68,10 +72,17 @@ def run_on_ray(
         UsageError: Ray is not installed, or there is no cluster at the address.
         CapvidError: what concerns all inputs, such as a folder that cannot be written.
     """
-    ray = begin_ray(address)
-    try:
-        from capvid.engine.sharing import take_apart
+    todo = iter(inputs)
+    first = next(todo, None)
+    if first is None:  # nothing to begin a cluster for
+        return
+    todo = chain([first], todo)
+    from capvid.engine.sharing import take_apart
 
+    with ExitStack() as stack:
+        stack.enter_context(_without_chatter())
+        ray = begin_ray(address)
+        stack.callback(ray.shutdown)
         rest, arrays = take_apart(job)
         packed = [ray.put(rest), ray.put(arrays)]
         resources = ray.cluster_resources()
@@ -79,13 +90,42 @@ def run_on_ray(
         if gpu and not gpus:
             raise UsageError("--device cuda: the cluster has no GPU", remedy="leave out --device")
         plan = _Plan(cpus=max(1, int(resources.get("CPU", 1))), gpus=gpus, per_file=per_file)
-        todo = iter(inputs)
-        while wave := list(islice(todo, WAVE)):
-            yield from _wave(job.decoding, packed, folder, wave, plan, timeout)
-    except ray.exceptions.RayError as error:
-        raise _cause(error) from error
+        try:
+            while wave := list(islice(todo, WAVE)):
+                yield from _wave(job.decoding, packed, folder, wave, plan, timeout)
+        except ray.exceptions.RayError as error:
+            raise _cause(error) from error
+
+
+@contextmanager
+def _without_chatter() -> Iterator[None]:
+    """Send what Ray's core writes to the file of stderr nowhere; Python's own stderr goes on."""
+    if os.environ.get("CAPVID_DEBUG"):
+        yield
+        return
+    sys.stderr.flush()
+    kept, stderr = os.dup(2), sys.stderr
+    null = os.open(os.devnull, os.O_WRONLY)
+    try:
+        if _is_file(stderr, 2):
+            sys.stderr = os.fdopen(
+                os.dup(2), "w", buffering=1, encoding=stderr.encoding, errors=stderr.errors
+            )
+        os.dup2(null, 2)
+        yield
     finally:
-        ray.shutdown()
+        sys.stderr.flush()
+        sys.stderr = stderr
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(null)
+
+
+def _is_file(stream: Any, number: int) -> bool:
+    try:
+        return bool(stream.fileno() == number)
+    except (OSError, ValueError, AttributeError):
+        return False
 
 
 def begin_ray(address: str | None) -> Any:
@@ -94,7 +134,8 @@ def begin_ray(address: str | None) -> Any:
     Raises:
         UsageError: Ray is not installed, or there is no cluster at the address.
     """
-    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # what Ray's core says is for Ray's own logs
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is told to anybody
+    os.environ.setdefault("RAY_DATA_USAGE_DISABLED", "1")
     try:
         import ray
         import ray.data
@@ -106,8 +147,9 @@ def begin_ray(address: str | None) -> Any:
     if address is None and not os.environ.get("RAY_ADDRESS"):
         quiet["include_dashboard"] = False
     try:
+        _knock(address or os.environ.get("RAY_ADDRESS") or "")
         ray.init(address=address, **quiet)
-    except (ConnectionError, ValueError, RuntimeError) as error:
+    except (OSError, ValueError, RuntimeError) as error:
         raise UsageError(
             f"no Ray cluster at {address or os.environ.get('RAY_ADDRESS', 'this machine')} ({error})",
             remedy="start one with: ray start --head",
@@ -116,7 +158,19 @@ def begin_ray(address: str | None) -> Any:
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = False
     context.log_internal_stack_trace = False
+    context.enable_stats_summary_collection = False
     return ray
+
+
+def _knock(address: str) -> None:
+    """See whether anything answers at ``HOST:PORT``, where Ray would try for minutes.
+
+    Raises:
+        OSError: nothing does.
+    """
+    host, _, port = address.rpartition("://")[2].rpartition(":")
+    if host and port.isdigit():
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_PATIENCE).close()
 
 
 @dataclass(frozen=True, kw_only=True)
