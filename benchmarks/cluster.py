@@ -1,8 +1,8 @@
 """Large runs: videos per second of the local engine, of Ray with one node, and of Ray with two, in one run.
 
 Each captions the same clips, as often as it takes, into shards, on the same cores: Ray's one node has all of
-them, its two nodes half each. ``python benchmarks/cluster.py FOLDER --clips 600``. Two rates are given: of the
-whole command, and from the first shard to the last, without the start. What was held in memory at most is
+them, its two nodes half each. ``python benchmarks/cluster.py FOLDER --clips 600``. Two rates are given: of
+the whole command, and from the first shard to the last, without the start. What was held in memory at most is
 given too; ``--inputs 2000 20000`` captions so many copies of tiny videos instead, for the memory alone.
 """
 
@@ -90,7 +90,8 @@ def measure(name: str, inputs: Path, count: int, options: Sequence[object]) -> N
         steady = (count - shards) / max(1e-9, written[-1] - written[0])
         print(
             f"{name:24} {count / seconds:6.2f} a second in all ({seconds:.0f} s), "
-            f"{steady:6.2f} from the first shard ({written[0] - wall:.0f} s) on; {watch.driver:.0f} MiB in the command, "
+            f"{steady:6.2f} from the first shard ({written[0] - wall:.0f} s) on; "
+            f"{watch.driver:.0f} MiB in the command, "
             f"{watch.store:.0f} MiB in /dev/shm",
             flush=True,
         )
