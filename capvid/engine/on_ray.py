@@ -12,14 +12,14 @@ import logging
 import os
 import pickle
 import socket
-import sys
 from collections.abc import Generator, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
 from capvid import __version__
+from capvid.engine.quiet import without_chatter
 from capvid.errors import CapvidError, UsageError
 from capvid.features.ahead import Video
 from capvid.features.parts import DecodeStage
@@ -80,7 +80,7 @@ def run_on_ray(
     from capvid.engine.sharing import take_apart
 
     with ExitStack() as stack:
-        stack.enter_context(_without_chatter())
+        stack.enter_context(without_chatter())
         ray = begin_ray(address)
         stack.callback(ray.shutdown)
         rest, arrays = take_apart(job)
@@ -95,37 +95,6 @@ def run_on_ray(
                 yield from _wave(job.decoding, packed, folder, wave, plan, timeout)
         except ray.exceptions.RayError as error:
             raise _cause(error) from error
-
-
-@contextmanager
-def _without_chatter() -> Iterator[None]:
-    """Send what Ray's core writes to the file of stderr nowhere; Python's own stderr goes on."""
-    if os.environ.get("CAPVID_DEBUG"):
-        yield
-        return
-    sys.stderr.flush()
-    kept, stderr = os.dup(2), sys.stderr
-    null = os.open(os.devnull, os.O_WRONLY)
-    try:
-        if _is_file(stderr, 2):
-            sys.stderr = os.fdopen(
-                os.dup(2), "w", buffering=1, encoding=stderr.encoding, errors=stderr.errors
-            )
-        os.dup2(null, 2)
-        yield
-    finally:
-        sys.stderr.flush()
-        sys.stderr = stderr
-        os.dup2(kept, 2)
-        os.close(kept)
-        os.close(null)
-
-
-def _is_file(stream: Any, number: int) -> bool:
-    try:
-        return bool(stream.fileno() == number)
-    except (OSError, ValueError, AttributeError):
-        return False
 
 
 def begin_ray(address: str | None) -> Any:

@@ -105,6 +105,7 @@ def here(
     return found
 
 
+@pytest.mark.timeout(600)
 def test_what_dies_in_the_middle_loses_nothing_and_doubles_nothing(
     nodes: TwoNodes, quick_model: Path, many_videos: Path, here: list[dict[str, Any]], tmp_path: Path
 ) -> None:
@@ -131,6 +132,7 @@ def test_what_dies_in_the_middle_loses_nothing_and_doubles_nothing(
     assert records(tmp_path) == here
 
 
+@pytest.mark.timeout(600)
 def test_a_driver_that_is_killed_leaves_the_rest_to_the_next(
     nodes: TwoNodes, quick_model: Path, many_videos: Path, here: list[dict[str, Any]], tmp_path: Path
 ) -> None:
