@@ -41,13 +41,10 @@ class MARTConfig(TransformerConfig):
     Attributes:
         memory_length: M, slots of each layer's memory.
         recurrence: whether there is a memory.
-        memory_dropout: how often, in training, a segment is begun without what the segments before left, so
-            that sentences are learned with and without. Not in the paper.
     """
 
     memory_length: int = 1
     recurrence: bool = True
-    memory_dropout: float = 0.0
 
 
 class MemoryUpdater(nn.Module):
@@ -116,28 +113,16 @@ class MART(TransformerCaptioner):
         """A segment's features (B, T, D) and mask (B, T), and the memories of the segments before."""
         x, mask = self.video_tokens(features, mask)
         sees = VideoPass(mask)
-        forgotten = self._forgotten(x) if carried else None
         for layer in self.layers:
             if not isinstance(layer, MemoryLayer):
                 x = layer(x, sees)
                 continue
             hidden = layer.intermediate(x, sees)
             name = f"memory.{layer.place}"
-            if not carried:
-                memory = layer.first_memory(hidden, mask)  # (B, M, H)
-            elif forgotten is None:
-                memory = carried[name]
-            else:
-                memory = torch.where(forgotten, layer.first_memory(hidden, mask), carried[name])
+            memory = carried[name] if carried else layer.first_memory(hidden, mask)
             sees.kept |= {name: memory, f"hidden.{layer.place}": hidden}
             x = layer.augmented(hidden, sees, memory)
         return State(sees.kept, {})
-
-    def _forgotten(self, x: Tensor) -> Tensor | None:
-        """Which of B videos (B, 1, 1) begin a segment anew, as if it were the first; None if no one does."""
-        if not (self.training and self.config.memory_dropout):
-            return None
-        return torch.rand(len(x), 1, 1, device=x.device) < self.config.memory_dropout
 
     def read(self, state: State, tokens: Tensor) -> tuple[Tensor, Carried]:
         """What the vocabulary layer sees after each of ``tokens`` (B, L), and the layers' memories M_t."""

@@ -54,25 +54,6 @@ def test_gradients_cross_segments(variant: str) -> None:
     assert features.grad[:, 1].any()
 
 
-def test_segments_that_are_begun_anew_in_training() -> None:
-    """At a rate of 1 the second segment is as if it were the first; in use nothing is forgotten."""
-    captioner = make("mart", memory_dropout=1.0)
-    features, mask = clip(captioner, 1, 2, 3), torch.ones(1, 2, 3, dtype=torch.bool)
-    remembering = captioner(features, mask, WORDS)
-    captioner.train()
-    for module in captioner.modules():
-        if isinstance(module, torch.nn.Dropout):
-            module.p = 0.0
-    forgetful = captioner(features, mask, WORDS)
-    alone = captioner(features[:, 1:], mask[:, 1:], WORDS[:, 1:])
-    torch.testing.assert_close(forgetful[:, 1], alone[:, 0], atol=1e-6, rtol=0)
-    torch.testing.assert_close(forgetful[:, 0], remembering[:, 0], atol=1e-6, rtol=0)
-    assert (forgetful[:, 1] - remembering[:, 1]).abs().max() > 1e-3
-    same = make("mart", memory_dropout=0.5).train()
-    twice = [same(features, mask, WORDS)[:, 1] for _ in range(40)]
-    assert any((one - twice[0]).abs().max() > 1e-3 for one in twice)
-
-
 def test_nothing_comes_back_from_later_segments() -> None:
     captioner = make("mart")
     features, mask = clip(captioner, 1, 2, 3), torch.ones(1, 2, 3, dtype=torch.bool)
