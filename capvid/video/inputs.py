@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path, PurePath, PurePosixPath
 
-from capvid.digests import Digests, identity
+from capvid.digests import Digests, exactly, identity
 from capvid.errors import CapvidError
 from capvid.storage import VideoPath
 from capvid.video.patterns import Failed, real
@@ -97,7 +97,7 @@ def iter_videos(
         chain.from_iterable(map(search.given, inputs)), chain.from_iterable(map(search.listed, listed))
     ):
         digest = identity(path)
-        if not seen.add(digest):
+        if not seen.add(exactly(path)):
             continue
         inner = _inner(name)
         key = (inner.parent / inner.stem.strip(".").replace(".", "_")).as_posix()

@@ -128,11 +128,15 @@ class Search:
 
     def _at(self, blob: Blob, *, literally: bool = False) -> Iterator[Found]:
         """Videos at an address: of a file, an archive, a folder, or what matches a pattern."""
-        name = _safe(blob.url.split("://", 1)[1])
+        name = _safe(f"{blob.url.split('://', 1)[1].partition('/')[0]}/{blob.inner}")
         suffix = blob.suffix.lower()
         try:
-            if not literally and any(sign in blob.url for sign in "*[") and suffix != ".tar":
+            if not literally and is_remote_pattern(blob) and not self._is_there(blob):
                 yield from self._remote_match(blob)
+            elif suffix == ".zip":
+                raise CapvidError(
+                    f"{blob}: zip files are read on this machine only", remedy="fetch it, or use a tar file"
+                )
             elif suffix in _FILES or not self._is_remote_folder(blob):
                 if is_archive(blob):
                     yield from self._members(
@@ -145,7 +149,11 @@ class Search:
         except CapvidError as error:
             self._fail(error)
         except FileNotFoundError:
-            self._fail(MissingVideoError(blob.url, "there is nothing at this address"))
+            self._fail(MissingVideoError(blob, "there is nothing at this address"))
+
+    @staticmethod
+    def _is_there(blob: Blob) -> bool:
+        return patiently(blob.url, "read", lambda: bool(_fresh(blob.url).exists(blob.url)))
 
     @staticmethod
     def _is_remote_folder(blob: Blob) -> bool:
@@ -169,18 +177,19 @@ class Search:
             if any(sign in part for sign in "*?["):
                 break
             fixed.append(part)
+        if len(fixed) == 2:  # the protocol alone
+            fixed.append("")
         yield from self._some(
             self._remote("/".join(fixed), sorted(map(str, paths)), PurePosixPath()),
-            lambda: _no_match(blob.url),
+            lambda: _no_match(blob),
         )
 
     def _remote(self, base: str, paths: list[str], within: PurePosixPath) -> Iterator[Found]:
         """Videos, and those in archives, among the paths below an address; hidden ones are passed over."""
-        system = _system(base)
-        root = str(system._strip_protocol(base)).rstrip("/")
+        root = str(_system(base)._strip_protocol(base)).rstrip("/")
         for path in paths:
             inner = path.removeprefix(root).lstrip("/")
-            blob = Blob(f"{base}/{inner}")
+            blob = Blob(f"{base.removesuffix('/')}/{inner}")
             if any(part.startswith(".") for part in inner.split("/")):
                 continue
             if is_archive(blob):
@@ -204,7 +213,22 @@ class Search:
             self._failed(error)
 
 
-def _no_match(pattern: Path | str, before: str = "") -> CapvidError:
+def is_remote_pattern(blob: Blob) -> bool:
+    """Whether the path at an address holds ``*`` or ``[``."""
+    return any(sign in str(blob.inner) for sign in "*[")
+
+
+def stands_for_many(path: VideoPath) -> bool:
+    """Whether an argument stands for a batch: a pattern, folder or archive; of addresses as they look."""
+    if not isinstance(path, Blob):
+        return path.suffix.lower() in (".zip", ".tar") or is_folder(path) or is_pattern(path)
+    suffix = path.suffix.lower()
+    if is_remote_pattern(path) or suffix in (".tar", ".zip"):
+        return True
+    return suffix not in _FILES and not protocol_of(path.url).startswith("http")
+
+
+def _no_match(pattern: VideoPath, before: str = "") -> CapvidError:
     return MissingVideoError(
         pattern,
         f"{before} no video matches it as a pattern".strip(),
@@ -214,7 +238,7 @@ def _no_match(pattern: Path | str, before: str = "") -> CapvidError:
 
 def _safe(name: str) -> PurePosixPath:
     """A path to name outputs by, which leads nowhere else."""
-    parts = [part for part in name.split("?")[0].split("/") if part not in ("", ".", "..")]
+    parts = [part for part in name.split("/") if part not in ("", ".", "..")]
     return PurePosixPath(*parts)
 
 
