@@ -31,6 +31,7 @@ class Search:
     def __init__(self, *, recursive: bool, failed: Failed) -> None:
         self.failures = 0
         self._said: set[str] = set()
+        self._last: CapvidError | None = None
         self._recursive = recursive
         self._failed = failed
 
@@ -58,7 +59,7 @@ class Search:
         if is_file(given) and given.suffix.lower() == ".zip":
             yield from self._pictures(given, within)
         elif is_file(given) and is_archive(given):
-            yield from self._members(given, within / given.stem)
+            yield from self._members(given, within.parent / given.stem)
         elif not is_folder(given):
             yield given, name
         else:
@@ -147,6 +148,8 @@ class Search:
             else:
                 yield from self._remote_folder(blob, name if literally else PurePosixPath())
         except CapvidError as error:
+            if error is self._last:  # which was told of already, and stops the search
+                raise
             self._fail(error)
         except FileNotFoundError:
             self._fail(MissingVideoError(blob, "there is nothing at this address"))
@@ -208,6 +211,7 @@ class Search:
 
     def _fail(self, error: CapvidError) -> None:
         self.failures += 1
+        self._last = error
         if str(error) not in self._said:  # a folder may be come to in several ways
             self._said.add(str(error))
             self._failed(error)
