@@ -93,7 +93,9 @@ class FlakyS3:
         from html import unescape
 
         found = self.ask("GET", f"/{bucket}").decode()
-        return [name for name in map(unescape, re.findall("<Key>(.*?)</Key>", found)) if name.startswith(prefix)]
+        return [
+            name for name in map(unescape, re.findall("<Key>(.*?)</Key>", found)) if name.startswith(prefix)
+        ]
 
     def close(self) -> None:
         """End both."""
@@ -113,7 +115,9 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(status, {"Content-Length": "0"}, b"")
             return
         if f"Credential={KEY}/" not in self.headers.get("Authorization", ""):
-            self._answer(403, {"Content-Type": "application/xml", "Content-Length": str(len(_REFUSED))}, _REFUSED)
+            self._answer(
+                403, {"Content-Type": "application/xml", "Content-Length": str(len(_REFUSED))}, _REFUSED
+            )
             return
         connection = http.client.HTTPConnection(*self.s3.target, timeout=60)
         try:

@@ -187,7 +187,9 @@ def test_copies_leave_nothing_behind(
 @pytest.mark.parametrize("kind", ["path", "file", "memory"])
 def test_a_folder_of_whole_files(memory: None, tmp_path: Path, kind: str) -> None:
     here = tmp_path / "a b"
-    folder = Storage({"path": str(here), "file": f"file://{tmp_path}/a%20b", "memory": "memory://out/a b"}[kind])
+    folder = Storage(
+        {"path": str(here), "file": f"file://{tmp_path}/a%20b", "memory": "memory://out/a b"}[kind]
+    )
     assert folder.names() == []
     folder.remove("x")
     for name, data in (("x", b"1"), ("é y", b""), ("x", DATA)):

@@ -132,10 +132,12 @@ class ShardFolder:
 
     def _read_head(self) -> Any:
         try:
-            return json.loads(self.storage.read(HEAD))
+            found = json.loads(self.storage.read(HEAD))
+            found.keys()
+            return found
         except FileNotFoundError:
             return None
-        except ValueError as error:
+        except (ValueError, AttributeError) as error:
             raise DataError(
                 f"{self.storage.place(HEAD)}: is damaged", remedy="delete it with the shards beside it"
             ) from error

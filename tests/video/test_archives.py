@@ -16,7 +16,7 @@ from capvid.video.inputs import find_videos, iter_videos
 LONG = "long " * 40 + "é.mp4"  # for which pax needs a header of its own
 CONTENT = {
     "b.mp4": b"of b",
-    "a/it's \"é\".mkv": b"of a",
+    'a/it\'s "é".mkv': b"of a",
     "./c/notes.txt": b"no video",
     ".hidden.mp4": b"hidden",
     "a/.git/x.mp4": b"hidden",
@@ -24,7 +24,7 @@ CONTENT = {
     LONG: b"x" * 2000,
     "./a/b.MP4": b"",
 }
-VISIBLE = ["b.mp4", "a/it's \"é\".mkv", LONG, "a/b.MP4"]
+VISIBLE = ["b.mp4", 'a/it\'s "é".mkv', LONG, "a/b.MP4"]
 
 
 @pytest.fixture
@@ -73,7 +73,12 @@ def test_members_are_read_where_they_lie(tmp_path: Path, memory: None, form: int
     videos = find_videos([str(where)])
     assert [video.path for video in videos] == [blob for blob in found if blob.suffix != ".txt"]
     # keys are unique although two differ in nothing but their extension
-    assert [video.key for video in videos] == ["videos/b", "videos/a/it's \"é\"", f"videos/{LONG[:-4]}", "videos/a/b"]
+    assert [video.key for video in videos] == [
+        "videos/b",
+        'videos/a/it\'s "é"',
+        f"videos/{LONG[:-4]}",
+        "videos/a/b",
+    ]
     assert [video.path for video in iter_videos([str(where)])] == [video.path for video in videos]
 
 

@@ -14,7 +14,14 @@ from capvid.storage import Blob, located
 from capvid.video.inputs import find_videos, iter_videos
 from capvid.video.lists import read_list
 
-NAMES = ["a.mp4", "  two  spaces .mp4", 'it\'s "quoted", é.mp4', "s3://b/x y.mp4", "电影/🎬.mkv", "new\nline.mp4"]
+NAMES = [
+    "a.mp4",
+    "  two  spaces .mp4",
+    'it\'s "quoted", é.mp4',
+    "s3://b/x y.mp4",
+    "电影/🎬.mkv",
+    "new\nline.mp4",
+]
 
 
 @pytest.fixture
@@ -47,7 +54,9 @@ def test_which_column_is_taken(tmp_path: Path) -> None:
     assert list(read_list(path)) == [Path("3")]
     assert list(read_list(path, "file")) == [Path("1")]
     path = table(tmp_path / "none.csv", "name|title", "1|2")
-    with pytest.raises(UsageError, match=r"no column that is known to hold videos \(there are: name, title\)"):
+    with pytest.raises(
+        UsageError, match=r"no column that is known to hold videos \(there are: name, title\)"
+    ):
         list(read_list(path))
     with pytest.raises(UsageError, match="no column x .*; name it with --column"):
         list(read_list(path, "x"))
@@ -66,7 +75,9 @@ def test_a_table_as_programs_write_it(tmp_path: Path) -> None:
         list(read_list(tmp_path / "long.csv"))
 
 
-@pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.binary(), pa.dictionary(pa.int32(), pa.string())])
+@pytest.mark.parametrize(
+    "kind", [pa.string(), pa.large_string(), pa.binary(), pa.dictionary(pa.int32(), pa.string())]
+)
 def test_a_column_of_parquet(tmp_path: Path, kind: pa.DataType) -> None:
     values = [*NAMES, None, ""]
     cells = [None if v is None else v.encode() for v in values] if kind == pa.binary() else values

@@ -15,7 +15,7 @@ from capvid.video.search import stands_for_many
 ROOT = "memory://b/videos"
 NAMES = [
     "a.mp4",
-    "b c/it's \"é\".MKV",
+    'b c/it\'s "é".MKV',
     "b c/[1].mp4",
     "b c/take #1?.mp4",
     "100%25.mp4",
@@ -52,7 +52,7 @@ def test_a_folder() -> None:
         f"{ROOT}/100%25.mp4": "100%25",
         f"{ROOT}/a.mp4": "a",
         f"{ROOT}/b c/[1].mp4": "b c/[1]",
-        f"{ROOT}/b c/it's \"é\".MKV": "b c/it's \"é\"",
+        f'{ROOT}/b c/it\'s "é".MKV': 'b c/it\'s "é"',
         f"{ROOT}/b c/take #1?.mp4": "b c/take #1?",
         f"{ROOT}/deep/er/z.webm": "deep/er/z",
     }
@@ -82,7 +82,9 @@ def test_a_file_whose_name_looks_like_a_pattern() -> None:
 
 def test_files_are_taken_as_they_are() -> None:
     assert found(f"{ROOT}/a.mp4", f"{ROOT}/gone.mp4") == {f"{ROOT}/a.mp4": "a", f"{ROOT}/gone.mp4": "gone"}
-    assert found(listed=(f"{ROOT}/*.mp4",)) == {f"{ROOT}/*.mp4": "b/videos/*"}  # in lists nothing is a pattern
+    assert found(listed=(f"{ROOT}/*.mp4",)) == {
+        f"{ROOT}/*.mp4": "b/videos/*"
+    }  # in lists nothing is a pattern
     assert found(f"{ROOT}/gone") == {f"{ROOT}/gone": "gone"}
 
 
