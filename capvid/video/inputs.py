@@ -45,7 +45,8 @@ def find_videos(
     Files are taken as they are, also those that do not exist or have another extension: what is wrong with
     them shows when they are opened. Folders are searched for known extensions, in the order of names; hidden
     files and folders are passed over, and symbolic links to folders followed once. A zip file stands for its
-    folders of pictures, each the frames of a video, and a tar file for the videos in it. Addresses stand for
+    folders of pictures, each the frames of a video, and a tar file, also one in a folder, for the videos in
+    it. Addresses stand for
     files, folders, patterns and tar archives likewise. A path that does not exist and holds ``*``, ``?`` or
     ``[`` is a pattern; it finds files with known extensions, any others only if it ends in theirs.
 

@@ -87,10 +87,13 @@ class Search:
         yield from self._some(found(), lambda: _no_match(pattern, "there is no such file, and"))
 
     def _below(self, folder: Path, within: PurePosixPath) -> Iterator[Found]:
-        """The videos below a folder."""
+        """The videos below a folder, and those in its archives."""
         for path, inner in walk(folder, self._fail, recursive=self._recursive):
+            name = within / path.relative_to(folder)
             if not inner and path.suffix.lower() in EXTENSIONS:
-                yield path, within / path.relative_to(folder)
+                yield path, name
+            elif not inner and is_archive(path):
+                yield from self._inside(path, name.with_suffix(""))
 
     def _pictures(self, archive: Path, within: PurePosixPath) -> Iterator[Found]:
         """The folders of pictures in a zip file."""
@@ -112,20 +115,20 @@ class Search:
             )
 
     def _members(self, archive: VideoPath, within: PurePosixPath) -> Iterator[Found]:
-        """The videos in a tar archive."""
-
-        def found() -> Iterator[Found]:
-            try:
-                for blob in members(archive):
-                    if blob.suffix.lower() in EXTENSIONS:
-                        yield blob, within / _safe(blob.member)
-            except (CapvidError, OSError) as error:
-                self._fail(error if isinstance(error, CapvidError) else StorageError(f"{archive}: {error}"))
-
+        """The videos in a tar archive that was asked for."""
         yield from self._some(
-            found(),
+            self._inside(archive, within),
             lambda: CapvidError(f"{archive}: no videos in this archive", remedy="give one with video files"),
         )
+
+    def _inside(self, archive: VideoPath, within: PurePosixPath) -> Iterator[Found]:
+        """The videos in a tar archive, if there are any."""
+        try:
+            for blob in members(archive):
+                if blob.suffix.lower() in EXTENSIONS:
+                    yield blob, within / _safe(blob.member)
+        except (CapvidError, OSError) as error:
+            self._fail(error if isinstance(error, CapvidError) else StorageError(f"{archive}: {error}"))
 
     def _at(self, blob: Blob, *, literally: bool = False) -> Iterator[Found]:
         """Videos at an address: of a file, an archive, a folder, or what matches a pattern."""
@@ -196,7 +199,7 @@ class Search:
             if any(part.startswith(".") for part in inner.split("/")):
                 continue
             if is_archive(blob):
-                yield from self._members(blob, (within / _safe(inner)).with_suffix(""))
+                yield from self._inside(blob, (within / _safe(inner)).with_suffix(""))
             elif blob.suffix.lower() in EXTENSIONS:
                 yield blob, within / _safe(inner)
 

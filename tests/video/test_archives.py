@@ -143,3 +143,17 @@ def test_names_in_an_archive_that_are_no_text(tmp_path: Path) -> None:
     (video,) = find_videos([tmp_path / "x.tar"])
     assert isinstance(video.path, Blob) and read(video.path) == b"odd"
     assert (video.path.member, video.key) == ("\udcff.mp4", "x/\udcff")
+
+
+def test_archives_in_a_folder(tmp_path: Path) -> None:
+    write_tar(tmp_path / "x.tar", {"0.mp4": b"0"})
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d" / "v.mp4").touch()
+    write_tar(tmp_path / "d" / "y.tar", {"a/1.mp4": b"1"})
+    write_tar(tmp_path / "d" / "no videos.tar", {"a.txt": b""})
+    said: list[str] = []
+    found = find_videos([tmp_path], failed=lambda error: said.append(str(error)))
+    assert ([video.key for video in found], said) == (["d/v", "d/y/a/1", "x/0"], [])
+    (tmp_path / "broken.tar").write_bytes(b"no archive" * 99)
+    assert len(find_videos([tmp_path], failed=lambda error: said.append(str(error)))) == 3
+    assert [line.split(": ")[0] for line in said] == [str(tmp_path / "broken.tar")]
