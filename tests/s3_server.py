@@ -162,4 +162,5 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def _signature(key: str) -> str:
-    return f"AWS4-HMAC-SHA256 Credential={key}/20200101/us-east-1/s3/aws4_request, SignedHeaders=host, Signature=0"
+    scope = f"{key}/20200101/us-east-1/s3/aws4_request"
+    return f"AWS4-HMAC-SHA256 Credential={scope}, SignedHeaders=host, Signature=0"

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path, PurePosixPath
+from typing import ClassVar
 
 import fsspec
 import numpy as np
@@ -215,8 +216,8 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path, pauses: list[float]) ->
 class _Web(BaseHTTPRequestHandler):
     """A server that knows no ranges, and answers by ``plan`` before it does what it is asked for."""
 
-    plan: list[int]
-    asked: list[str]
+    plan: ClassVar[list[int]]
+    asked: ClassVar[list[str]]
     protocol_version = "HTTP/1.1"
 
     def _serve(self) -> None:
@@ -238,8 +239,8 @@ class _Web(BaseHTTPRequestHandler):
 @pytest.fixture
 def web() -> Iterator[tuple[str, type[_Web]]]:
     class Handler(_Web):
-        plan: list[int] = []
-        asked: list[str] = []
+        plan: ClassVar[list[int]] = []
+        asked: ClassVar[list[str]] = []
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()

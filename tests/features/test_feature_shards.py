@@ -97,7 +97,7 @@ def test_bytes_that_are_no_features(wrong: str) -> None:
         "bare": save({"stream0": np.zeros((2, 4), np.float32)}),
         "long": b"\xff" * 8 + data[8:],
     }[wrong]
-    with pytest.raises(FeatureFileError, match="^clip: "):
+    with pytest.raises(FeatureFileError, match=r"^clip: "):
         features_from_bytes(data, name="clip")
 
 

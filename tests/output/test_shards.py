@@ -165,7 +165,7 @@ def test_other_files_stay(tmp_path: Path) -> None:
 def test_files_that_are_no_shards(place: str, content: bytes) -> None:
     folder = folder_of(place)
     folder.storage.write("captions-0123456789abcdef.jsonl", content)
-    with pytest.raises(DataError, match="0123456789abcdef.jsonl: not a shard of capvid; move it elsewhere"):
+    with pytest.raises(DataError, match=r"0123456789abcdef.jsonl: not a shard of capvid; move it elsewhere"):
         folder.done()
     folder.storage.write(HEAD, content)
     with pytest.raises((DataError, UsageError)):
@@ -182,7 +182,7 @@ def test_files_that_are_no_shards_of_parquet(place: str, wrong: str, monkeypatch
         parquet.write_table(pa.table({"video": ["a.mp4"]}), sink)
         data = sink.getvalue().to_pybytes()
     folder.storage.write("captions-0123456789abcdef.parquet", data if wrong == "columns" else data[:-9])
-    with pytest.raises(DataError, match="0123456789abcdef.parquet: not a shard of capvid"):
+    with pytest.raises(DataError, match=r"0123456789abcdef.parquet: not a shard of capvid"):
         folder.done()
 
 

@@ -69,7 +69,8 @@ def test_patterns() -> None:
     assert set(found(f"{ROOT}/**/[az].*")) == {f"{ROOT}/a.mp4", f"{ROOT}/deep/er/z.webm"}
     assert found(f"{ROOT}/deep/*/z.webm") == {f"{ROOT}/deep/er/z.webm": "er/z"}
     assert found(f"{ROOT}/*.mov") == {
-        "said": f"{ROOT}/*.mov: no video matches it as a pattern; check the path; hidden files are passed over"
+        "said": f"{ROOT}/*.mov: no video matches it as a pattern; check the path; hidden files are passed "
+        "over"
     }
 
 

@@ -58,7 +58,7 @@ def test_which_column_is_taken(tmp_path: Path) -> None:
         UsageError, match=r"no column that is known to hold videos \(there are: name, title\)"
     ):
         list(read_list(path))
-    with pytest.raises(UsageError, match="no column x .*; name it with --column"):
+    with pytest.raises(UsageError, match=r"no column x .*; name it with --column"):
         list(read_list(path, "x"))
     (tmp_path / "empty.csv").touch()
     with pytest.raises(UsageError, match="there are: none"):
@@ -88,7 +88,7 @@ def test_a_column_of_parquet(tmp_path: Path, kind: pa.DataType) -> None:
     with pytest.raises(UsageError, match="no column clip"):
         list(read_list(path, "clip"))
     path.write_bytes(path.read_bytes()[:-20])
-    with pytest.raises(UsageError, match="list.parquet: not Parquet that can be read"):
+    with pytest.raises(UsageError, match=r"list.parquet: not Parquet that can be read"):
         list(read_list(path))
 
 
@@ -97,7 +97,7 @@ def test_lines_have_no_columns(tmp_path: Path) -> None:
     assert list(read_list(tmp_path / "list.txt")) == [located(name) for name in NAMES[:5]]
     with pytest.raises(UsageError, match="a list of lines has no columns; leave out --column"):
         list(read_list(tmp_path / "list.txt", "video"))
-    with pytest.raises(UsageError, match="missing.txt: the list cannot be read"):
+    with pytest.raises(UsageError, match=r"missing.txt: the list cannot be read"):
         list(read_list(tmp_path / "missing.txt"))
 
 
