@@ -15,8 +15,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
-from typing import Any, TypeVar
-from urllib.parse import unquote, urlsplit
+from typing import Any, TypeVar, cast
+from urllib.parse import unquote
 
 from capvid.errors import CapvidError, UsageError
 
@@ -25,7 +25,7 @@ _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
 _BLOCK = 8 << 20  # bytes that are fetched, and fetched again, at a time
 _TRIES = 6
 _PAUSE = 0.2  # seconds before the second try, twice as many before each further one
-_PERMANENT = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError, FileExistsError)
+_PERMANENT = (PermissionError, IsADirectoryError, NotADirectoryError, FileExistsError, NotImplementedError)
 
 
 class StorageError(CapvidError):
@@ -60,7 +60,12 @@ class Blob:
     @property
     def inner(self) -> PurePosixPath:
         """The path at the server, or in the archive."""
-        return PurePosixPath(self.member or unquote(urlsplit(self.url).path) or self.url)
+        if self.member:
+            return PurePosixPath(self.member)
+        path = self.url.split("://", 1)[-1].partition("/")[2]
+        if protocol_of(self.url).startswith("http"):  # elsewhere these signs are part of a name
+            path = unquote(re.split("[?#]", path)[0])
+        return PurePosixPath(f"/{path}" if path else self.url)
 
     @property
     def name(self) -> str:
@@ -91,7 +96,7 @@ def located(text: str | Path | Blob) -> VideoPath:
     if isinstance(text, Path | Blob):
         return text
     if text.lower().startswith("file://"):
-        return Path(unquote(text[len("file://") :]))
+        return Path(unquote(text[len("file://") :].removeprefix("localhost")))
     return Blob(text) if is_url(text) else Path(text)
 
 
@@ -104,14 +109,16 @@ def filesystem(protocol: str) -> Any:
     """
     import fsspec
 
-    options = {"skip_instance_cache": True} if protocol.startswith("http") else {}
+    options: dict[str, Any] = {"skip_instance_cache": True} if protocol.startswith("http") else {}
+    if protocol in ("s3", "s3a"):  # whose library would wait beside us, and many times longer
+        options["config_kwargs"] = {"retries": {"total_max_attempts": 1, "mode": "standard"}}
     try:
         return fsspec.filesystem(protocol, **options)
     except ImportError as error:
         raise UsageError(
             f"{protocol}:// needs what is not installed ({error})", remedy="pip install 'capvid[remote]'"
         ) from error
-    except ValueError as error:
+    except (ValueError, TypeError) as error:
         raise UsageError(
             f"{protocol}:// is no address that can be read", remedy="use s3://, gs:// or https://"
         ) from error
@@ -137,9 +144,15 @@ def patiently(url: str, what: str, action: Callable[[], _T]) -> _T:
     for number in range(1, _TRIES + 1):
         try:
             return action()
-        except (CapvidError, FileNotFoundError):
+        except CapvidError:
             raise
-        except Exception as error:  # each library has errors of its own for a connection that breaks off
+        except Exception as failure:  # each library has errors of its own for a connection that breaks off
+            error = failure
+            if isinstance(failure, FileNotFoundError):
+                cause = failure.__cause__  # with https that is for whatever fails
+                if not url.startswith("http") or getattr(cause, "status", 0 if cause else 404) in (404, 410):
+                    raise
+                error = cast(Exception, cause)
             if isinstance(error, _PERMANENT) or _refused(error) or number == _TRIES:
                 raise StorageError(
                     f"{url}: cannot be {what} ({_said(error)})",
@@ -169,14 +182,23 @@ def read_range(url: str, start: int, stop: int) -> bytes:
         FileNotFoundError: there is nothing.
         StorageError: it cannot be read, or is shorter.
     """
+    found = _asked(url, start, stop)
+    return found if len(found) == stop - start else found[start:stop]
+
+
+def _asked(url: str, start: int, stop: int) -> bytes:
+    """What comes if these bytes are asked for: they, or from some servers always all of it."""
     if not is_url(url):
         with Path(url).open("rb") as file:
             file.seek(start)
-            return file.read(stop - start)
+            here = file.read(stop - start)
+        if len(here) < stop - start:
+            raise StorageError(f"{url}: is cut off")
+        return here
 
     def action() -> bytes:
         found: bytes = filesystem(protocol_of(url)).cat_file(url, start=start, end=stop)
-        if len(found) != stop - start:
+        if len(found) < stop - start:
             raise OSError(f"{len(found)} bytes came of {stop - start}")
         return found
 
@@ -211,15 +233,9 @@ def read_bytes(url: str) -> bytes:
     """
     size = size_of(url)
     if size is None:
-
-        def action() -> bytes:
-            found: bytes = filesystem(protocol_of(url)).cat_file(url)
-            return found
-
-        return patiently(url, "read", action)
-    return b"".join(
-        read_range(url, at, min(at + _BLOCK, size)) for at in range(0, size, _BLOCK)
-    )  # an empty file is no block
+        return patiently(url, "read", lambda: bytes(filesystem(protocol_of(url)).cat_file(url)))
+    starts = range(0, size, _BLOCK)  # an empty file is no block
+    return b"".join(read_range(url, at, min(at + _BLOCK, size)) for at in starts)
 
 
 @contextmanager
@@ -257,8 +273,13 @@ def _fetch(blob: Blob, write: Callable[[bytes], Any]) -> None:
     if size is None:  # then there is no asking for a part of it
         write(read_bytes(blob.url))
         return
-    for at in range(blob.start, blob.start + size, _BLOCK):
-        write(read_range(blob.url, at, min(at + _BLOCK, blob.start + size)))
+    at, stop = blob.start, blob.start + size
+    while at < stop:
+        end = min(at + _BLOCK, stop)
+        found = _asked(blob.url, at, end)
+        found = found if len(found) == end - at else found[at:stop]
+        write(found)
+        at += len(found)
 
 
 class Storage:
@@ -341,7 +362,10 @@ class Storage:
                 raise StorageError(f"{self.place(name)}: cannot be written ({error.strerror})") from error
             return
         place = self.place(name)
-        patiently(place, "written", lambda: self._put(place, data))
+        try:
+            patiently(place, "written", lambda: self._put(place, data))
+        except FileNotFoundError as error:
+            raise StorageError(f"{place}: cannot be written (there is no such place)") from error
 
     @staticmethod
     def _put(place: str, data: bytes) -> None:

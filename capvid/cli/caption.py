@@ -210,6 +210,7 @@ def caption(
         batch.finish()
     from capvid.loading import load
     from capvid.output import WRITERS
+    from capvid.storage import Storage
 
     suffix = output.suffix[1:].lower() if output else ""
     writer = WRITERS[form.value if form else suffix if suffix in WRITERS else "txt"]
@@ -218,7 +219,7 @@ def caption(
             f"{writer.extension} holds the subtitles of one video", remedy="give --output-dir for several"
         )
     pipeline = load(model, device=device, **options)
-    folder = _local(output_dir) if output_dir else None
+    folder = Storage(output_dir).local if output_dir else None
     if folder:
         common.check_writable_folder(folder)
     recorded = attention and writer.records_attention
@@ -235,11 +236,6 @@ def caption(
             ) as out:
                 _run(pipeline, videos, batch, out.write, look, data_on_stdout=True, fail_fast=fail_fast)
     batch.finish()
-
-
-def _local(folder: str) -> Path:
-    """The path of a folder of this machine, which ``file://`` may be before."""
-    return Path(folder.removeprefix("file://"))
 
 
 def _check_sharded(form: Format | None, *, output: Path | None, report: Path | None) -> None:

@@ -167,7 +167,10 @@ def extract(
     if not videos:
         batch.finish()
     _check_names(videos, views)
-    folder = Path(output.removeprefix("file://"))
+    from capvid.storage import Storage
+
+    folder = Storage(output).local
+    assert folder is not None  # else there are shards
     common.check_writable_folder(folder)
     extract_into(
         folder,

@@ -51,16 +51,10 @@ class Given:
     @property
     def many(self) -> bool:
         """Whether they stand for a batch: more than one, a list, a pattern, a folder or an archive."""
-        from capvid.storage import Blob, located
-        from capvid.video.patterns import is_folder, is_pattern
-        from capvid.video.search import EXTENSIONS
+        from capvid.storage import located
+        from capvid.video.search import stands_for_many
 
-        if self.source is not None or len(self.inputs) != 1:
-            return True
-        path = located(self.inputs[0])
-        if isinstance(path, Blob):
-            return path.suffix.lower() not in EXTENSIONS or "*" in path.url
-        return path.suffix.lower() in (".zip", ".tar") or is_folder(path) or is_pattern(path)
+        return self.source is not None or len(self.inputs) != 1 or stands_for_many(located(self.inputs[0]))
 
     def listed(self) -> Iterator[VideoPath]:
         """Entries of the list, as they are read.

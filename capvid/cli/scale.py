@@ -6,7 +6,6 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from enum import Enum
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -80,11 +79,11 @@ class Scale:
         Raises:
             UsageError: options that do not go together.
         """
-        from capvid.storage import is_url
+        from capvid.storage import Storage
 
         if self.ray_address and self.engine is not Engine.ray:
             raise UsageError("--ray-address is for --engine ray", remedy="give that too, or leave it out")
-        at_address = folder is not None and is_url(folder) and not folder.lower().startswith("file://")
+        at_address = folder is not None and Storage(folder).local is None
         wanted = (
             self.engine is Engine.ray
             or self.per_file is not None
@@ -135,13 +134,19 @@ def run_sharded(
     from capvid.digests import identity
     from capvid.files import remove_leftovers
     from capvid.output.shards import ShardFolder
-    from capvid.storage import is_url
+    from capvid.storage import Storage
 
+    if overwrite and given.part is not None:
+        raise UsageError(
+            "--overwrite would remove the shards of all parts",
+            remedy="choose another folder, or empty it first",
+        )
     if scale.engine is Engine.ray:
         _check_ray(device, workers)
-    if not is_url(folder):
-        common.check_writable_folder(Path(folder))
-        remove_leftovers([Path(folder) / "x"])
+    local = Storage(folder).local
+    if local is not None:
+        common.check_writable_folder(local)
+        remove_leftovers([local / "x"])
     batch.interrupted = common.GOES_ON
     job = make_job()
     shards = ShardFolder(folder, kind=job.kind, form=job.formats[form](), head=job.head)

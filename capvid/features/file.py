@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from capvid.errors import FeatureFileError, FeatureMismatchError
+from capvid.features.held import HeldFile
 from capvid.features.registry import canonical_backbone
 from capvid.files import atomic_path
 
@@ -278,10 +278,13 @@ def features_from_bytes(data: bytes, *, name: str = "features") -> Features:
     Raises:
         FeatureFileError: they are none, or damaged.
     """
-    with tempfile.TemporaryDirectory(prefix="capvid-") as folder:
-        path = Path(folder) / f"{Path(name).name}.safetensors"
-        path.write_bytes(data)
-        return load_features(path)
+    from safetensors import SafetensorError
+
+    try:
+        held = HeldFile(data)
+    except (SafetensorError, ValueError, KeyError, TypeError) as error:
+        raise FeatureFileError(f"{name}: not a whole file of features ({error})") from error
+    return _read(name, held)
 
 
 def load_features(path: str | Path) -> Features:
@@ -291,24 +294,29 @@ def load_features(path: str | Path) -> Features:
         FeatureFileError: missing, not safetensors, cut short, without header, or with other tensors than
             the header names.
     """
+    with open_safetensors(path) as handle:
+        return _read(path, handle)
+
+
+def _read(path: str | Path, handle: Any) -> Features:
+    """The features in a safetensors file that is open."""
     from safetensors import SafetensorError
 
-    with open_safetensors(path) as handle:
-        header = header_in(path, handle.metadata())
-        names = set(handle.keys())
-        try:
-            streams = tuple(
-                handle.get_tensor(f"stream{index}").astype(np.float32) for index in range(len(header.streams))
-            )
-            times = handle.get_tensor("times").astype(np.float64) if "times" in names else None
-        except (SafetensorError, TypeError) as error:
-            raise FeatureFileError(
-                f"{path}: the tensors named by its header cannot be read ({error})",
-                remedy="extract the features again",
-            ) from error
-        facts = json.loads(handle.metadata()[HEADER_KEY])
-        video, duration = facts.get(_VIDEO_KEY, Path(path).stem), facts.get(_DURATION_KEY)
-        view = facts.get(_VIEW_KEY, 0)
+    header = header_in(path, handle.metadata())
+    names = set(handle.keys())
+    try:
+        streams = tuple(
+            handle.get_tensor(f"stream{index}").astype(np.float32) for index in range(len(header.streams))
+        )
+        times = handle.get_tensor("times").astype(np.float64) if "times" in names else None
+    except (SafetensorError, TypeError, KeyError) as error:
+        raise FeatureFileError(
+            f"{path}: the tensors named by its header cannot be read ({error})",
+            remedy="extract the features again",
+        ) from error
+    facts = json.loads(handle.metadata()[HEADER_KEY])
+    video, duration = facts.get(_VIDEO_KEY, Path(path).stem), facts.get(_DURATION_KEY)
+    view = facts.get(_VIEW_KEY, 0)
     if not all(np.isfinite(stream).all() for stream in streams):
         raise FeatureFileError(f"{path}: has values that are not finite", remedy="extract the features again")
     try:

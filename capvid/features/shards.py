@@ -61,20 +61,20 @@ class WebDataset(ShardFormat):
                     _add(tar, f"{row.key}.safetensors", row.features)
         return file.getvalue()
 
-    def encode_index(self, rows: Sequence[Row]) -> bytes:
+    def index_of(self, data: bytes) -> bytes:
         """Give a line for each video: what ``KEY.json`` says."""
-        return b"".join(json.dumps(row.record, ensure_ascii=False).encode("utf-8") + b"\n" for row in rows)
+        return b"".join(content + b"\n" for path, content in _members(data) if path.endswith(".json"))
 
     def videos(self, storage: Storage, name: str) -> list[Written]:
         """Read the file beside it, or the tar file, where a run ended between the two."""
         try:
-            lines = storage.read(f"{name}.{self.index}").splitlines()
-        except FileNotFoundError:
-            lines = [data for path, data in _members(storage.read(name)) if path.endswith(".json")]
-        try:
-            records = [json.loads(line) for line in lines]
+            try:
+                lines = storage.read(f"{name}.{self.index}")
+            except FileNotFoundError:
+                lines = self.index_of(storage.read(name))
+            records = [json.loads(line) for line in lines.splitlines()]
             return [Written(record["video"], record["status"] == "ok") for record in records]
-        except (ValueError, KeyError, TypeError) as error:
+        except (tarfile.TarError, ValueError, KeyError, TypeError) as error:
             raise DataError(
                 f"{storage.place(name)}: not a shard of capvid", remedy="move it elsewhere"
             ) from error

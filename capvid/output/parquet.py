@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from capvid.errors import DataError
@@ -110,16 +111,14 @@ def written(storage: Storage, name: str) -> list[Written]:
     """
     place = storage.place(name)
     parquet = pyarrow_parquet()
-    try:
-        if storage.local is not None:
-            table = parquet.read_table(place, columns=["video", "status"])
-        else:
 
-            def action() -> Any:
-                with filesystem(protocol_of(place)).open(place, "rb") as file:
-                    return parquet.read_table(file, columns=["video", "status"])
+    def action() -> list[Written]:
+        remote = storage.local is None
+        with filesystem(protocol_of(place)).open(place, "rb") if remote else Path(place).open("rb") as file:
+            try:
+                rows = parquet.ParquetFile(file).read(columns=["video", "status"]).to_pylist()
+                return [Written(row["video"], row["status"] == "ok") for row in rows]
+            except (ValueError, KeyError) as error:
+                raise DataError(f"{place}: not a shard of capvid", remedy="move it elsewhere") from error
 
-            table = patiently(place, "read", action)
-    except (ValueError, KeyError) as error:
-        raise DataError(f"{place}: not a shard of capvid", remedy="move it elsewhere") from error
-    return [Written(row["video"], row["status"] == "ok") for row in table.to_pylist()]
+    return patiently(place, "read", action)

@@ -53,7 +53,13 @@ def make_record(
 
 def error_record(error: CapvidError | None) -> dict[str, str] | None:
     """Say what went wrong, if anything did."""
-    return None if error is None else {"kind": error.kind, "message": error.message, "remedy": error.remedy}
+    if error is None:
+        return None
+    message, remedy = (
+        text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+        for text in (error.message, error.remedy)
+    )
+    return {"kind": error.kind, "message": message, "remedy": remedy}
 
 
 def frame_times(result: CaptionResult, *segments: Segment) -> list[float] | None:

@@ -13,6 +13,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -52,8 +53,8 @@ class ShardFormat(ABC):
     def without_failed(self, data: bytes) -> bytes:
         """Give the bytes of a shard without the videos that failed."""
 
-    def encode_index(self, rows: Sequence[Row]) -> bytes:
-        """Give the bytes of the file beside it."""
+    def index_of(self, data: bytes) -> bytes:
+        """Give the bytes of the file beside a shard of these bytes."""
         raise NotImplementedError
 
 
@@ -131,10 +132,12 @@ class ShardFolder:
 
     def _read_head(self) -> Any:
         try:
-            return json.loads(self.storage.read(HEAD))
+            found = json.loads(self.storage.read(HEAD))
+            found.keys()
+            return found
         except FileNotFoundError:
             return None
-        except ValueError as error:
+        except (ValueError, AttributeError) as error:
             raise DataError(
                 f"{self.storage.place(HEAD)}: is damaged", remedy="delete it with the shards beside it"
             ) from error
@@ -163,16 +166,24 @@ class ShardFolder:
                 yield from zip(some, pool.map(self._videos, some), strict=True)
 
     def _videos(self, name: str) -> list[Written]:
-        return self.form.videos(self.storage, name)
+        try:
+            return self.form.videos(self.storage, name)
+        except FileNotFoundError:  # another run removed it just now
+            return []
 
     def _drop_failed(self, name: str, *, every: bool) -> None:
-        index = None if self.form.index is None else f"{name}.{self.form.index}"
-        if index is not None:  # gone first: it must not name what is not there
-            self.storage.remove(index)
+        if self.form.index is not None:  # gone first: it must not name what is not there
+            self.storage.remove(f"{name}.{self.form.index}")
         if every:
             self.storage.remove(name)
-        else:
-            self.storage.write(name, self.form.without_failed(self.storage.read(name)))
+            return
+        with suppress(FileNotFoundError):
+            self._put(name, self.form.without_failed(self.storage.read(name)))
+
+    def _put(self, name: str, data: bytes) -> None:
+        self.storage.write(name, data)
+        if self.form.index is not None:
+            self.storage.write(f"{name}.{self.form.index}", self.form.index_of(data))
 
     def write(self, rows: Sequence[Row]) -> str:
         """Write a shard and give its name.
@@ -183,9 +194,7 @@ class ShardFolder:
         digests = sorted(identity(row.video) for row in rows)
         digest = hashlib.blake2b(b"".join(digests), digest_size=8).hexdigest()
         name = f"{self.kind}-{digest}.{self.form.extension}"
-        self.storage.write(name, self.form.encode(rows))
-        if self.form.index is not None:
-            self.storage.write(f"{name}.{self.form.index}", self.form.encode_index(rows))
+        self._put(name, self.form.encode(rows))
         return name
 
 

@@ -26,10 +26,24 @@ def members(archive: VideoPath) -> Iterator[Blob]:
         StorageError: it cannot be fetched.
     """
     url = str(archive)
-    found = (
-        patiently(url, "read", lambda: list(_listed(archive, url))) if is_url(url) else _listed(archive, url)
-    )
+    if not is_url(url):
+        yield from _listed(archive, url)
+        return
+    found, error = patiently(url, "read", lambda: _all(archive, url))
     yield from found
+    if error is not None:
+        raise error
+
+
+def _all(archive: VideoPath, url: str) -> tuple[list[Blob], VideoError | None]:
+    """All members, and what comes after them if that is an error: a try that is made again begins anew."""
+    found = []
+    try:
+        for blob in _listed(archive, url):
+            found.append(blob)
+    except VideoError as error:
+        return found, error
+    return found, None
 
 
 def _listed(archive: VideoPath, url: str) -> Iterator[Blob]:
@@ -38,7 +52,12 @@ def _listed(archive: VideoPath, url: str) -> Iterator[Blob]:
             while (entry := tar.next()) is not None:
                 parts = PurePosixPath(entry.name).parts
                 tar.members.clear()  # type: ignore[attr-defined]  # of which it would keep all
-                if entry.isreg() and parts and not any(part.startswith(".") for part in parts):
+                if (
+                    entry.isreg()
+                    and not entry.issparse()
+                    and parts
+                    and not any(part.startswith(".") for part in parts)
+                ):
                     yield Blob(url, entry.name, entry.offset_data, entry.size)
     except tarfile.TarError as error:
         raise VideoError(archive, f"is not a tar archive that can be read ({error})") from error

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path, PurePath, PurePosixPath
 
-from capvid.digests import Digests, identity
+from capvid.digests import Digests, exactly, identity
 from capvid.errors import CapvidError
 from capvid.storage import VideoPath
 from capvid.video.patterns import Failed, real
@@ -45,7 +45,8 @@ def find_videos(
     Files are taken as they are, also those that do not exist or have another extension: what is wrong with
     them shows when they are opened. Folders are searched for known extensions, in the order of names; hidden
     files and folders are passed over, and symbolic links to folders followed once. A zip file stands for its
-    folders of pictures, each the frames of a video, and a tar file for the videos in it. Addresses stand for
+    folders of pictures, each the frames of a video, and a tar file, also one in a folder, for the videos in
+    it. Addresses stand for
     files, folders, patterns and tar archives likewise. A path that does not exist and holds ``*``, ``?`` or
     ``[`` is a pattern; it finds files with known extensions, any others only if it ends in theirs.
 
@@ -97,7 +98,7 @@ def iter_videos(
         chain.from_iterable(map(search.given, inputs)), chain.from_iterable(map(search.listed, listed))
     ):
         digest = identity(path)
-        if not seen.add(digest):
+        if not seen.add(exactly(path)):
             continue
         inner = _inner(name)
         key = (inner.parent / inner.stem.strip(".").replace(".", "_")).as_posix()

@@ -43,7 +43,8 @@ def read_list(source: VideoPath, column: str | None = None) -> Iterator[VideoPat
                 with path.open("rb") as file:
                     yield from read_paths(file)
     except OSError as error:
-        raise UsageError(f"{source}: the list cannot be read ({error.strerror})") from error
+        said = error.strerror or "there is no such file"
+        raise UsageError(f"{source}: the list cannot be read ({said})") from error
 
 
 def read_paths(stream: IO[bytes]) -> Iterator[VideoPath]:
@@ -73,7 +74,7 @@ def _table(source: VideoPath, path: Path, column: str | None, *, delimiter: str)
             name = _column(source, rows.fieldnames or (), column)
             for row in rows:
                 if (text := row.get(name)) and text.strip():
-                    yield located(text.strip())
+                    yield located(text)
         except csv.Error as error:
             raise UsageError(f"{source}, line {rows.line_num}: not CSV ({error})") from error
 
@@ -86,7 +87,7 @@ def _parquet(source: VideoPath, path: Path, column: str | None) -> Iterator[Vide
         for batch in file.iter_batches(columns=[name]):
             for value in batch.column(0).to_pylist():
                 if value:
-                    yield located(str(value))
+                    yield located(os.fsdecode(value) if isinstance(value, bytes) else str(value))
     except (OSError, ValueError) as error:  # of which Arrow's are
         raise UsageError(f"{source}: not Parquet that can be read ({error})") from error
 

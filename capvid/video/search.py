@@ -31,6 +31,7 @@ class Search:
     def __init__(self, *, recursive: bool, failed: Failed) -> None:
         self.failures = 0
         self._said: set[str] = set()
+        self._last: CapvidError | None = None
         self._recursive = recursive
         self._failed = failed
 
@@ -58,7 +59,7 @@ class Search:
         if is_file(given) and given.suffix.lower() == ".zip":
             yield from self._pictures(given, within)
         elif is_file(given) and is_archive(given):
-            yield from self._members(given, within / given.stem)
+            yield from self._members(given, within.parent / given.stem)
         elif not is_folder(given):
             yield given, name
         else:
@@ -86,10 +87,13 @@ class Search:
         yield from self._some(found(), lambda: _no_match(pattern, "there is no such file, and"))
 
     def _below(self, folder: Path, within: PurePosixPath) -> Iterator[Found]:
-        """The videos below a folder."""
+        """The videos below a folder, and those in its archives."""
         for path, inner in walk(folder, self._fail, recursive=self._recursive):
+            name = within / path.relative_to(folder)
             if not inner and path.suffix.lower() in EXTENSIONS:
-                yield path, within / path.relative_to(folder)
+                yield path, name
+            elif not inner and is_archive(path):
+                yield from self._inside(path, name.with_suffix(""))
 
     def _pictures(self, archive: Path, within: PurePosixPath) -> Iterator[Found]:
         """The folders of pictures in a zip file."""
@@ -111,28 +115,32 @@ class Search:
             )
 
     def _members(self, archive: VideoPath, within: PurePosixPath) -> Iterator[Found]:
-        """The videos in a tar archive."""
-
-        def found() -> Iterator[Found]:
-            try:
-                for blob in members(archive):
-                    if blob.suffix.lower() in EXTENSIONS:
-                        yield blob, within / _safe(blob.member)
-            except (CapvidError, OSError) as error:
-                self._fail(error if isinstance(error, CapvidError) else StorageError(f"{archive}: {error}"))
-
+        """The videos in a tar archive that was asked for."""
         yield from self._some(
-            found(),
+            self._inside(archive, within),
             lambda: CapvidError(f"{archive}: no videos in this archive", remedy="give one with video files"),
         )
 
+    def _inside(self, archive: VideoPath, within: PurePosixPath) -> Iterator[Found]:
+        """The videos in a tar archive, if there are any."""
+        try:
+            for blob in members(archive):
+                if blob.suffix.lower() in EXTENSIONS:
+                    yield blob, within / _safe(blob.member)
+        except (CapvidError, OSError) as error:
+            self._fail(error if isinstance(error, CapvidError) else StorageError(f"{archive}: {error}"))
+
     def _at(self, blob: Blob, *, literally: bool = False) -> Iterator[Found]:
         """Videos at an address: of a file, an archive, a folder, or what matches a pattern."""
-        name = _safe(blob.url.split("://", 1)[1])
+        name = _safe(f"{blob.url.split('://', 1)[1].partition('/')[0]}/{blob.inner}")
         suffix = blob.suffix.lower()
         try:
-            if not literally and any(sign in blob.url for sign in "*[") and suffix != ".tar":
+            if not literally and is_remote_pattern(blob) and not self._is_there(blob):
                 yield from self._remote_match(blob)
+            elif suffix == ".zip":
+                raise CapvidError(
+                    f"{blob}: zip files are read on this machine only", remedy="fetch it, or use a tar file"
+                )
             elif suffix in _FILES or not self._is_remote_folder(blob):
                 if is_archive(blob):
                     yield from self._members(
@@ -143,9 +151,15 @@ class Search:
             else:
                 yield from self._remote_folder(blob, name if literally else PurePosixPath())
         except CapvidError as error:
+            if error is self._last:  # which was told of already, and stops the search
+                raise
             self._fail(error)
         except FileNotFoundError:
-            self._fail(MissingVideoError(blob.url, "there is nothing at this address"))
+            self._fail(MissingVideoError(blob, "there is nothing at this address"))
+
+    @staticmethod
+    def _is_there(blob: Blob) -> bool:
+        return patiently(blob.url, "read", lambda: bool(_fresh(blob.url).exists(blob.url)))
 
     @staticmethod
     def _is_remote_folder(blob: Blob) -> bool:
@@ -169,22 +183,23 @@ class Search:
             if any(sign in part for sign in "*?["):
                 break
             fixed.append(part)
+        if len(fixed) == 2:  # the protocol alone
+            fixed.append("")
         yield from self._some(
             self._remote("/".join(fixed), sorted(map(str, paths)), PurePosixPath()),
-            lambda: _no_match(blob.url),
+            lambda: _no_match(blob),
         )
 
     def _remote(self, base: str, paths: list[str], within: PurePosixPath) -> Iterator[Found]:
         """Videos, and those in archives, among the paths below an address; hidden ones are passed over."""
-        system = _system(base)
-        root = str(system._strip_protocol(base)).rstrip("/")
+        root = str(_system(base)._strip_protocol(base)).rstrip("/")
         for path in paths:
             inner = path.removeprefix(root).lstrip("/")
-            blob = Blob(f"{base}/{inner}")
+            blob = Blob(f"{base.removesuffix('/')}/{inner}")
             if any(part.startswith(".") for part in inner.split("/")):
                 continue
             if is_archive(blob):
-                yield from self._members(blob, (within / _safe(inner)).with_suffix(""))
+                yield from self._inside(blob, (within / _safe(inner)).with_suffix(""))
             elif blob.suffix.lower() in EXTENSIONS:
                 yield blob, within / _safe(inner)
 
@@ -199,12 +214,28 @@ class Search:
 
     def _fail(self, error: CapvidError) -> None:
         self.failures += 1
+        self._last = error
         if str(error) not in self._said:  # a folder may be come to in several ways
             self._said.add(str(error))
             self._failed(error)
 
 
-def _no_match(pattern: Path | str, before: str = "") -> CapvidError:
+def is_remote_pattern(blob: Blob) -> bool:
+    """Whether the path at an address holds ``*`` or ``[``."""
+    return any(sign in str(blob.inner) for sign in "*[")
+
+
+def stands_for_many(path: VideoPath) -> bool:
+    """Whether an argument stands for a batch: a pattern, folder or archive; of addresses as they look."""
+    if not isinstance(path, Blob):
+        return path.suffix.lower() in (".zip", ".tar") or is_folder(path) or is_pattern(path)
+    suffix = path.suffix.lower()
+    if is_remote_pattern(path) or suffix in (".tar", ".zip"):
+        return True
+    return suffix not in _FILES and not protocol_of(path.url).startswith("http")
+
+
+def _no_match(pattern: VideoPath, before: str = "") -> CapvidError:
     return MissingVideoError(
         pattern,
         f"{before} no video matches it as a pattern".strip(),
@@ -214,7 +245,7 @@ def _no_match(pattern: Path | str, before: str = "") -> CapvidError:
 
 def _safe(name: str) -> PurePosixPath:
     """A path to name outputs by, which leads nowhere else."""
-    parts = [part for part in name.split("?")[0].split("/") if part not in ("", ".", "..")]
+    parts = [part for part in name.split("/") if part not in ("", ".", "..")]
     return PurePosixPath(*parts)
 
 

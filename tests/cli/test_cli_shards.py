@@ -1,0 +1,403 @@
+"""Large runs on this machine: results in shards, parts of the inputs, and runs that are broken off."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+from ready import Ready
+from toy import Run, Toy, write_video
+
+FEATURES = ["--backbone", "colour-grid", "--frames", 2, "--workers", 1]
+
+
+@pytest.fixture(scope="module")
+def folder(video_files: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Five videos, equal names in two folders among them, and a file that is none."""
+    found = tmp_path_factory.mktemp("inputs")
+    for number, name in enumerate(("a/v.mp4", "b/v.mp4", "it's é.mp4", "x.y.mp4", "z.mp4")):
+        (found / name).parent.mkdir(exist_ok=True)
+        shutil.copy(video_files[number], found / name)
+    (found / "broken.mp4").write_bytes(b"no video at all, but a text that is long enough to be looked at" * 9)
+    return found
+
+
+@pytest.fixture(scope="module")
+def records(folder: Path, toy_files: Toy, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What a run without shards says of each video."""
+    from capvid.cli import main
+
+    out = tmp_path_factory.mktemp("plain") / "out.jsonl"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CAPVID_MODELS", str(toy_files.models))
+        patch.setenv("CAPVID_WEIGHTS", str(toy_files.weights))
+        assert main(["caption", str(folder), "--model", str(toy_files.model), "-o", str(out)]) == 3
+    found = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
+    assert len(found) == 6
+    return {record["video"]: record for record in found}
+
+
+def lines(out: Path) -> list[dict[str, Any]]:
+    """The records in all shards of JSON lines."""
+    return [json.loads(line) for path in sorted(out.glob("captions-*.jsonl")) for line in path.open("rb")]
+
+
+def rows(out: Path) -> list[dict[str, Any]]:
+    """The records in all shards of Parquet."""
+    found = [row for path in sorted(out.glob("*.parquet")) for row in parquet.read_table(path).to_pylist()]
+    return [{**row, "settings": json.loads(row["settings"])} if "settings" in row else row for row in found]
+
+
+def by_video(found: list[dict[str, Any]]) -> dict[str, Any]:
+    """Records by their videos, each of which is there once."""
+    assert len({record["video"] for record in found}) == len(found)
+    return {record["video"]: record for record in found}
+
+
+def full(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: full(item) for key, item in value.items() if item is not None}
+    return [full(item) for item in value] if isinstance(value, list) else value
+
+
+def members(out: Path) -> dict[str, bytes]:
+    """What is in all tar files."""
+    found: dict[str, bytes] = {}
+    for path in sorted(out.glob("features-*.tar")):
+        with tarfile.open(path) as tar:
+            for member in tar:
+                assert member.name not in found
+                file = tar.extractfile(member)
+                found[member.name] = file.read() if file else b""
+    return found
+
+
+def test_jsonl_in_shards(
+    capvid: Run, toy: Toy, folder: Path, records: dict[str, Any], tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    command = ["caption", folder, "--model", toy.model, "--output-dir", out, "--videos-per-file", 2]
+    code, printed, err = capvid(*command)
+    assert (code, printed, err.count("\n")) == (3, "", 2)
+    assert err.splitlines()[-1] == "5 captioned, 1 failed"
+    assert [len(path.read_bytes().splitlines()) for path in sorted(out.glob("*.jsonl"))] == [2, 2, 2]
+    assert by_video(lines(out)) == records
+    before = {path.name: (path.stat().st_mtime_ns, path.read_bytes()) for path in out.iterdir()}
+    assert capvid(*command) == (0, "", "0 captioned, 6 skipped (already done)\n")
+    assert {path.name: (path.stat().st_mtime_ns, path.read_bytes()) for path in out.iterdir()} == before
+    code, _, err = capvid(*command, "--retry-failed")
+    assert (code, err.splitlines()[-1]) == (3, "0 captioned, 5 skipped (already done), 1 failed")
+    assert by_video(lines(out)) == records
+    code, _, err = capvid(*command, "--beam", 2)
+    assert (code, err) == (
+        2,
+        f"error: {out}: holds shards that were made otherwise (settings); choose another folder, or "
+        "--overwrite\n",
+    )
+    code, _, err = capvid(*command[:-1], 100, "--beam", 2, "--overwrite")
+    assert (code, err.splitlines()[-1]) == (3, "5 captioned, 1 failed")
+    assert len(list(out.glob("*.jsonl"))) == 1
+    assert {record["settings"]["beam_size"] for record in lines(out)} == {2}
+
+
+def test_parquet_of_a_list(
+    capvid: Run, toy: Toy, folder: Path, records: dict[str, Any], tmp_path: Path
+) -> None:
+    videos = [*records, next(iter(records))]  # one comes again
+    with (tmp_path / "list.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([["id", "clip"], *([n, video] for n, video in enumerate(videos))])
+    parquet.write_table(pa.table({"clip": videos}), tmp_path / "list.parquet")
+    (tmp_path / "list.txt").write_text("".join(f"{video}\n" for video in videos))
+    command = ["caption", "--model", toy.model, "--format", "parquet", "--output-dir", tmp_path / "out"]
+    code, _, err = capvid(*command, "--from-file", tmp_path / "list.csv", "--column", "clip")
+    assert (code, err.splitlines()[-1]) == (3, "5 captioned, 1 failed")
+    expected = {video: full(record) for video, record in records.items()}
+    assert {video: full(row) for video, row in by_video(rows(tmp_path / "out")).items()} == expected
+    for name, more in (("list.parquet", ["--column", "clip"]), ("list.txt", [])):
+        code, _, err = capvid(*command, "--from-file", tmp_path / name, *more)
+        assert (code, err) == (0, "0 captioned, 6 skipped (already done)\n")
+    code, _, err = capvid(*command, "--from-file", tmp_path / "list.csv")
+    assert (code, err.count("\n")) == (2, 1) and "no column that is known to hold videos" in err
+
+
+def test_parts_in_one_folder_are_the_whole(
+    capvid: Run, toy: Toy, folder: Path, records: dict[str, Any], tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    command = ["caption", folder, "--model", toy.model, "--output-dir", out, "--videos-per-file", 2]
+    sizes = []
+    for number in (2, 1, 3):
+        before = len(lines(out))
+        assert capvid(*command, "--shard", f"{number}/3")[0] in (0, 3)
+        sizes.append(len(lines(out)) - before)
+        assert capvid(*command, "--shard", f"{number}/3")[0] == 0
+    assert sum(sizes) == 6 and max(sizes) < 6
+    assert by_video(lines(out)) == records
+    assert capvid(*command) == (0, "", "0 captioned, 6 skipped (already done)\n")
+    code, _, err = capvid(*command, "--shard", "1/3", "--overwrite")
+    assert (code, err.count("\n")) == (2, 1) and "--overwrite would remove the shards of all parts" in err
+    assert by_video(lines(out)) == records
+
+
+def test_parts_of_a_run_without_shards(
+    capvid: Run, toy: Toy, folder: Path, records: dict[str, Any], tmp_path: Path
+) -> None:
+    command = ["caption", folder, "--model", toy.model, "--format", "json"]
+    for number in (1, 2):
+        assert capvid(*command, "--output-dir", tmp_path / "out", "--shard", f"{number}/2")[0] in (0, 3)
+    files = (tmp_path / "out").rglob("*.json")
+    assert by_video([json.loads(path.read_bytes()) for path in files]) == records
+
+
+def test_features_in_shards_are_the_files_of_extract(capvid: Run, folder: Path, tmp_path: Path) -> None:
+    command = ["extract", folder, *FEATURES, "-o"]
+    assert capvid(*command, tmp_path / "plain")[0] == 3
+    plain = {
+        path.relative_to(tmp_path / "plain").as_posix(): path.read_bytes()
+        for path in (tmp_path / "plain").rglob("*.safetensors")
+    }
+    for number in (1, 2, 3):
+        code, _, _ = capvid(*command, tmp_path / "tar", "--shard", f"{number}/3", "--videos-per-file", 2)
+        assert code in (0, 1, 3)
+        assert capvid(*command, tmp_path / "parts", "--shard", f"{number}/3")[0] in (0, 1, 3)
+    assert {
+        path.relative_to(tmp_path / "parts").as_posix(): path.read_bytes()
+        for path in (tmp_path / "parts").rglob("*.safetensors")
+    } == plain
+    found = members(tmp_path / "tar")
+    assert len([name for name in found if name.endswith(".json")]) == 6
+    made = {name: data for name, data in found.items() if name.endswith(".safetensors")}
+    assert set(made) == {name.replace("x.y", "x_y") for name in plain}  # a name that loaders do not cut
+    assert {name: data for name, data in made.items() if "x_y" not in name} == {
+        name: data for name, data in plain.items() if "x.y" not in name
+    }
+    code, _, err = capvid(*command, tmp_path / "tar", "--format", "webdataset")
+    assert (code, err) == (0, "0 extracted, 6 skipped (already done)\n")
+
+
+def test_features_in_parquet(capvid: Run, folder: Path, tmp_path: Path) -> None:
+    import numpy as np
+
+    from capvid.features.file import load_features
+
+    video = folder / "z.mp4"
+    assert capvid("extract", video, *FEATURES, "-o", tmp_path)[0] == 0
+    out = f"file://{tmp_path}/with%20blank"
+    code, _, err = capvid("extract", video, *FEATURES, "-o", out, "--format", "parquet")
+    assert (code, err) == (0, "1 extracted\n")
+    (row,) = rows(tmp_path / "with blank")
+    features = load_features(tmp_path / "z.safetensors")
+    values = np.array(row["streams"][0]["values"], np.float32).reshape(row["streams"][0]["shape"])
+    np.testing.assert_array_equal(values, features.streams[0])
+    assert (row["video"], row["times"]) == (str(video), list(features.times))
+
+
+def test_an_archive_and_a_video_by_its_address(
+    capvid: Run, toy: Toy, folder: Path, records: dict[str, Any], tmp_path: Path
+) -> None:
+    with tarfile.open(tmp_path / "in.tar", "w") as tar:
+        for name in ("a/v.mp4", "broken.mp4", "z.mp4"):
+            tar.add(folder / name, name)
+    command = ["caption", tmp_path / "in.tar", "--model", toy.model, "--output-dir", tmp_path / "out"]
+    code, _, err = capvid(*command, "--videos-per-file", 100)
+    assert code == 3
+    assert err.splitlines()[0].startswith(f"error: {tmp_path / 'in.tar'}/broken.mp4: ")
+    assert "/proc/" not in err
+    found = by_video(lines(tmp_path / "out"))
+    assert list(found) == [f"{tmp_path / 'in.tar'}/{name}" for name in ("a/v.mp4", "broken.mp4", "z.mp4")]
+    for video, record in found.items():
+        same = records[video.replace(str(tmp_path / "in.tar"), str(folder))]
+        assert (record["captions"], record["duration"]) == (same["captions"], same["duration"])
+    text = records[str(folder / "z.mp4")]["captions"][0]["text"]
+    assert capvid("caption", f"file://{folder}/z.mp4", "--model", toy.model) == (0, f"{text}\n", "")
+
+
+def test_names_that_are_no_text(capvid: Run, toy: Toy, video_files: list[Path], tmp_path: Path) -> None:
+    videos = tmp_path / "videos"
+    videos.mkdir()
+    for name in (b"good \xff.mp4", b"good \xfe.mp4"):
+        shutil.copy(video_files[0], os.fsencode(videos) + b"/" + name)
+    (videos / os.fsdecode(b"bad \xff.mp4")).write_bytes(b"no video " * 99)
+    for form in ("jsonl", "parquet"):
+        command = ["caption", videos, "--model", toy.model, "--output-dir", tmp_path / form, "--format", form]
+        code, _, err = capvid(*command, "--videos-per-file", 10)
+        assert (code, err.splitlines()[-1]) == (3, "2 captioned, 1 failed")
+        found = lines(tmp_path / form) if form == "jsonl" else rows(tmp_path / form)
+        shown = [f"{videos}/{name} \ufffd.mp4" for name in ("bad", "good", "good")]
+        assert sorted(record["video"] for record in found) == shown
+        assert capvid(*command, "--videos-per-file", 10)[2] == "0 captioned, 3 skipped (already done)\n"
+    code, _, err = capvid("extract", videos, *FEATURES, "-o", tmp_path / "f", "--format", "webdataset")
+    assert (code, err.splitlines()[-1]) == (3, "2 extracted, 1 failed")
+
+
+def test_to_stop_at_the_first_that_fails(capvid: Run, folder: Path, tmp_path: Path) -> None:
+    command = ["extract", folder / "broken.mp4", folder / "z.mp4", *FEATURES, "-o", tmp_path]
+    command += ["--format", "webdataset", "--fail-fast"]
+    code, _, err = capvid(*command)
+    assert (code, err.splitlines()[-1]) == (1, "0 extracted, 1 failed")
+    assert list(members(tmp_path)) == ["broken.json"]
+    assert capvid(*command)[2] == "1 extracted, 1 skipped (already done)\n"
+    code, _, err = capvid(
+        "extract", "memory://nothing/*.mp4", folder, *FEATURES, "-o", tmp_path, "--fail-fast"
+    )
+    assert (code, err.count("\n")) == (1, 1) and "no video matches it" in err
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--ray-address", "auto"], "--ray-address is for --engine ray"),
+        (["--format", "srt", "--videos-per-file", 2], "there are no shards of srt"),
+        (["--format", "parquet", "-o", "x.parquet"], "shards need a folder or an address"),
+        (["--retry-failed"], "shards need a folder or an address"),
+        (["--videos-per-file", 2, "--output-dir", "d", "--report", "r.html"], "shards take neither -o nor"),
+        (["--output-dir", "d", "-o", "x"], "-o and --output-dir exclude each other"),
+        (["--shard", "0/3"], "--shard 0/3: there is no such part; give one of 1/3 to 3/3"),
+        (["--shard", "4/3"], "--shard 4/3: there is no such part"),
+        (["--shard", "x"], "--shard x: not understood; write it as 2/8"),
+        (["--shard", "1/"], "--shard 1/: not understood"),
+        (["--shard", "-1/2"], "--shard -1/2: not understood"),
+        (["--column", "video"], "--column is for --from-file"),
+        (["--output-dir", "nonsense://x/y"], "nonsense:// is no address that can be read"),
+    ],
+)
+def test_options_that_do_not_go_together(
+    capvid: Run,
+    toy: Toy,
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    options: list[object],
+    said: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    if options[0] != "--output-dir" and "--output-dir" not in options and options[0] != "--format":
+        options = [*options, *([] if options[0] == "--retry-failed" else ["--output-dir", "out"])]
+    elif options[-1] == 2:
+        options = [*options, "--output-dir", "out"]
+    code, out, err = capvid("caption", folder, "--model", toy.model, *options)
+    assert (code, out, err.count("\n")) == (2, "", 1), err
+    assert said in err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_ray_where_there_is_none(
+    capvid: Run, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import importlib.util
+
+    found = importlib.util.find_spec
+    monkeypatch.setattr(
+        "importlib.util.find_spec", lambda name, *more: None if name == "ray" else found(name, *more)
+    )
+    command = ["extract", folder, "--backbone", "colour-grid", "-o", tmp_path / "out", "--engine", "ray"]
+    assert capvid(*command) == (2, "", "error: --engine ray needs Ray Data; pip install 'capvid[ray]'\n")
+    monkeypatch.undo()
+    code, _, err = capvid(*command, "--workers", 2)
+    assert (code, err) == (
+        2,
+        "error: --workers is for --engine local; leave it out: Ray shares out the cores\n",
+    )
+    code, _, err = capvid(*command, "--device", "mps")
+    assert (code, err) == (2, "error: --device mps with --engine ray; use auto, cpu or cuda\n")
+    assert not (tmp_path / "out").exists()
+
+
+BARE = """
+import sys
+
+for name in ("ray", "pyarrow", "s3fs", "gcsfs", "aiohttp"):
+    sys.modules[name] = None  # as if it were not installed
+import pkgutil, importlib
+import capvid
+from capvid.cli import main
+
+for module in pkgutil.walk_packages(capvid.__path__, "capvid."):
+    if not module.name.endswith("__main__"):
+        importlib.import_module(module.name)
+inputs, out, listed = sys.argv[1:]
+how = ["--backbone", "colour-grid", "--frames", "2", "--workers", "1", "-o", out]
+codes = [
+    main(["extract", inputs, *how]),
+    main(["extract", inputs, *how, "--format", "webdataset"]),
+    main(["extract", inputs, *how, "--format", "parquet"]),
+    main(["extract", "s3://bucket/videos", *how]),
+    main(["extract", "--from-file", listed, *how]),
+]
+print(codes)
+"""
+
+
+def test_nothing_else_needs_what_may_not_be_installed(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "list.parquet").touch()
+    arguments = [folder / "z.mp4", tmp_path / "out", tmp_path / "list.parquet"]
+    done = subprocess.run(
+        [sys.executable, "-c", BARE, *map(str, arguments)], capture_output=True, text=True, timeout=200
+    )
+    assert done.stdout == "[0, 0, 2, 2, 2]\n", done.stderr
+    needs = [line for line in done.stderr.splitlines() if "pip install" in line]
+    assert len(needs) == 3 and all(line.endswith("; pip install 'capvid[remote]'") for line in needs)
+    assert [line.split(" needs ")[0] for line in needs] == [
+        "error: Parquet",
+        "error: s3://",
+        "error: Parquet",
+    ]
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals")
+def test_runs_that_are_broken_off_go_on(toy: Toy, tmp_path: Path) -> None:
+    """Kills and interrupts; an undisturbed run says the same of every video."""
+    videos, out, whole = tmp_path / "videos", tmp_path / "out", tmp_path / "whole"
+    for seed in range(12):
+        write_video(videos / f"{seed}.mp4", seed=seed, frames=1 + seed % 5)
+    (videos / "broken.mp4").write_bytes(
+        b"no video at all, but a text that is long enough to be looked at" * 9
+    )
+    command = [
+        "caption",
+        videos,
+        "--model",
+        toy.model,
+        "--batch-size",
+        2,
+        "--workers",
+        1,
+        "--videos-per-file",
+    ]
+    with Ready() as ready:
+        for number in range(4):
+            before = len(lines(out))
+            process = ready.start([*command, 2, "--output-dir", out], stderr=tmp_path / "said")
+            begun = time.monotonic()
+            while len(lines(out)) < min(13, before + 2):
+                assert time.monotonic() - begun < 60
+                time.sleep(0.005)
+            with suppress(ProcessLookupError):
+                os.kill(process, signal.SIGINT if number == 2 else signal.SIGKILL)
+            code = ready.wait()
+            by_video(lines(out))  # none is there twice
+            if number == 2 and code == 130:
+                said = (tmp_path / "said").read_text()
+                assert said.splitlines()[-1].startswith("interrupted: ")
+                assert said.endswith("; the same command goes on from there\n")
+        assert len(lines(out)) >= 8
+        ready.start([*command, 2, "--output-dir", out], stderr=tmp_path / "said")
+        assert ready.wait() in (0, 3)
+        ready.start([*command, 100, "--output-dir", whole])
+        assert ready.wait() == 3
+    assert by_video(lines(out)) == by_video(lines(whole)) and len(lines(out)) == 13
+    left = [path.name for path in out.iterdir() if not path.name.startswith("captions-")]
+    assert left == ["capvid-shards.json"]

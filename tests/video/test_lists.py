@@ -1,0 +1,134 @@
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import fsspec
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+from capvid.errors import UsageError
+from capvid.storage import Blob, located
+from capvid.video.inputs import find_videos, iter_videos
+from capvid.video.lists import read_list
+
+NAMES = [
+    "a.mp4",
+    "  two  spaces .mp4",
+    'it\'s "quoted", é.mp4',
+    "s3://b/x y.mp4",
+    "电影/🎬.mkv",
+    "new\nline.mp4",
+]
+
+
+@pytest.fixture
+def memory() -> Iterator[None]:
+    system = fsspec.filesystem("memory")
+    system.store.clear()
+    yield
+    system.store.clear()
+
+
+def table(path: Path, *rows: str, delimiter: str = ",") -> Path:
+    """Write cells, quoted where that is needed."""
+    import csv
+
+    with path.open("w", encoding="utf-8", newline="") as file:
+        csv.writer(file, delimiter=delimiter).writerows([row.split("|") for row in rows])
+    return path
+
+
+@pytest.mark.parametrize(("suffix", "delimiter"), [(".csv", ","), (".tsv", "\t"), (".CSV", ",")])
+def test_a_column_of_a_table(tmp_path: Path, suffix: str, delimiter: str) -> None:
+    rows = [f"{number}|{name}|{number * 2}" for number, name in enumerate(NAMES)]
+    path = table(tmp_path / f"list{suffix}", "id|path|n", *rows, "7||9", "8", delimiter=delimiter)
+    assert list(read_list(path)) == [located(name) for name in NAMES]
+    assert list(read_list(path, "n"))[:2] == [Path("0"), Path("2")]
+
+
+def test_which_column_is_taken(tmp_path: Path) -> None:
+    path = table(tmp_path / "list.csv", "file|url|video", "1|2|3")
+    assert list(read_list(path)) == [Path("3")]
+    assert list(read_list(path, "file")) == [Path("1")]
+    path = table(tmp_path / "none.csv", "name|title", "1|2")
+    with pytest.raises(
+        UsageError, match=r"no column that is known to hold videos \(there are: name, title\)"
+    ):
+        list(read_list(path))
+    with pytest.raises(UsageError, match=r"no column x .*; name it with --column"):
+        list(read_list(path, "x"))
+    (tmp_path / "empty.csv").touch()
+    with pytest.raises(UsageError, match="there are: none"):
+        list(read_list(tmp_path / "empty.csv"))
+
+
+def test_a_table_as_programs_write_it(tmp_path: Path) -> None:
+    """A mark at its beginning, carriage returns, and bytes that are no text."""
+    (tmp_path / "list.csv").write_bytes(b"\xef\xbb\xbfvideo,n\r\nx\xff.mp4,1\r\n\r\ny.mp4,2\r\n")
+    found = list(read_list(tmp_path / "list.csv"))
+    assert [os.fsencode(path) for path in found] == [b"x\xff.mp4", b"y.mp4"]
+    (tmp_path / "long.csv").write_text("video,text\na.mp4," + "x" * 200_000 + "\n")
+    with pytest.raises(UsageError, match=r"long.csv, line \d: not CSV"):
+        list(read_list(tmp_path / "long.csv"))
+
+
+@pytest.mark.parametrize(
+    "kind", [pa.string(), pa.large_string(), pa.binary(), pa.dictionary(pa.int32(), pa.string())]
+)
+def test_a_column_of_parquet(tmp_path: Path, kind: pa.DataType) -> None:
+    values = [*NAMES, None, ""]
+    cells = [None if v is None else v.encode() for v in values] if kind == pa.binary() else values
+    path = tmp_path / "list.parquet"
+    parquet.write_table(pa.table({"n": range(len(values)), "video": pa.array(cells).cast(kind)}), path)
+    assert list(read_list(path)) == [located(name) for name in NAMES]
+    assert list(read_list(path, "n"))[:2] == [Path("1"), Path("2")]  # a zero is nothing
+    with pytest.raises(UsageError, match="no column clip"):
+        list(read_list(path, "clip"))
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(UsageError, match=r"list.parquet: not Parquet that can be read"):
+        list(read_list(path))
+
+
+def test_lines_have_no_columns(tmp_path: Path) -> None:
+    (tmp_path / "list.txt").write_text("".join(f"{name}\n" for name in NAMES[:5]))
+    assert list(read_list(tmp_path / "list.txt")) == [located(name) for name in NAMES[:5]]
+    with pytest.raises(UsageError, match="a list of lines has no columns; leave out --column"):
+        list(read_list(tmp_path / "list.txt", "video"))
+    with pytest.raises(UsageError, match=r"missing.txt: the list cannot be read"):
+        list(read_list(tmp_path / "missing.txt"))
+
+
+def test_many_lines_with_nul_between_them(tmp_path: Path) -> None:
+    names = [f"{number}\n{'x' * 50}.mp4" for number in range(5000)]  # more than is looked at first
+    (tmp_path / "list").write_bytes(b"".join(name.encode() + b"\0" for name in names))
+    assert list(read_list(tmp_path / "list")) == [Path(name) for name in names]
+    names = [f"{number}{'x' * 50}.mp4" for number in range(5000)]
+    (tmp_path / "list").write_bytes(b"".join(name.encode() + b"\r\n" for name in names))
+    assert list(read_list(tmp_path / "list")) == [Path(name) for name in names]
+
+
+def test_lists_at_an_address(memory: None, tmp_path: Path) -> None:
+    table(tmp_path / "list.csv", "video", *NAMES)
+    parquet.write_table(pa.table({"video": NAMES}), tmp_path / "list.parquet")
+    for name in ("list.csv", "list.parquet"):
+        fsspec.filesystem("memory").pipe(f"/lists/{name}", (tmp_path / name).read_bytes())
+        assert list(read_list(Blob(f"memory://lists/{name}"))) == [located(entry) for entry in NAMES]
+    with pytest.raises(UsageError, match=r"memory://lists/x.txt: the list cannot be read \(there is no such"):
+        list(read_list(Blob("memory://lists/x.txt")))
+
+
+def test_rows_that_come_again_are_one_video(tmp_path: Path) -> None:
+    path = table(tmp_path / "list.csv", "video", "a.mp4", "s3://b/x.mp4", "./a.mp4", "b.mp4", "s3://b/x.mp4")
+    expected = ["a.mp4", "s3://b/x.mp4", "b.mp4"]
+    assert [str(video.path) for video in iter_videos([], listed=read_list(path))] == expected
+    assert [str(video.path) for video in find_videos([], listed=read_list(path))] == expected
+
+
+def test_names_that_differ_in_bytes_that_are_no_text(tmp_path: Path) -> None:
+    (tmp_path / "list").write_bytes(b"x\xff.mp4\nx\xfe.mp4\nx\xff.mp4\n")
+    found = list(iter_videos([], listed=read_list(tmp_path / "list")))
+    assert [os.fsencode(video.path) for video in found] == [b"x\xff.mp4", b"x\xfe.mp4"]
+    assert len({video.key for video in found}) == 2
