@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
+import forked
 import yaml
 
 COMMIT = "aa6c2d36d56bc0209040c02b5a7b7d7bf11d57b8"
@@ -305,17 +306,18 @@ def capvid(
     offline: bool = False,
     token: str | None = TOKEN,
     models: Path | None = None,
+    anew: bool = False,
 ) -> tuple[int, str, str]:
-    """Run the command line in a process of its own: exit code, stdout, stderr."""
+    """Run the command line in a process of its own: exit code, stdout, stderr.
+
+    With ``anew`` it is a new interpreter, which takes some seconds more.
+    """
     settings = environment(home / "hf", endpoint, offline=offline, token=token)
     settings |= {"CAPVID_MODELS": str(models)} if models else {}
-    done = subprocess.run(
-        [sys.executable, "-m", "capvid", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        env=settings,
-        cwd=home,
-        timeout=200,
-    )
+    if anew:
+        command = [sys.executable, "-m", "capvid", *map(str, arguments)]
+        done = subprocess.run(command, capture_output=True, text=True, env=settings, cwd=home, timeout=200)
+    else:
+        done = forked.run(None, arguments, env=settings, cwd=home)
     assert "Traceback" not in done.stderr and TOKEN not in done.stdout + done.stderr
     return done.returncode, done.stdout, done.stderr

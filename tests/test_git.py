@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import forked
 import numpy as np
 import pytest
 from git_repository import FRAMES, PREPROCESS, SIDE, Reference, respelled, save_git
@@ -235,13 +236,7 @@ def test_ways_of_writing_the_same_preprocessing(folder: Path, tmp_path: Path) ->
 
 def say(*names: str, clip: Path, home: Path, endpoint: str, offline: bool = False) -> list[dict[str, str]]:
     """Caption by each model in one process of its own."""
-    done = subprocess.run(
-        [sys.executable, "-c", SAY, str(clip), *names],
-        capture_output=True,
-        text=True,
-        env=environment(home, endpoint, offline=offline),
-        timeout=200,
-    )
+    done = forked.run(SAY, [clip, *names], env=environment(home, endpoint, offline=offline))
     assert (done.returncode, done.stderr) == (0, "")
     return [json.loads(line) for line in done.stdout.splitlines()]
 

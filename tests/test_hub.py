@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import forked
 import numpy as np
 import pytest
 from hub_server import FakeHub, environment
@@ -48,9 +49,7 @@ def hub() -> Iterator[FakeHub]:
 
 
 def run(code: str, *arguments: str, home: Path, endpoint: str, offline: bool = False) -> str:
-    command = [sys.executable, "-c", code, *arguments]
-    settings = environment(home, endpoint, offline=offline)
-    done = subprocess.run(command, capture_output=True, text=True, env=settings, timeout=200)
+    done = forked.run(code, arguments, env=environment(home, endpoint, offline=offline))
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     return done.stdout

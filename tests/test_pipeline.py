@@ -239,7 +239,7 @@ def test_captions_that_say_little_get_a_flag(toy: Toy, video_files: list[Path], 
     plain = list(load(folder).stream(video_files))
     assert {result.captions[0].generic for result in plain} == {None}
     checkpoint = load_checkpoint(folder)
-    average = [0.125] * 1024
+    average = [0.125] * 1280
     mask = torch.ones(1, 1, dtype=torch.bool)
     information = []
     for result in plain:  # word by word, of the average video

@@ -87,12 +87,12 @@ def clip(tmp_path: Path) -> Path:
     return write_video(tmp_path / "clip.mp4", seed=3)
 
 
-def pushed(hub: FakeHub, run: Path, *options: object, home: Path, name: str = NAME) -> str:
+def pushed(hub: FakeHub, run: Path, *options: object, home: Path, anew: bool = False) -> str:
     """Push and give the commit."""
-    code, out, err = capvid("push", run, name, *options, home=home, endpoint=hub.url)
+    code, out, err = capvid("push", run, NAME, *options, home=home, endpoint=hub.url, anew=anew)
     assert (code, err) == (0, ""), err
     repository, _, commit = out.strip().partition("@")
-    assert repository == name and len(commit) == 40
+    assert repository == NAME and len(commit) == 40
     return commit
 
 
@@ -113,7 +113,7 @@ def refusal(model: object, clip: Path, *, home: Path, endpoint: str = NOWHERE, o
 
 
 def test_what_is_pushed_captions_as_before(hub: FakeHub, run: Path, clip: Path, tmp_path: Path) -> None:
-    commit = pushed(hub, run, "--message", "the first", home=tmp_path)
+    commit = pushed(hub, run, "--message", "the first", home=tmp_path, anew=True)
     content = hub.content(NAME, commit)
     assert set(content) == {
         ".gitattributes",
@@ -133,7 +133,7 @@ def test_what_is_pushed_captions_as_before(hub: FakeHub, run: Path, clip: Path, 
     assert sum("/commit/" in request for request in hub.uploads) == 1
 
     local = said(run, clip, home=tmp_path)
-    fetched = said(f"{NAME}@{commit}", clip, home=tmp_path, endpoint=hub.url)
+    fetched = said(f"{NAME}@{commit}", clip, home=tmp_path, endpoint=hub.url, anew=True)
     assert fetched["captions"] == local["captions"] and local["captions"]
     assert fetched["model"] == f"{NAME}@{commit[:12]}"
     names = {request.rpartition("/")[2] for request in hub.requests}

@@ -55,7 +55,7 @@ def mart(toy_files: Toy, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("mart")
     like = load_checkpoint(toy_files.model)
     torch.manual_seed(4)
-    sizes = {"vocabulary_size": len(like.vocabulary), "feature_width": 1024, "hidden": 16, "heads": 2}
+    sizes = {"vocabulary_size": len(like.vocabulary), "feature_width": 1280, "hidden": 16, "heads": 2}
     sizes |= {"layers": 2, "feed_forward": 16, "word_width": 8, "memory_length": 2, "dropout": 0.0}
     captioner = build("mart", {**sizes, "standardise": True})
     captioner.standardise.load_state_dict(like.captioner.standardise.state_dict())

@@ -5,13 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import forked
 import pytest
 import torch
 
@@ -94,13 +94,7 @@ def environment(home: Path, *, offline: bool) -> dict[str, str]:
 
 
 def run(code: str, *arguments: str, home: Path, offline: bool = False) -> str:
-    done = subprocess.run(
-        [sys.executable, "-c", code, *arguments],
-        capture_output=True,
-        text=True,
-        env=environment(home, offline=offline),
-        timeout=200,
-    )
+    done = forked.run(code, arguments, env=environment(home, offline=offline))
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout
 

@@ -13,24 +13,24 @@ import pytest
 SENTENCE = "a man woman dog is are running cooking playing guitar the in on park kitchen ball"
 MODELS = """
 [backbones.toy]
-kind = "googlenet"
+kind = "student"
 source = "file:toy.safetensors"
 licence = "none"
 origin = "random numbers"
-description = "GoogLeNet with random weights"
-default_layer = "pool5/7x7_s1"
+description = "a small network with random weights, on small pictures"
+default_layer = "embedding"
 
 [backbones.toy.layers]
-"pool5/7x7_s1" = 1024
-"loss3/classifier" = 1000
+"embedding" = 1280
+"maps" = [16, 320]
 
 [backbones.toy.preprocess]
-resize = 256
-crop = 224
-order = "BGR"
-scale = 1.0
-mean = [104.0, 117.0, 123.0]
-std = [1.0, 1.0, 1.0]
+resize = 144
+crop = 128
+order = "RGB"
+scale = 255.0
+mean = [0.45, 0.45, 0.45]
+std = [0.225, 0.225, 0.225]
 """
 
 
@@ -68,18 +68,14 @@ def toy_files(tmp_path_factory: pytest.TempPathFactory) -> Toy:
     import torch
     from safetensors.torch import save_file
 
-    from capvid.features.googlenet import GoogLeNet
+    from capvid.features.student import Student
 
     folder = tmp_path_factory.mktemp("toy")
     models = folder / "models.toml"
     models.write_text(MODELS)
     torch.manual_seed(0)
     weights = folder / "toy.safetensors"
-    tensors = {name: torch.zeros_like(tensor) for name, tensor in GoogLeNet().state_dict().items()}
-    for tensor in tensors.values():
-        if tensor.dim() > 1:  # variances as He et al. 2015 have them, so that pictures differ in features
-            tensor.normal_(std=(2 / tensor[0].numel()) ** 0.5)
-    save_file(tensors, weights)
+    save_file(Student().state_dict(), weights)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CAPVID_MODELS", str(models))
         save_toy_captioner(folder / "run", weights=weights)
@@ -104,7 +100,7 @@ def save_toy_captioner(
     )
     vocabulary = Vocabulary(SENTENCE.split())
     torch.manual_seed(seed)
-    sizes = {"embedding": 16, "hidden": 24, "attention": 16, "output": 16, "feature_width": 1024}
+    sizes = {"embedding": 16, "hidden": 24, "attention": 16, "output": 16, "feature_width": 1280}
     config = {"vocabulary_size": len(vocabulary), "dropout": 0.0, "standardise": True, **sizes}
     captioner = build("soft-attention", config)
     pictures = np.random.default_rng(0).integers(0, 256, (8, 6, 8, 3), dtype=np.uint8)

@@ -23,25 +23,29 @@ def sentences(count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
 
 
 def accuracy_after_training(name: str, **options: int) -> float:
-    """Share of right answers to 500 new questions, after 300 batches of 64."""
-    torch.manual_seed(0)
-    generator = torch.Generator().manual_seed(0)
+    """Share of right answers to 500 new questions, after 160 batches of 64, or fewer that do."""
+    torch.manual_seed(2)
+    generator = torch.Generator().manual_seed(2)
     sizes = {"embedding": 16, "hidden": 16, "attention": 4, "output": 16, "dropout": 0.0}
     captioner = build(name, {"vocabulary_size": QUESTION + 1, "feature_width": 2, **sizes, **options})
-    optimizer = torch.optim.Adam(captioner.parameters(), lr=0.005)
+    optimizer = torch.optim.Adam(captioner.parameters(), lr=0.01)
 
     def answers(words: Tensor) -> Tensor:
         count = len(words)
         last = captioner.teacher_forced(torch.ones(count, 1, 2), all_real(count, 1), words)[:, -1]
         return captioner.logits(last)[:, FIRST : FIRST + SYMBOLS]
 
-    for _ in range(300):
+    mastered = 0  # batches in a row
+    for _ in range(160):
         words, symbols = sentences(64, generator)
         loss = F.cross_entropy(answers(words), symbols)
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(captioner.parameters(), 1.0)
         optimizer.step()
+        mastered = mastered + 1 if loss < 0.1 else 0
+        if mastered == 5:
+            break
     words, symbols = sentences(500, generator)
     with torch.no_grad():
         return (answers(words).argmax(-1) == symbols).float().mean().item()

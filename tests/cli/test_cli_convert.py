@@ -6,12 +6,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from networks_once import networks_once
 from safetensors.torch import load_file
 from toy import Run
 
 from capvid.features.networks import build
 from capvid.features.registry import backbone_entry
 from capvid.files import sha256_file
+
+__all__ = ["networks_once"]
 
 
 @pytest.fixture

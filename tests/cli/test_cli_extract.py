@@ -63,11 +63,11 @@ def test_a_zip_file_of_pictures_is_a_batch_of_videos(capvid: Run, tmp_path: Path
 def test_extract_two_layers(capvid: Run, toy: Toy, video_files: list[Path], tmp_path: Path) -> None:
     from capvid.features.file import load_features
 
-    layers = ["--layer", "pool5/7x7_s1", "--layer", "loss3/classifier"]
+    layers = ["--layer", "embedding", "--layer", "maps"]
     arguments = ["--backbone", "toy", "--backbone", "toy", *layers, "--frames", 2, "-o", tmp_path]
     assert capvid("extract", video_files[1], *arguments) == (0, "", "")
     (file,) = tmp_path.iterdir()
-    assert [stream.shape for stream in load_features(file).streams] == [(2, 1024), (2, 1000)]
+    assert [stream.shape for stream in load_features(file).streams] == [(2, 1280), (2, 16, 320)]
 
 
 def test_extract_skips_what_is_done(

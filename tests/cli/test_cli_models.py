@@ -84,7 +84,7 @@ def test_for_programs(capvid: Run, toy: Toy) -> None:
     assert "m3-small" in m3["recipes"]
     assert [name for name, record in records.items() if record.get("default")] == ["m3"]
     assert (toy_backbone["kind"], toy_backbone["here"]) == ("backbone", True)
-    assert toy_backbone["layers"]["pool5/7x7_s1"] == {"locations": None, "width": 1024}
+    assert toy_backbone["layers"]["embedding"] == {"locations": None, "width": 1280}
     assert json.loads(capvid("models", "toy", "--json")[1]) == toy_backbone
 
 

@@ -83,11 +83,14 @@ def test_features_of_videos_are_extracted_once(capvid: Run, toy: Toy, tmp_path: 
     for number in range(4):
         write_video(tmp_path / "videos" / f"v{number}.mp4", seed=number, frames=5)
         split = "val" if number > 1 else "train"
-        rows.append({"id": f"v{number}", "split": split, "captions": ["a dog runs"]})
+        caption = f"a {('dog', 'man')[number % 2]} runs"  # two, so that one of them is worth something
+        rows.append({"id": f"v{number}", "split": split, "captions": [caption]})
     (tmp_path / "data.jsonl").write_text("\n".join(map(json.dumps, rows)))
     streams = ["--backbone", "toy", "--sampling", "uniform:3", "--weights", toy.weights]
     where = ["--data", tmp_path / "data.jsonl", "--videos", tmp_path / "videos", "-o", tmp_path / "run"]
-    longer = ["--set", "training.epochs=12"]
+    settings = ["training.epochs=30", "training.average=0.5"]
+    settings += ["search.training.learning_rate={low = 3e-2, high = 4e-2}"]
+    longer = [part for setting in settings for part in ("--set", setting)]
     code, _, err = capvid("train", "m3-tiny", *where, *streams, *SET, *longer, "--search", 2)
     assert code == 0, err
     assert err.splitlines()[0] == "4 extracted" and err.count("extracted") == 1

@@ -66,7 +66,7 @@ def test_after_twenty_kills_the_files_are_those_of_an_undisturbed_run(
             while before < VIDEOS and count() == before:
                 assert time.monotonic() - start < 60
                 time.sleep(0.002)
-            time.sleep(chance.uniform(0, 0.08))
+            time.sleep(chance.uniform(0, 0.02))
             with suppress(ProcessLookupError):  # it may have come to its end
                 os.kill(process, signal.SIGKILL)
             ready.wait()

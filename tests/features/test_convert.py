@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import timm
 import torch
+from networks_once import networks_once
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -23,6 +24,7 @@ from capvid.features.tensors import read_tensors
 from capvid.files import sha256_file
 
 Tensors = dict[str, Tensor]
+__all__ = ["networks_once"]
 
 
 def tensors_of(name: str) -> Tensors:
