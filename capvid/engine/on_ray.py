@@ -1,7 +1,7 @@
 """A large run on a Ray cluster, by Ray Data: the stages as pools of actors, with Ray's queues between them.
 
 Inputs go in by small blocks. Actors that decode keep one process that can be killed each; actors that compute
-have the captioner, or the backbones, whose weights lie once on each machine; tasks write shards. What is
+have the captioner, or the backbones, whose weights lie once on each machine; others write shards. What is
 lost with an actor or a machine is done again by Ray. Inputs are taken in waves, so that no number of them
 fills the memory.
 """
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 _PATIENCE = 10.0  # seconds for a cluster to answer
 WAVE = 100_000  # inputs that are handed to Ray together
 _BLOCK = 8  # videos of which an actor takes care at once, at most
+_WRITERS = 4  # actors that write shards, at most
 _SHARE = 0.5  # of a core for each actor: those that wait make room for those that compute
 
 
@@ -190,16 +191,12 @@ def _wave(
     data = data.map_batches(
         Computing, fn_constructor_args=(list(packed), where), compute=models, **place, **kind
     )
-    data = data.map_batches(
-        write,
-        fn_kwargs={"folder": folder, "where": where},
-        num_cpus=0,
-        **{**kind, "batch_size": plan.per_file},
-    )
+    writers = ActorPoolStrategy(min_size=1, max_size=_WRITERS)
+    kind["batch_size"] = plan.per_file
+    data = data.map_batches(Writing, fn_constructor_args=(folder, where), compute=writers, num_cpus=0, **kind)
     for batch in data.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=1):
         assert isinstance(batch, pa.Table)
-        for row in _things(batch):
-            yield Counted(**row)
+        yield from _things(batch)
 
 
 class Decoding:
@@ -236,20 +233,26 @@ class Computing:
         _go_to(where)
         torch.set_num_threads(1)  # there are as many actors as cores
         job: Job = put_together(*(ray.get(ref) for ref in packed))
-        self.job = job.on("cuda") if ray.get_gpu_ids() and torch.cuda.is_available() else job
+        self.job = job.on("cuda" if ray.get_gpu_ids() and torch.cuda.is_available() else "cpu")
 
     def __call__(self, table: Any) -> Any:
         """Make the rows of decoded videos."""
         return _table(list(self.job.rows(chain.from_iterable(_things(table)))))
 
 
-def write(table: Any, *, folder: ShardFolder, where: str) -> Any:
-    """Write a shard, and give what is to be counted of it."""
-    _go_to(where)
-    folder.check()
-    rows: list[Row] = list(_things(table))
-    folder.write(rows)
-    return _table([{"video": r.video, "error": r.error, "lost": r.lost, "generic": r.generic} for r in rows])
+class Writing:
+    """An actor that writes shards."""
+
+    def __init__(self, folder: ShardFolder, where: str) -> None:
+        _go_to(where)
+        folder.check()
+        self.folder = folder
+
+    def __call__(self, table: Any) -> Any:
+        """Write a shard, and give what is to be counted of it."""
+        rows: list[Row] = list(_things(table))
+        self.folder.write(rows)
+        return _table([Counted(video=r.video, error=r.error, lost=r.lost, generic=r.generic) for r in rows])
 
 
 def _go_to(folder: str) -> None:

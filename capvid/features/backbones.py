@@ -53,10 +53,13 @@ class Backbone:
     threads: int = field(default_factory=torch.get_num_threads)
 
     def on(self, device: str | torch.device) -> Backbone:
-        """The same backbone on another device, where it computes in what is fast and safe there."""
+        """The same backbone on another device, where it computes in what is fast and safe there.
+
+        It may use as many cores as this process does.
+        """
         place = torch.device(device)
         if place == self.device:
-            return self
+            return replace(self, threads=torch.get_num_threads())
         dtype = _dtype_for("auto", self.entry, place)
         header = replace(self.header, precision=str(dtype).removeprefix("torch."))
         module = self.module.to(place, dtype)
