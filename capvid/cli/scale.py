@@ -133,7 +133,7 @@ def run_sharded(
     """
     from capvid.digests import identity
     from capvid.files import remove_leftovers
-    from capvid.output.shards import ShardFolder
+    from capvid.output.shards import HEAD, ShardFolder
     from capvid.storage import Storage
 
     if overwrite and given.part is not None:
@@ -146,7 +146,7 @@ def run_sharded(
     local = Storage(folder).local
     if local is not None:
         common.check_writable_folder(local)
-        remove_leftovers([local / "x"])
+        remove_leftovers([local / HEAD])
     batch.interrupted = common.GOES_ON
     job = make_job()
     shards = ShardFolder(folder, kind=job.kind, form=job.formats[form](), head=job.head)
