@@ -15,6 +15,7 @@ from typing import Any
 
 import psutil
 import pytest
+from s3_server import FlakyS3
 
 pytest.importorskip("ray")
 ROOT = Path(__file__).resolve().parents[2]
@@ -49,8 +50,18 @@ class TwoNodes:
 
 
 @pytest.fixture(scope="module")
-def nodes() -> Iterator[TwoNodes]:
-    os.environ["RAY_BACKEND_LOG_LEVEL"] = "fatal"
+def s3() -> Iterator[FlakyS3]:
+    """A server that fails now and then, whose credentials are in the environment of the cluster."""
+    server = FlakyS3()
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in server.environment().items():
+            patch.setenv(name, value)
+        yield server
+    server.close()
+
+
+@pytest.fixture(scope="module")
+def nodes(s3: FlakyS3) -> Iterator[TwoNodes]:
     cluster = TwoNodes()
     yield cluster
     cluster.close()
@@ -103,6 +114,36 @@ def here(
     assert Counter(record["status"] for record in found) == {"ok": 280, "error": 20}
     assert len({record["captions"][0]["text"] for record in found if record["captions"]}) > 3
     return found
+
+
+def test_an_archive_on_a_server_that_fails_now_and_then(
+    nodes: TwoNodes, s3: FlakyS3, quick_model: Path, many_videos: Path, here: list[dict[str, Any]]
+) -> None:
+    import s3fs
+
+    bucket = s3fs.S3FileSystem()
+    bucket.mkdir("ray")
+    wanted = {record["video"]: record for record in here if "/3/" in record["video"]}
+    assert len(wanted) == 40
+    for path in wanted:
+        bucket.pipe_file(f"ray/videos/{Path(path).name}", Path(path).read_bytes())
+    s3.every, s3.cut = 9, 5
+    arguments = ["caption", "s3://ray/videos", "--model", quick_model, "--output-dir", "s3://ray/captions"]
+    arguments += ["--engine", "ray", "--ray-address", nodes.address, "--videos-per-file", 16]
+    process = start(*arguments)
+    _, said = process.communicate(timeout=200)
+    failed, s3.every, s3.cut = s3.failed, 0, 0
+    assert process.returncode == 0, said
+    assert said.startswith("40 captioned") and failed > 5
+    bucket.invalidate_cache()
+    lines = [
+        line for shard in bucket.glob("ray/captions/captions-*") for line in bucket.cat(shard).splitlines()
+    ]
+    found = {Path(record["video"]).name: record for record in map(json.loads, lines)}
+    assert len(lines) == len(found) == 40
+    for path, record in wanted.items():
+        theirs = found[Path(path).name]
+        assert theirs == {**record, "video": f"s3://ray/videos/{Path(path).name}"}
 
 
 @pytest.mark.timeout(600)
