@@ -40,7 +40,7 @@ RayAddress = Annotated[
         "--ray-address",
         metavar="ADDRESS",
         show_default="RAY_ADDRESS, else this machine",
-        help="Of the Ray cluster: auto, HOST:PORT or ray://HOST:PORT.",
+        help="Of the Ray cluster: auto or HOST:PORT.",
     ),
 ]
 VideosPerFile = Annotated[

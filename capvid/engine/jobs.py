@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from capvid.features.ahead import Video
 from capvid.features.extract import compute_features, views_of
 from capvid.features.parts import DecodeStage
-from capvid.features.shards import ParquetFeatures, WebDataset, features_row
+from capvid.output.feature_shards import ParquetFeatures, WebDataset, features_row
 from capvid.output.parquet import ParquetCaptions
 from capvid.output.records import SCHEMA_VERSION
 from capvid.output.rows import Row, caption_row

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import os
 import pickle
+import re
 import socket
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack
@@ -114,17 +115,19 @@ def begin_ray(address: str | None) -> Any:
             f"--engine ray needs Ray Data ({error})", remedy="pip install 'capvid[ray]'"
         ) from error
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
-    if address is None and not os.environ.get("RAY_ADDRESS"):
+    address = address or os.environ.get("RAY_ADDRESS") or "local"  # not whatever else runs here
+    if address == "local":
         quiet["include_dashboard"] = False
     try:
-        _knock(address or os.environ.get("RAY_ADDRESS") or "")
+        _knock(address)
         ray.init(address=address, **quiet)
     except (OSError, ValueError, RuntimeError) as error:
         raise UsageError(
-            f"no Ray cluster at {address or os.environ.get('RAY_ADDRESS', 'this machine')} ({error})",
+            f"no Ray cluster at {address} ({error})",
             remedy="start one with: ray start --head",
         ) from error
-    logging.getLogger("ray.data").setLevel(logging.ERROR)
+    for name in ("ray", "ray.data"):  # what concerns the user is an error of ours
+        logging.getLogger(name).setLevel(logging.CRITICAL)
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = False
     context.log_internal_stack_trace = False
@@ -285,5 +288,8 @@ def _cause(error: BaseException) -> CapvidError:
         if isinstance(seen, CapvidError) and not isinstance(cause, BaseException):
             return seen
         seen = cause if isinstance(cause, BaseException) and cause is not seen else seen.__cause__
-    lines = [line for line in str(error).splitlines() if line.strip()]
+    text = str(error)
+    if own := re.findall(rf"^{re.escape(CapvidError.__module__)}\.\w+: (.+)$", text, re.MULTILINE):
+        return CapvidError(own[-1])  # where an actor could not even begin, there is only this text
+    lines = [line for line in text.splitlines() if line.strip()]
     return CapvidError(f"the run on Ray failed ({lines[-1].strip() if lines else type(error).__name__})")

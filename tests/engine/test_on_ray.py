@@ -39,6 +39,8 @@ def test_what_failed_is_found_below_rays_errors() -> None:
     except WrapperError as error:
         found = on_ray._cause(error)
     assert type(found) is CapvidError and "of many lines" in str(found)
+    died = RuntimeError("The actor died.\n  File x\ncapvid.errors.UsageError: /out: is another; give one\n")
+    assert str(on_ray._cause(died)) == "/out: is another; give one"
 
 
 def test_nobody_waits_for_a_cluster_that_does_not_answer() -> None:

@@ -200,7 +200,7 @@ def test_a_driver_that_is_killed_leaves_the_rest_to_the_next(
 
 
 def test_features_are_those_of_this_machine(nodes: TwoNodes, many_videos: Path, tmp_path: Path) -> None:
-    from capvid.features.shards import read_webdataset
+    from capvid.output.feature_shards import read_webdataset
 
     arguments = [
         "extract",

@@ -21,7 +21,7 @@ from capvid.features.file import (
     load_features,
     save_features,
 )
-from capvid.features.shards import ParquetFeatures, WebDataset, features_row, read_webdataset
+from capvid.output.feature_shards import ParquetFeatures, WebDataset, features_row, read_webdataset
 from capvid.output.rows import Row
 from capvid.output.shards import ShardFolder, ShardFormat
 from capvid.storage import Blob
