@@ -13,7 +13,7 @@ import os
 import pickle
 import re
 import socket
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import chain, islice
@@ -87,13 +87,9 @@ def run_on_ray(
         stack.callback(ray.shutdown)
         rest, arrays = take_apart(job)
         packed = [ray.put(rest), ray.put(arrays)]
-        resources = ray.cluster_resources()
-        gpus = int(resources.get("GPU", 0)) if gpu is not False else 0
-        if gpu and not gpus:
-            raise UsageError("--device cuda: the cluster has no GPU", remedy="leave out --device")
-        plan = _Plan(cpus=max(1, int(resources.get("CPU", 1))), gpus=gpus, per_file=per_file)
         try:
             while wave := list(islice(todo, WAVE)):
+                plan = _Plan.of(ray.cluster_resources(), gpu=gpu, per_file=per_file)
                 yield from _wave(job.decoding, packed, folder, wave, plan, timeout)
         except ray.exceptions.RayError as error:
             raise _cause(error) from error
@@ -153,6 +149,18 @@ class _Plan:
     cpus: int
     gpus: int
     per_file: int
+
+    @classmethod
+    def of(cls, resources: Mapping[str, float], *, gpu: bool | None, per_file: int) -> _Plan:
+        """Plan by what a cluster has now.
+
+        Raises:
+            UsageError: there is to be a GPU, and there is none.
+        """
+        gpus = int(resources.get("GPU", 0)) if gpu is not False else 0
+        if gpu and not gpus:
+            raise UsageError("--device cuda: the cluster has no GPU", remedy="leave out --device")
+        return cls(cpus=max(1, int(resources.get("CPU", 1))), gpus=gpus, per_file=per_file)
 
     def block(self, videos: int) -> int:
         """Videos in a block of so many: a divisor of a shard's, so that blocks fill shards."""

@@ -26,6 +26,15 @@ def test_blocks_fill_shards(per_file: int, videos: int) -> None:
         assert size == 8
 
 
+def test_gpus_are_used_where_there_are_some() -> None:
+    with_two = {"CPU": 7.0, "GPU": 2.0}
+    assert on_ray._Plan.of(with_two, gpu=None, per_file=8) == on_ray._Plan(cpus=7, gpus=2, per_file=8)
+    assert on_ray._Plan.of(with_two, gpu=False, per_file=8).gpus == 0
+    assert on_ray._Plan.of({}, gpu=None, per_file=8) == on_ray._Plan(cpus=1, gpus=0, per_file=8)
+    with pytest.raises(UsageError, match="no GPU"):
+        on_ray._Plan.of({"CPU": 4.0}, gpu=True, per_file=8)
+
+
 def test_what_failed_is_found_below_rays_errors() -> None:
     class WrapperError(Exception):
         def __init__(self, cause: BaseException) -> None:
