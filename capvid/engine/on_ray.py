@@ -36,7 +36,6 @@ _PATIENCE = 10.0  # seconds for a cluster to answer
 WAVE = 100_000  # inputs that are handed to Ray together
 _BLOCK = 8  # videos of which an actor takes care at once, at most
 _WRITERS = 4  # actors that write shards, at most
-_SHARE = 0.5  # of a core for each actor: those that wait make room for those that compute
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,10 +184,12 @@ def _wave(
     starts = range(0, len(wave), size)
     blocks = [ray.put(_table(wave[start : start + size])) for start in starts]
     most = min(len(blocks), plan.cpus)
-    share = _SHARE if plan.gpus == 0 else 1.0
+    # without GPUs those that compute have the cores, and those that decode go beside them: were they counted
+    # as well, they might find no core again after a machine is lost, and the others wait for them for ever
+    decode = {"num_cpus": 1 if plan.gpus else 0}
     decoders = ActorPoolStrategy(min_size=1, max_size=max(1, most))
     models = ActorPoolStrategy(min_size=1, max_size=max(1, min(most, plan.gpus or most)))
-    place: dict[str, Any] = {"num_gpus": 1, "num_cpus": 0} if plan.gpus else {"num_cpus": share}
+    place: dict[str, Any] = {"num_gpus": 1, "num_cpus": 0} if plan.gpus else {"num_cpus": 1}
     where = os.getcwd()  # noqa: PTH109
     kind: dict[str, Any] = {"batch_format": "pyarrow", "batch_size": None, "zero_copy_batch": True}
     data: Any = from_arrow_refs(blocks)  # type: ignore[arg-type]
@@ -196,7 +197,7 @@ def _wave(
         Decoding,
         fn_constructor_args=(decoding, timeout, where, __version__),
         compute=decoders,
-        num_cpus=share,
+        **decode,
         **kind,
     )
     data = data.map_batches(

@@ -137,10 +137,10 @@ def test_parts_in_one_folder_are_the_whole(
     sizes = []
     for number in (2, 1, 3):
         before = len(lines(out))
-        assert capvid(*command, "--shard", f"{number}/3")[0] in (0, 3)
+        assert capvid(*command, "--shard", f"{number}/3")[0] in (0, 1, 3)  # 1 if all in it are broken
         sizes.append(len(lines(out)) - before)
         assert capvid(*command, "--shard", f"{number}/3")[0] == 0
-    assert sum(sizes) == 6 and max(sizes) < 6
+    assert sum(sizes) == 6  # in which part each is depends on its path, and so on the folder of the test
     assert by_video(lines(out)) == records
     assert capvid(*command) == (0, "", "0 captioned, 6 skipped (already done)\n")
     code, _, err = capvid(*command, "--shard", "1/3", "--overwrite")
@@ -153,7 +153,7 @@ def test_parts_of_a_run_without_shards(
 ) -> None:
     command = ["caption", folder, "--model", toy.model, "--format", "json"]
     for number in (1, 2):
-        assert capvid(*command, "--output-dir", tmp_path / "out", "--shard", f"{number}/2")[0] in (0, 3)
+        assert capvid(*command, "--output-dir", tmp_path / "out", "--shard", f"{number}/2")[0] in (0, 1, 3)
     found = [json.loads(path.read_bytes()) for path in (tmp_path / "out").rglob("*.json")]
     assert by_video(found) == records
 

@@ -18,6 +18,7 @@ import pytest
 from s3_server import FlakyS3
 
 pytest.importorskip("ray")
+pytestmark = pytest.mark.timeout(900)  # a busy machine begins processes slowly
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -83,7 +84,7 @@ def records(folder: Path) -> list[dict[str, Any]]:
 
 def wait_for(condition: Any, process: subprocess.Popen[str]) -> None:
     """Wait until something holds, while a command runs."""
-    end = time.monotonic() + 120
+    end = time.monotonic() + 300
     while not condition():
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < end
@@ -107,7 +108,7 @@ def here(
         50,
     ]
     process = start(*arguments)
-    _, said = process.communicate(timeout=200)
+    _, said = process.communicate(timeout=500)
     assert process.returncode == 3, said
     assert "280 captioned" in said and "20 failed" in said
     found = records(folder)
@@ -131,7 +132,7 @@ def test_an_archive_on_a_server_that_fails_now_and_then(
     arguments = ["caption", "s3://ray/videos", "--model", quick_model, "--output-dir", "s3://ray/captions"]
     arguments += ["--engine", "ray", "--ray-address", nodes.address, "--videos-per-file", 16]
     process = start(*arguments)
-    _, said = process.communicate(timeout=200)
+    _, said = process.communicate(timeout=500)
     failed, s3.every, s3.cut = s3.failed, 0, 0
     assert process.returncode == 0, said
     assert said.startswith("40 captioned") and failed > 5
@@ -146,7 +147,6 @@ def test_an_archive_on_a_server_that_fails_now_and_then(
         assert theirs == {**record, "video": f"s3://ray/videos/{Path(path).name}"}
 
 
-@pytest.mark.timeout(600)
 def test_what_dies_in_the_middle_loses_nothing_and_doubles_nothing(
     nodes: TwoNodes, quick_model: Path, many_videos: Path, here: list[dict[str, Any]], tmp_path: Path
 ) -> None:
@@ -166,14 +166,13 @@ def test_what_dies_in_the_middle_loses_nothing_and_doubles_nothing(
     wait_for(lambda: shards() >= 7, process)
     nodes.cluster.remove_node(nodes.second, allow_graceful=False)
     assert shards() < 28
-    _, said = process.communicate(timeout=200)
+    _, said = process.communicate(timeout=500)
     assert process.returncode == 3, said
     assert said.splitlines()[-1].startswith("280 captioned"), said
     assert all(line.startswith("error: ") for line in said.splitlines()[:-1]), said
     assert records(tmp_path) == here
 
 
-@pytest.mark.timeout(600)
 def test_a_driver_that_is_killed_leaves_the_rest_to_the_next(
     nodes: TwoNodes, quick_model: Path, many_videos: Path, here: list[dict[str, Any]], tmp_path: Path
 ) -> None:
@@ -188,13 +187,13 @@ def test_a_driver_that_is_killed_leaves_the_rest_to_the_next(
     done = records(tmp_path)
     assert 50 <= len(done) < 300
     again = start(*arguments)
-    _, said = again.communicate(timeout=200)
+    _, said = again.communicate(timeout=500)
     good = sum(record["status"] == "ok" for record in done)
     assert f"{280 - good} captioned" in said and f"{len(done)} skipped (already done)" in said
     assert records(tmp_path) == here
     assert all((tmp_path / name).read_bytes() == data for name, data in before.items())
     nothing = start(*arguments)
-    _, said = nothing.communicate(timeout=200)
+    _, said = nothing.communicate(timeout=500)
     assert (nothing.returncode, said) == (0, "0 captioned, 300 skipped (already done)\n")
     assert records(tmp_path) == here
 
@@ -215,7 +214,7 @@ def test_features_are_those_of_this_machine(nodes: TwoNodes, many_videos: Path, 
     found = []
     for name, engine in (("here", ["local"]), ("ray", ["ray", "--ray-address", nodes.address])):
         process = start(*arguments, "-o", tmp_path / name, "--engine", *engine)
-        _, said = process.communicate(timeout=200)
+        _, said = process.communicate(timeout=500)
         assert process.returncode == 3 and "40 extracted" in said and "20 failed" in said, said
         samples = [
             sample
@@ -238,6 +237,6 @@ def test_a_cluster_that_is_not_there_is_one_line(
 ) -> None:
     arguments = ["caption", many_videos, "--model", quick_model, "--output-dir", tmp_path]
     process = start(*arguments, "--engine", "ray", "--ray-address", "127.0.0.1:9")
-    _, said = process.communicate(timeout=200)
+    _, said = process.communicate(timeout=500)
     assert process.returncode == 2
     assert said.startswith("error: no Ray cluster at 127.0.0.1:9") and said.count("\n") == 1
