@@ -184,12 +184,12 @@ def _wave(
     starts = range(0, len(wave), size)
     blocks = [ray.put(_table(wave[start : start + size])) for start in starts]
     most = min(len(blocks), plan.cpus)
-    # without GPUs those that compute have the cores, and those that decode go beside them: were they counted
-    # as well, they might find no core again after a machine is lost, and the others wait for them for ever
-    decode = {"num_cpus": 1 if plan.gpus else 0}
-    decoders = ActorPoolStrategy(min_size=1, max_size=max(1, most))
-    models = ActorPoolStrategy(min_size=1, max_size=max(1, min(most, plan.gpus or most)))
-    place: dict[str, Any] = {"num_gpus": 1, "num_cpus": 0} if plan.gpus else {"num_cpus": 1}
+    # Half a core for each, so that after a machine is lost its actors have a place on others, and what waits
+    # for them does not wait for ever. Pools of one size: what Ray stops for a while it would load again.
+    decoders = ActorPoolStrategy(size=most)
+    models = ActorPoolStrategy(size=min(most, plan.gpus or most))
+    decode = {"num_cpus": 0.5 if plan.gpus else 0}
+    place: dict[str, Any] = {"num_gpus": 1, "num_cpus": 0} if plan.gpus else {"num_cpus": 0.5}
     where = os.getcwd()  # noqa: PTH109
     kind: dict[str, Any] = {"batch_format": "pyarrow", "batch_size": None, "zero_copy_batch": True}
     data: Any = from_arrow_refs(blocks)  # type: ignore[arg-type]

@@ -9,13 +9,18 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import forked
 import psutil
 import pytest
 from s3_server import FlakyS3
+
+from capvid.output.feature_shards import read_webdataset
 
 pytest.importorskip("ray")
 pytestmark = pytest.mark.timeout(900)  # a busy machine begins processes slowly
@@ -33,17 +38,16 @@ class TwoNodes:
         self.second = self.cluster.add_node(**small)
         self.address = self.cluster.address
 
-    def processes(self, kind: str) -> list[psutil.Process]:
-        """Actors of a kind."""
+    def actors(self, kind: str = "MapWorker") -> list[psutil.Process]:
+        """Actors of a kind that have begun, by default all."""
         found = []
         for node in self.cluster.list_all_nodes():
             for info in node.all_processes.get("raylet", []):
                 for child in psutil.Process(info.process.pid).children(recursive=True):
-                    try:
-                        if kind in " ".join(child.cmdline()) and "__init__" not in " ".join(child.cmdline()):
+                    with suppress(psutil.Error):
+                        title = " ".join(child.cmdline())
+                        if "MapWorker" in title and kind in title and "__init__" not in title:
                             found.append(child)
-                    except psutil.Error:
-                        continue
         return found
 
     def close(self) -> None:
@@ -68,12 +72,27 @@ def nodes(s3: FlakyS3) -> Iterator[TwoNodes]:
     cluster.close()
 
 
+def environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+
+
 def start(*arguments: object) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "capvid", *map(str, arguments)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(
-        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        command, cwd=ROOT, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
+
+
+def finished(process: subprocess.Popen[str]) -> tuple[int, str]:
+    """The exit code of a command, and what it said."""
+    _, said = process.communicate(timeout=500)
+    return process.returncode, said
+
+
+def run(*arguments: object) -> tuple[int, str]:
+    """The exit code of a command that needs no cluster, and what it said."""
+    done = forked.run(None, arguments, env=environment(), cwd=ROOT)
+    return done.returncode, done.stderr
 
 
 def records(folder: Path) -> list[dict[str, Any]]:
@@ -82,161 +101,107 @@ def records(folder: Path) -> list[dict[str, Any]]:
     return sorted(map(json.loads, lines), key=lambda record: record["video"])
 
 
-def wait_for(condition: Any, process: subprocess.Popen[str]) -> None:
-    """Wait until something holds, while a command runs."""
+def wait_for(condition: Callable[[], Any], process: subprocess.Popen[str] | None = None) -> Any:
+    """Wait until there is something, while a command runs, if one is given."""
     end = time.monotonic() + 300
-    while not condition():
-        assert process.poll() is None, process.communicate()
+    while not (found := condition()):
+        assert process is None or process.poll() is None, process.communicate()
         assert time.monotonic() < end
-        time.sleep(0.1)
-
-
-@pytest.fixture(scope="module")
-def here(
-    quick_model: Path, many_videos: Path, tmp_path_factory: pytest.TempPathFactory
-) -> list[dict[str, Any]]:
-    """What this machine alone makes of the videos."""
-    folder = tmp_path_factory.mktemp("here")
-    arguments = [
-        "caption",
-        many_videos,
-        "--model",
-        quick_model,
-        "--output-dir",
-        folder,
-        "--videos-per-file",
-        50,
-    ]
-    process = start(*arguments)
-    _, said = process.communicate(timeout=500)
-    assert process.returncode == 3, said
-    assert "280 captioned" in said and "20 failed" in said
-    found = records(folder)
-    assert Counter(record["status"] for record in found) == {"ok": 280, "error": 20}
-    assert len({record["captions"][0]["text"] for record in found if record["captions"]}) > 3
+        time.sleep(0.05)
     return found
 
 
-def test_an_archive_on_a_server_that_fails_now_and_then(
-    nodes: TwoNodes, s3: FlakyS3, quick_model: Path, many_videos: Path, here: list[dict[str, Any]]
+def test_features_of_an_archive_on_a_server_that_fails_now_and_then(
+    nodes: TwoNodes, s3: FlakyS3, many_videos: Path, tmp_path: Path
 ) -> None:
+    """They are those of this machine, to the last digit."""
     import s3fs
 
+    arguments = ["--backbone", "colour-grid", "--frames", 4, "--videos-per-file", 16]
+    folders = many_videos / "3", many_videos / "broken"
+    code, said = run("extract", *folders, *arguments, "-o", tmp_path)
+    assert code == 3 and "40 extracted" in said and "20 failed" in said, said
     bucket = s3fs.S3FileSystem()
     bucket.mkdir("ray")
-    wanted = {record["video"]: record for record in here if "/3/" in record["video"]}
-    assert len(wanted) == 40
-    for path in wanted:
-        bucket.pipe_file(f"ray/videos/{Path(path).name}", Path(path).read_bytes())
+    for folder in folders:
+        for path in folder.iterdir():
+            bucket.pipe_file(f"ray/{folder.name}/{path.name}", path.read_bytes())
     s3.every, s3.cut = 9, 5
-    arguments = ["caption", "s3://ray/videos", "--model", quick_model, "--output-dir", "s3://ray/captions"]
-    arguments += ["--engine", "ray", "--ray-address", nodes.address, "--videos-per-file", 16]
-    process = start(*arguments)
-    _, said = process.communicate(timeout=500)
+    arguments += ["--engine", "ray", "--ray-address", nodes.address, "-o", "s3://ray/features"]
+    code, said = finished(start("extract", "s3://ray/3/", "s3://ray/broken/", *arguments))
     failed, s3.every, s3.cut = s3.failed, 0, 0
-    assert process.returncode == 0, said
-    assert said.startswith("40 captioned") and failed > 5
+    assert code == 3 and "40 extracted" in said and "20 failed" in said, said
+    assert failed > 5
     bucket.invalidate_cache()
-    lines = [
-        line for shard in bucket.glob("ray/captions/captions-*") for line in bucket.cat(shard).splitlines()
-    ]
-    found = {Path(record["video"]).name: record for record in map(json.loads, lines)}
-    assert len(lines) == len(found) == 40
-    for path, record in wanted.items():
-        theirs = found[Path(path).name]
-        assert theirs == {**record, "video": f"s3://ray/videos/{Path(path).name}"}
+    theirs = by_name(bucket.cat(shard) for shard in bucket.glob("ray/features/features-*.tar"))
+    ours = by_name(shard.read_bytes() for shard in tmp_path.glob("features-*.tar"))
+    assert theirs.keys() == ours.keys() and len(ours) == 60
+    for name, (one, features) in ours.items():
+        other, found = theirs[name]
+        assert one["status"] == other["status"] and one["duration"] == other["duration"]
+        assert (features is None) == (found is None) == (one["status"] == "error")
+        if features is not None:
+            assert features.header == found.header and features.video == found.video
+            assert features.streams[0].tolist() == found.streams[0].tolist()
+            assert features.times.tolist() == found.times.tolist()
 
 
-def test_what_dies_in_the_middle_loses_nothing_and_doubles_nothing(
-    nodes: TwoNodes, quick_model: Path, many_videos: Path, here: list[dict[str, Any]], tmp_path: Path
+def by_name(shards: Iterable[bytes]) -> dict[str, Any]:
+    """What shards have of each video, by the end of its path."""
+    samples = [sample for shard in shards for sample in read_webdataset(shard)]
+    found = {"/".join(sample[0]["video"].split("/")[-2:]): sample for sample in samples}
+    assert len(found) == len(samples)
+    return found
+
+
+def test_runs_that_die_lose_nothing_and_double_nothing(
+    nodes: TwoNodes, quick_model: Path, many_videos: Path, tmp_path: Path
 ) -> None:
-    """An actor of each kind is killed, and a node removed."""
-    arguments = ["caption", many_videos, "--model", quick_model, "--output-dir", tmp_path]
-    process = start(*arguments, "--videos-per-file", 10, "--engine", "ray", "--ray-address", nodes.address)
+    """The first run is killed; in the second an actor of each kind, and a node, while they work."""
+    command = ["caption", many_videos, "--model", quick_model]
+    code, said = run(*command, "--output-dir", tmp_path / "here", "--videos-per-file", 50)
+    assert code == 3 and "280 captioned" in said and "20 failed" in said, said
+    here, out = records(tmp_path / "here"), tmp_path / "ray"
+    assert Counter(record["status"] for record in here) == {"ok": 280, "error": 20}
+    assert len({record["captions"][0]["text"] for record in here if record["captions"]}) > 3
+    command += ["--output-dir", out, "--videos-per-file", 10]
+    command += ["--engine", "ray", "--ray-address", nodes.address]
 
-    def shards() -> int:
-        return len(list(tmp_path.glob("captions-*.jsonl")))
+    def shards() -> dict[str, bytes]:
+        return {path.name: path.read_bytes() for path in out.glob("captions-*.jsonl")}
 
-    wait_for(lambda: shards() >= 1, process)
-    wait_for(lambda: nodes.processes("Decoding"), process)
-    nodes.processes("Decoding")[0].kill()
-    wait_for(lambda: shards() >= 4, process)
-    wait_for(lambda: nodes.processes("Computing"), process)
-    nodes.processes("Computing")[0].kill()
-    wait_for(lambda: shards() >= 7, process)
-    nodes.cluster.remove_node(nodes.second, allow_graceful=False)
-    assert shards() < 28
-    _, said = process.communicate(timeout=500)
-    assert process.returncode == 3, said
-    assert said.splitlines()[-1].startswith("280 captioned"), said
-    assert all(line.startswith("error: ") for line in said.splitlines()[:-1]), said
-    assert records(tmp_path) == here
-
-
-def test_a_driver_that_is_killed_leaves_the_rest_to_the_next(
-    nodes: TwoNodes, quick_model: Path, many_videos: Path, here: list[dict[str, Any]], tmp_path: Path
-) -> None:
-    arguments = ["caption", many_videos, "--model", quick_model, "--output-dir", tmp_path]
-    arguments += ["--videos-per-file", 10, "--engine", "ray", "--ray-address", nodes.address]
-    process = start(*arguments)
-    wait_for(lambda: len(list(tmp_path.glob("captions-*.jsonl"))) >= 5, process)
+    process = start(*command)
+    wait_for(shards, process)
     process.send_signal(signal.SIGKILL)
     process.communicate()
-    time.sleep(2)  # a shard may be on its way
-    before = {path.name: path.read_bytes() for path in tmp_path.glob("captions-*.jsonl")}
-    done = records(tmp_path)
-    assert 50 <= len(done) < 300
-    again = start(*arguments)
-    _, said = again.communicate(timeout=500)
+    wait_for(lambda: not nodes.actors())  # a shard may be on its way
+    before, done = shards(), records(out)
+    assert 10 <= len(done) <= 250, "it was not killed at work"
+
+    process = start(*command)
+    for kind in ("Decoding", "Computing"):
+        actors: list[psutil.Process] = wait_for(partial(nodes.actors, kind), process)
+        actors[0].kill()
+    wait_for(lambda: len(shards()) > len(before), process)
+    assert len(shards()) < 30, "it was over already"
+    nodes.cluster.remove_node(nodes.second, allow_graceful=False)
+    code, said = finished(process)
+    *errors, last = said.splitlines()
     good = sum(record["status"] == "ok" for record in done)
-    assert f"{280 - good} captioned" in said and f"{len(done)} skipped (already done)" in said
-    assert records(tmp_path) == here
-    assert all((tmp_path / name).read_bytes() == data for name, data in before.items())
-    nothing = start(*arguments)
-    _, said = nothing.communicate(timeout=500)
-    assert (nothing.returncode, said) == (0, "0 captioned, 300 skipped (already done)\n")
-    assert records(tmp_path) == here
+    assert last.startswith(f"{280 - good} captioned") and f"{len(done)} skipped (already done)" in last, said
+    assert len(errors) == 20 - (len(done) - good) and all(e.startswith("error: ") for e in errors), said
+    assert code == (3 if errors else 0)
+    assert records(out) == here
+    assert before.items() <= shards().items()
 
-
-def test_features_are_those_of_this_machine(nodes: TwoNodes, many_videos: Path, tmp_path: Path) -> None:
-    from capvid.output.feature_shards import read_webdataset
-
-    arguments = [
-        "extract",
-        many_videos / "3",
-        many_videos / "broken",
-        "--backbone",
-        "colour-grid",
-        "--frames",
-        4,
-    ]
-    arguments += ["--videos-per-file", 16]
-    found = []
-    for name, engine in (("here", ["local"]), ("ray", ["ray", "--ray-address", nodes.address])):
-        process = start(*arguments, "-o", tmp_path / name, "--engine", *engine)
-        _, said = process.communicate(timeout=500)
-        assert process.returncode == 3 and "40 extracted" in said and "20 failed" in said, said
-        samples = [
-            sample
-            for shard in (tmp_path / name).glob("features-*.tar")
-            for sample in read_webdataset(shard.read_bytes())
-        ]
-        found.append(sorted(samples, key=lambda sample: sample[0]["video"]))
-    assert len(found[0]) == 60
-    for (one, features), (other, theirs) in zip(*found, strict=True):
-        assert one == other
-        assert (features is None) == (theirs is None) == (one["status"] == "error")
-        if features is not None:
-            assert features.header == theirs.header and features.video == theirs.video
-            assert features.streams[0].tolist() == theirs.streams[0].tolist()
-            assert features.times.tolist() == theirs.times.tolist()
+    assert run(*command) == (0, "0 captioned, 300 skipped (already done)\n")
+    assert records(out) == here
 
 
 def test_a_cluster_that_is_not_there_is_one_line(
     quick_model: Path, many_videos: Path, tmp_path: Path
 ) -> None:
-    arguments = ["caption", many_videos, "--model", quick_model, "--output-dir", tmp_path]
-    process = start(*arguments, "--engine", "ray", "--ray-address", "127.0.0.1:9")
-    _, said = process.communicate(timeout=500)
-    assert process.returncode == 2
+    command = ["caption", many_videos, "--model", quick_model, "--output-dir", tmp_path]
+    code, said = run(*command, "--engine", "ray", "--ray-address", "127.0.0.1:9")
+    assert code == 2
     assert said.startswith("error: no Ray cluster at 127.0.0.1:9") and said.count("\n") == 1
