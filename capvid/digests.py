@@ -1,4 +1,4 @@
-"""Which of very many videos were seen: sixteen bytes for each, and a little more for the last ones."""
+"""How videos are known by their paths, and which of very many were seen: some sixteen bytes for each."""
 
 from __future__ import annotations
 
@@ -12,15 +12,17 @@ from capvid.storage import VideoPath
 _RECENT = 1 << 16  # that are kept otherwise, before they are sorted into the others
 
 
+def shown(text: VideoPath | str) -> str:
+    r"""Give a path, or a text with paths in it, as text that can be written as UTF-8.
+
+    What is no text in a file name becomes ``\xff``, so that different names stay different.
+    """
+    return os.fsencode(text).decode("utf-8", "backslashreplace")
+
+
 def identity(path: VideoPath | str) -> bytes:
     """Give the digest (16 bytes) by which a path or address is known, as it is written in records."""
-    shown = os.fsencode(path).decode("utf-8", "replace")
-    return hashlib.blake2b(shown.encode(), digest_size=16).digest()
-
-
-def exactly(path: VideoPath | str) -> bytes:
-    """Give the digest of a path's bytes, which differ where two odd names are written alike in records."""
-    return hashlib.blake2b(os.fsencode(path), digest_size=16).digest()
+    return hashlib.blake2b(shown(path).encode(), digest_size=16).digest()
 
 
 class Digests:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
+import fsspec
 import pytest
 
 # Tests run side by side, and on several threads each they would wait for each other.
@@ -28,3 +30,12 @@ def shared_data() -> Path:
     if not SHARED.is_dir():
         pytest.skip("the development data is not beside this checkout")
     return SHARED
+
+
+@pytest.fixture
+def memory() -> Iterator[None]:
+    """Objects at ``memory://``, none at first."""
+    store = fsspec.filesystem("memory").store
+    store.clear()
+    yield
+    store.clear()

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from capvid import digests
-from capvid.digests import Digests, Part, exactly, identity
+from capvid.digests import Digests, Part, identity
 from capvid.storage import Blob
 
 PATHS = some.lists(some.text(some.characters(blacklist_categories=["Cs"]), min_size=1), unique=True)
@@ -40,11 +40,10 @@ def test_parts_are_about_equal_and_stay_what_they_are() -> None:
 
 def test_a_path_is_known_by_how_it_is_written() -> None:
     assert identity(Path("s3:/b")) != identity(Blob("s3://b"))
-    assert identity(Path("a/é.mp4")) == identity("a/é.mp4") == exactly("a/é.mp4")
+    assert identity(Path("a/é.mp4")) == identity("a/é.mp4")
     assert identity(Blob("x.tar", "a.mp4", 512, 7)) == identity("x.tar/a.mp4")
     odd, other = Path("a\udcff.mp4"), Path("a\udcfe.mp4")  # bytes that are no text
-    assert identity(odd) == identity("a\ufffd.mp4") == identity(other)
-    assert exactly(odd) != exactly(other)
+    assert identity(odd) == identity("a\\xff.mp4") != identity(other)
 
 
 @pytest.mark.parametrize("recent", [1, 3, 1000])

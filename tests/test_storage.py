@@ -27,15 +27,6 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return waited
 
 
-@pytest.fixture
-def memory() -> Iterator[None]:
-    """Objects in memory, none at first."""
-    system = fsspec.filesystem("memory")
-    system.store.clear()
-    yield
-    system.store.clear()
-
-
 def test_what_a_text_names() -> None:
     assert located("a/b.mp4") == Path("a/b.mp4")
     assert located("file:///a/b%20c.mp4") == Path("/a/b c.mp4")

@@ -83,9 +83,14 @@ def toy_files(tmp_path_factory: pytest.TempPathFactory) -> Toy:
 
 
 def save_toy_captioner(
-    folder: Path, *, weights: Path, seed: int = 1, sampling: str | None = "uniform:4"
+    folder: Path,
+    *,
+    backbone: str = "toy",
+    weights: Path | None = None,
+    seed: int = 1,
+    sampling: str | None = "uniform:4",
 ) -> None:
-    """Save a captioner with random weights that was, by its header, trained on the toy backbone."""
+    """Save a captioner with random weights that was, by its header, trained on a backbone."""
     import torch
 
     from capvid.captioners import build
@@ -94,17 +99,17 @@ def save_toy_captioner(
     from capvid.features.file import FeatureHeader
     from capvid.text.vocabulary import EOS, Vocabulary
 
-    backbone = load_backbone("toy", weights=weights)
+    network = load_backbone(backbone, weights=weights)
     header = FeatureHeader(
-        streams=(backbone.header,), sampling=sampling, reader=None, dtype="float32", capvid_version="0"
+        streams=(network.header,), sampling=sampling, reader=None, dtype="float32", capvid_version="0"
     )
     vocabulary = Vocabulary(SENTENCE.split())
     torch.manual_seed(seed)
-    sizes = {"embedding": 16, "hidden": 24, "attention": 16, "output": 16, "feature_width": 1280}
-    config = {"vocabulary_size": len(vocabulary), "dropout": 0.0, "standardise": True, **sizes}
-    captioner = build("soft-attention", config)
+    sizes = {"vocabulary_size": len(vocabulary), "feature_width": network.header.width}
+    sizes |= {"embedding": 16, "hidden": 24, "attention": 16, "output": 16}
+    captioner = build("soft-attention", {"dropout": 0.0, "standardise": True, **sizes})
     pictures = np.random.default_rng(0).integers(0, 256, (8, 6, 8, 3), dtype=np.uint8)
-    captioner.standardise.fit(torch.from_numpy(backbone(pictures)))
+    captioner.standardise.fit(torch.from_numpy(network(pictures)))
     with torch.no_grad():  # larger weights, so that videos differ in their captions, and a late end
         for parameter in captioner.parameters():
             parameter.mul_(3)

@@ -159,7 +159,18 @@ def caption(
     if output and output_dir:
         raise UsageError("-o and --output-dir exclude each other", remedy="give one of them")
     given = read_given(inputs, from_file, column=column, shard=shard)
-    scale = Scale(engine=engine, ray_address=ray_address, per_file=videos_per_file, retry_failed=retry_failed)
+    scale = Scale(
+        engine=engine,
+        ray_address=ray_address,
+        per_file=videos_per_file,
+        retry_failed=retry_failed,
+        device=device,
+        workers=workers,
+        timeout=timeout or None,
+        recursive=recursive,
+        overwrite=overwrite,
+        fail_fast=fail_fast,
+    )
     sharded = scale.wants_shards(output_dir, form and form.value)
     batch = common.Batch(verb="captioned", many=given.many or sharded)
     if output:
@@ -189,20 +200,8 @@ def caption(
     if sharded:
         assert output_dir is not None
         _check_sharded(form, output=output, report=report)
-        run_sharded(
-            partial(_job, model, "cpu" if engine is Engine.ray else device, options, attention),
-            given,
-            batch,
-            output_dir,
-            scale,
-            form=form.value if form else "jsonl",
-            device=device,
-            workers=workers,
-            timeout=timeout or None,
-            recursive=recursive,
-            overwrite=overwrite,
-            fail_fast=fail_fast,
-        )
+        make_job = partial(_job, model, scale.loads_on, options, attention)
+        run_sharded(make_job, given, batch, output_dir, form.value if form else "jsonl", scale)
         batch.finish()
         return
     videos = given.videos(batch, recursive=recursive, fail_fast=fail_fast)

@@ -138,7 +138,18 @@ def extract(
         _check_single_frames(backbone)
     chosen = read_sampling(sampling, frames=frames, clean=clean)
     given = read_given(inputs, from_file, column=column, shard=shard)
-    scale = Scale(engine=engine, ray_address=ray_address, per_file=videos_per_file, retry_failed=retry_failed)
+    scale = Scale(
+        engine=engine,
+        ray_address=ray_address,
+        per_file=videos_per_file,
+        retry_failed=retry_failed,
+        device=device,
+        workers=workers,
+        timeout=timeout or None,
+        recursive=recursive,
+        overwrite=overwrite,
+        fail_fast=fail_fast,
+    )
     sharded = scale.wants_shards(output, form and form.value)
     batch = common.Batch(verb="extracted", many=given.many or sharded)
     load = partial(_load, backbone, layer, weights, precision)
@@ -147,19 +158,9 @@ def extract(
             raise UsageError(
                 "shards take neither --format safetensors nor --views", remedy="use webdataset or parquet"
             )
+        shard_form = form.value if form else Format.webdataset.value
         run_sharded(
-            lambda: _job(load("cpu" if engine is Engine.ray else device), chosen, batch_size),
-            given,
-            batch,
-            output,
-            scale,
-            form=form.value if form else Format.webdataset.value,
-            device=device,
-            workers=workers,
-            timeout=timeout or None,
-            recursive=recursive,
-            overwrite=overwrite,
-            fail_fast=fail_fast,
+            lambda: _job(load(scale.loads_on), chosen, batch_size), given, batch, output, shard_form, scale
         )
         batch.finish()
         return

@@ -59,19 +59,36 @@ RetryFailed = Annotated[
 
 @dataclass(frozen=True, kw_only=True)
 class Scale:
-    """How large the run is.
+    """How a large run is done.
 
     Attributes:
         engine: where it takes place.
         ray_address: of the cluster.
         per_file: videos in a shard, if that was said.
         retry_failed: whether to try again what failed.
+        device: where to compute; on Ray ``auto`` takes GPUs if the cluster has some.
+        workers: processes that decode, here, if that was said.
+        timeout: seconds after which a video is given up; None waits for ever.
+        recursive: whether to look into the folders of a folder.
+        overwrite: also do what is done, and remove all shards first.
+        fail_fast: stop at the first video that fails.
     """
 
     engine: Engine
     ray_address: str | None
     per_file: int | None
     retry_failed: bool
+    device: str
+    workers: int | None
+    timeout: float | None
+    recursive: bool
+    overwrite: bool
+    fail_fast: bool
+
+    @property
+    def loads_on(self) -> str:
+        """The device on which networks are loaded: on Ray each actor moves its own."""
+        return "cpu" if self.engine is Engine.ray else self.device
 
     def wants_shards(self, folder: str | None, form: str | None) -> bool:
         """Whether results go into shards, for which there must be a folder.
@@ -101,15 +118,8 @@ def run_sharded(
     given: Given,
     batch: common.Batch,
     folder: str,
-    scale: Scale,
-    *,
     form: str,
-    device: str,
-    workers: int | None,
-    timeout: float | None,
-    recursive: bool,
-    overwrite: bool,
-    fail_fast: bool,
+    scale: Scale,
 ) -> None:
     """Do a job for all videos that are not in the shards yet, and count them in ``batch``.
 
@@ -118,14 +128,8 @@ def run_sharded(
         given: the inputs.
         batch: is told of what is done and what fails.
         folder: path or address for the shards.
-        scale: the engine and the size of shards.
         form: name of the shards' format.
-        device: where to compute; on Ray ``auto`` takes GPUs if the cluster has some.
-        workers: processes that decode, here.
-        timeout: seconds after which a video is given up; None waits for ever.
-        recursive: whether to look into the folders of a folder.
-        overwrite: also do what is done, and remove all shards first.
-        fail_fast: stop at the first video that fails.
+        scale: how it is done.
 
     Raises:
         UsageError: the engine is not there, or the folder holds something else.
@@ -136,13 +140,13 @@ def run_sharded(
     from capvid.output.shards import HEAD, ShardFolder
     from capvid.storage import Storage
 
-    if overwrite and given.part is not None:
+    if scale.overwrite and given.part is not None:
         raise UsageError(
             "--overwrite would remove the shards of all parts",
             remedy="choose another folder, or empty it first",
         )
     if scale.engine is Engine.ray:
-        _check_ray(device, workers)
+        _check_ray(scale)
     local = Storage(folder).local
     if local is not None:
         common.check_writable_folder(local)
@@ -150,31 +154,28 @@ def run_sharded(
     batch.interrupted = common.GOES_ON
     job = make_job()
     shards = ShardFolder(folder, kind=job.kind, form=job.formats[form](), head=job.head)
-    shards.begin(overwrite=overwrite)
+    shards.begin(overwrite=scale.overwrite)
     done = shards.done(retry_failed=scale.retry_failed)
 
     def todo() -> Iterator[VideoInput]:
-        for video in given.stream(batch, recursive=recursive, fail_fast=fail_fast):
+        for video in given.stream(batch, recursive=scale.recursive, fail_fast=scale.fail_fast):
             if identity(video.path) in done:
                 batch.skipped += 1
             else:
                 yield video
 
-    per_file = scale.per_file or VIDEOS_PER_FILE[job.kind]
+    how: dict[str, Any] = {"per_file": scale.per_file or VIDEOS_PER_FILE[job.kind], "timeout": scale.timeout}
     rows: Generator[Any, None, None]
     if scale.engine is Engine.ray:
         from capvid.engine.on_ray import run_on_ray
 
-        gpu = None if device == "auto" else device.startswith("cuda")
-        rows = run_on_ray(
-            job, shards, todo(), per_file=per_file, timeout=timeout, address=scale.ray_address, gpu=gpu
-        )
+        gpu = None if scale.device == "auto" else scale.device.startswith("cuda")
+        rows = run_on_ray(job, shards, todo(), address=scale.ray_address, gpu=gpu, **how)
     else:
         from capvid.engine.local import run_here
 
-        count = workers or common.default_workers()
-        rows = run_here(job, shards, todo(), per_file=per_file, workers=count, timeout=timeout)
-    _count(rows, batch, fail_fast=fail_fast)
+        rows = run_here(job, shards, todo(), workers=scale.workers or common.default_workers(), **how)
+    _count(rows, batch, fail_fast=scale.fail_fast)
 
 
 def _count(rows: Generator[Any, None, None], batch: common.Batch, *, fail_fast: bool) -> None:
@@ -192,7 +193,7 @@ def _count(rows: Generator[Any, None, None], batch: common.Batch, *, fail_fast: 
                 return
 
 
-def _check_ray(device: str, workers: int | None) -> None:
+def _check_ray(scale: Scale) -> None:
     """See that Ray is there, before anything is loaded.
 
     Raises:
@@ -202,7 +203,7 @@ def _check_ray(device: str, workers: int | None) -> None:
 
     if find_spec("ray") is None:
         raise UsageError("--engine ray needs Ray Data", remedy="pip install 'capvid[ray]'")
-    if workers is not None:
+    if scale.workers is not None:
         raise UsageError("--workers is for --engine local", remedy="leave it out: Ray shares out the cores")
-    if device not in ("auto", "cpu", "cuda"):
-        raise UsageError(f"--device {device} with --engine ray", remedy="use auto, cpu or cuda")
+    if scale.device not in ("auto", "cpu", "cuda"):
+        raise UsageError(f"--device {scale.device} with --engine ray", remedy="use auto, cpu or cuda")

@@ -15,13 +15,14 @@ from typing import Any
 
 import numpy as np
 
+from capvid.digests import shown
 from capvid.errors import DataError, FeatureFileError
 from capvid.features.extract import ExtractionResult
 from capvid.features.file import Features, features_from_bytes, features_to_bytes
 from capvid.output.parquet import encoded, error_type, only_ok, written
-from capvid.output.records import error_record, shown
+from capvid.output.records import error_record
 from capvid.output.rows import Row
-from capvid.output.shards import ShardFormat, Written
+from capvid.output.shards import INDEX, Indexed, ShardFormat, Written
 from capvid.storage import Storage
 from capvid.video.lists import pyarrow_parquet
 
@@ -45,11 +46,10 @@ def features_row(result: ExtractionResult) -> Row:
     )
 
 
-class WebDataset(ShardFormat):
+class WebDataset(Indexed):
     """A tar file with two members for each video."""
 
     extension = "tar"
-    index = "jsonl"
 
     def encode(self, rows: Sequence[Row]) -> bytes:
         """Give the tar file's bytes."""
@@ -69,7 +69,7 @@ class WebDataset(ShardFormat):
         """Read the file beside it, or the tar file, where a run ended between the two."""
         try:
             try:
-                lines = storage.read(f"{name}.{self.index}")
+                lines = storage.read(f"{name}.{INDEX}")
             except FileNotFoundError:
                 lines = self.index_of(storage.read(name))
             records = [json.loads(line) for line in lines.splitlines()]

@@ -14,8 +14,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from capvid.digests import shown
 from capvid.files import MANIFEST, atomic_write_text
-from capvid.output.records import shown
 from capvid.storage import VideoPath
 
 if TYPE_CHECKING:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from capvid.digests import shown
 from capvid.errors import CapvidError
-from capvid.storage import VideoPath
 
 if TYPE_CHECKING:
     from capvid.results import Caption, CaptionResult, Segment
@@ -15,11 +14,6 @@ if TYPE_CHECKING:
 SCHEMA_VERSION = 1
 _DECIMALS = 6
 _WEIGHT_DECIMALS = 4
-
-
-def shown(path: VideoPath) -> str:
-    """Give the path as text that can be written as UTF-8, whatever bytes the file name has."""
-    return os.fsencode(path).decode("utf-8", "replace")
 
 
 def make_record(
@@ -55,11 +49,7 @@ def error_record(error: CapvidError | None) -> dict[str, str] | None:
     """Say what went wrong, if anything did."""
     if error is None:
         return None
-    message, remedy = (
-        text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
-        for text in (error.message, error.remedy)
-    )
-    return {"kind": error.kind, "message": message, "remedy": remedy}
+    return {"kind": error.kind, "message": shown(error.message), "remedy": shown(error.remedy)}
 
 
 def frame_times(result: CaptionResult, *segments: Segment) -> list[float] | None:

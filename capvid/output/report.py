@@ -18,8 +18,8 @@ from string import Template
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from capvid.digests import shown
 from capvid.files import atomic_path, remove_leftovers
-from capvid.output.records import shown
 from capvid.output.report_data import picture_size, picture_uri, poster_of, video_data
 
 if TYPE_CHECKING:
@@ -186,7 +186,7 @@ def _safe_json(data: Any) -> str:
 
 def _line(text: str) -> str:
     """A message as HTML, on one line, whatever bytes a file name in it has."""
-    return escape(" ".join(text.encode("utf-8", "surrogateescape").decode("utf-8", "replace").split()))
+    return escape(" ".join(shown(text).split()))
 
 
 def _number(value: float) -> str:

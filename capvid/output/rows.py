@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from capvid.output.records import make_record, shown
+from capvid.digests import shown
+from capvid.output.records import make_record
 
 if TYPE_CHECKING:
     from capvid.results import CaptionResult

@@ -24,6 +24,7 @@ from capvid.storage import Storage
 
 HEAD = "capvid-shards.json"
 VERSION = 1
+INDEX = "jsonl"  # extension of a small file beside a shard that says what is in it
 _READERS = 16  # shards that are read at once
 
 
@@ -39,7 +40,6 @@ class ShardFormat(ABC):
     """How rows become the bytes of a shard, and what is read back of them."""
 
     extension: ClassVar[str]
-    index: ClassVar[str | None] = None  # extension of a small file beside it that says what is in it
 
     @abstractmethod
     def encode(self, rows: Sequence[Row]) -> bytes:
@@ -53,9 +53,13 @@ class ShardFormat(ABC):
     def without_failed(self, data: bytes) -> bytes:
         """Give the bytes of a shard without the videos that failed."""
 
+
+class Indexed(ShardFormat):
+    """One whose shards each have a file beside them that says which videos are in it."""
+
+    @abstractmethod
     def index_of(self, data: bytes) -> bytes:
         """Give the bytes of the file beside a shard of these bytes."""
-        raise NotImplementedError
 
 
 class JsonLines(ShardFormat):
@@ -172,8 +176,8 @@ class ShardFolder:
             return []
 
     def _drop_failed(self, name: str, *, every: bool) -> None:
-        if self.form.index is not None:  # gone first: it must not name what is not there
-            self.storage.remove(f"{name}.{self.form.index}")
+        if isinstance(self.form, Indexed):  # gone first: it must not name what is not there
+            self.storage.remove(f"{name}.{INDEX}")
         if every:
             self.storage.remove(name)
             return
@@ -182,8 +186,8 @@ class ShardFolder:
 
     def _put(self, name: str, data: bytes) -> None:
         self.storage.write(name, data)
-        if self.form.index is not None:
-            self.storage.write(f"{name}.{self.form.index}", self.form.index_of(data))
+        if isinstance(self.form, Indexed):
+            self.storage.write(f"{name}.{INDEX}", self.form.index_of(data))
 
     def write(self, rows: Sequence[Row]) -> str:
         """Write a shard and give its name.

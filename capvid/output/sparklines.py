@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from capvid.output.records import shown
+from capvid.digests import shown
 
 if TYPE_CHECKING:
     from capvid.results import Caption, CaptionResult, Segment

@@ -10,8 +10,9 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, TextIO
 
+from capvid.digests import shown
 from capvid.errors import DataError
-from capvid.output.records import make_record, shown
+from capvid.output.records import make_record
 
 if TYPE_CHECKING:
     from capvid.results import CaptionResult

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path, PurePath, PurePosixPath
 
-from capvid.digests import Digests, exactly, identity
+from capvid.digests import Digests, identity
 from capvid.errors import CapvidError
 from capvid.storage import VideoPath
 from capvid.video.patterns import Failed, real
@@ -46,9 +46,9 @@ def find_videos(
     them shows when they are opened. Folders are searched for known extensions, in the order of names; hidden
     files and folders are passed over, and symbolic links to folders followed once. A zip file stands for its
     folders of pictures, each the frames of a video, and a tar file, also one in a folder, for the videos in
-    it. Addresses stand for
-    files, folders, patterns and tar archives likewise. A path that does not exist and holds ``*``, ``?`` or
-    ``[`` is a pattern; it finds files with known extensions, any others only if it ends in theirs.
+    it. Addresses stand for files, folders, patterns and tar archives likewise. A path that does not exist and
+    holds ``*``, ``?`` or ``[`` is a pattern; it finds files with known extensions, any others only if it ends
+    in theirs.
 
     The key of a file is its name; below a folder, a zip file or the part of a pattern without wildcards, the
     path from there.
@@ -64,11 +64,8 @@ def find_videos(
         CapvidError: without ``failed``: a folder or pattern gives no video, a zip file no folder of pictures,
             or a folder cannot be listed.
     """
-    search = Search(recursive=recursive, failed=failed or _raise)
     found: dict[VideoPath, tuple[VideoPath, PurePosixPath]] = {}
-    for path, name in chain(
-        chain.from_iterable(map(search.given, inputs)), chain.from_iterable(map(search.listed, listed))
-    ):
+    for path, name in _places(inputs, listed, Search(recursive=recursive, failed=failed or _raise)):
         found.setdefault(real(path) if isinstance(path, Path) else path, (path, name))
     keys = _keys(found)
     return [VideoInput(path, key) for (path, _), key in zip(found.values(), keys, strict=True)]
@@ -92,13 +89,10 @@ def iter_videos(
         recursive: whether to look into the folders of a folder.
         failed: is told of what fails; None raises the first.
     """
-    search = Search(recursive=recursive, failed=failed or _raise)
     seen, keys = Digests(), Digests()
-    for path, name in chain(
-        chain.from_iterable(map(search.given, inputs)), chain.from_iterable(map(search.listed, listed))
-    ):
+    for path, name in _places(inputs, listed, Search(recursive=recursive, failed=failed or _raise)):
         digest = identity(path)
-        if not seen.add(exactly(path)):
+        if not seen.add(digest):
             continue
         inner = _inner(name)
         key = (inner.parent / inner.stem.strip(".").replace(".", "_")).as_posix()
@@ -106,6 +100,14 @@ def iter_videos(
             key = f"{key}-{digest.hex()[:12]}"
             keys.add(identity(key))
         yield VideoInput(path, key)
+
+
+def _places(
+    inputs: Iterable[Path | str], listed: Iterable[VideoPath | str], search: Search
+) -> Iterator[tuple[VideoPath, PurePosixPath]]:
+    """Where the videos are that inputs and a list stand for, and what each is called there."""
+    yield from chain.from_iterable(map(search.given, inputs))
+    yield from chain.from_iterable(map(search.listed, listed))
 
 
 def _raise(error: CapvidError) -> None:

@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_report import HOSTILE, failure, story, video
+from pages import failure, story, video
+from test_report import HOSTILE
 from toy import Toy, toy, toy_files, video_files
 
 from capvid.loading import load

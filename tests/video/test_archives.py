@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import io
 import tarfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import fsspec
@@ -25,14 +24,6 @@ CONTENT = {
     "./a/b.MP4": b"",
 }
 VISIBLE = ["b.mp4", 'a/it\'s "é".mkv', LONG, "a/b.MP4"]
-
-
-@pytest.fixture
-def memory() -> Iterator[None]:
-    system = fsspec.filesystem("memory")
-    system.store.clear()
-    yield
-    system.store.clear()
 
 
 def write_tar(path: Path, content: dict[str, bytes], form: int = tarfile.PAX_FORMAT) -> Path:

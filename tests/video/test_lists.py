@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import fsspec
@@ -22,14 +21,6 @@ NAMES = [
     "电影/🎬.mkv",
     "new\nline.mp4",
 ]
-
-
-@pytest.fixture
-def memory() -> Iterator[None]:
-    system = fsspec.filesystem("memory")
-    system.store.clear()
-    yield
-    system.store.clear()
 
 
 def table(path: Path, *rows: str, delimiter: str = ",") -> Path:
