@@ -11,7 +11,7 @@ import pysrt
 import pytest
 import torch
 import webvtt
-from toy import Run, Toy, capvid, toy, toy_files, video_files
+from toy import Run, Toy, capvid, toy, toy_files, video_files, write_pictures
 
 from capvid.captioners import build
 from capvid.captioners.checkpoint import load_checkpoint, save_checkpoint
@@ -31,22 +31,11 @@ __all__ = ["capvid", "toy", "toy_files", "video_files"]
 @pytest.fixture
 def long_video(tmp_path: Path) -> Path:
     """Three scenes, of 3, 4 and 5 seconds, at 10 frames a second."""
-    import av
-
-    path = tmp_path / "long vidéo.mp4"
-    generator = np.random.default_rng(5)
-    with av.open(str(path), "w") as container:
-        stream = container.add_stream("mpeg4", rate=10)
-        stream.width, stream.height, stream.pix_fmt, stream.bit_rate = 64, 48, "yuv420p", 4_000_000
-        for seconds in (3, 4, 5):
-            texture = generator.integers(0, 256, (6, 8, 3)).repeat(8, 0).repeat(8, 1)
-            for number in range(10 * seconds):
-                picture = np.roll(texture, number // 4, 1).astype(np.uint8)
-                for packet in stream.encode(av.VideoFrame.from_ndarray(picture, format="rgb24")):
-                    container.mux(packet)
-        for packet in stream.encode():
-            container.mux(packet)
-    return path
+    generator, pictures = np.random.default_rng(5), []
+    for seconds in (3, 4, 5):
+        texture = generator.integers(0, 256, (6, 8, 3)).repeat(8, 0).repeat(8, 1).astype(np.uint8)
+        pictures += [np.roll(texture, number // 4, 1) for number in range(10 * seconds)]
+    return write_pictures(tmp_path / "long vidéo.mp4", pictures, bit_rate=4_000_000)
 
 
 @pytest.fixture(scope="session")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,23 +43,29 @@ class Toy:
     model: Path
 
 
-def write_video(path: Path, *, seed: int, frames: int = 12, size: tuple[int, int] = (64, 48)) -> Path:
-    """Write an MPEG-4 video (10 frames a second) of noise that is brighter from frame to frame."""
+def write_pictures(path: Path, pictures: Iterable[np.ndarray], *, bit_rate: int | None = None) -> Path:
+    """Write an MPEG-4 video of pictures (H, W, 3), 10 a second."""
     import av
 
-    generator = np.random.default_rng(seed)
-    texture = generator.integers(0, 128, (size[1], size[0], 3))
     path.parent.mkdir(parents=True, exist_ok=True)
+    first, *others = pictures
     with av.open(str(path), "w") as container:
         stream = container.add_stream("mpeg4", rate=10)
-        stream.width, stream.height, stream.pix_fmt = *size, "yuv420p"
-        for number in range(frames):
-            picture = (texture + 127 * number // frames).astype(np.uint8)
+        stream.height, stream.width, stream.pix_fmt = *first.shape[:2], "yuv420p"
+        if bit_rate is not None:
+            stream.bit_rate = bit_rate
+        for picture in (first, *others):
             for packet in stream.encode(av.VideoFrame.from_ndarray(picture, format="rgb24")):
                 container.mux(packet)
         for packet in stream.encode():
             container.mux(packet)
     return path
+
+
+def write_video(path: Path, *, seed: int, frames: int = 12, size: tuple[int, int] = (64, 48)) -> Path:
+    """Write a video of noise that is brighter from frame to frame."""
+    texture = np.random.default_rng(seed).integers(0, 128, (size[1], size[0], 3))
+    return write_pictures(path, ((texture + 127 * n // frames).astype(np.uint8) for n in range(frames)))
 
 
 @pytest.fixture(scope="session")

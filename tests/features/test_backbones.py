@@ -121,9 +121,9 @@ def test_features_are_the_networks_output_for_the_prepared_frames(known: Path, l
 def test_features_do_not_depend_on_the_batch(known: Path, precision: str) -> None:
     """Not in their last digit: which frames are computed together is chance."""
     backbone = load_backbone("googlenet", weights=known, precision=precision)
-    frames = np.random.default_rng(3).integers(0, 256, (19, 64, 64, 3), dtype=np.uint8)
+    frames = np.random.default_rng(3).integers(0, 256, (11, 64, 64, 3), dtype=np.uint8)
     whole = backbone(frames)
-    for first, last, batch in ((0, 5, 32), (3, 19, 32), (11, 12, 2)):
+    for first, last, batch in ((0, 5, 32), (3, 11, 32), (7, 8, 2)):
         np.testing.assert_array_equal(backbone(frames[first:last], batch_size=batch), whole[first:last])
     assert np.abs(whole[0] - whole[4]).max() > 0.01 * whole.max()
 
