@@ -14,7 +14,7 @@ from types import TracebackType
 SERVE = """
 import json, os, sys, torch
 import capvid.cli, capvid.features.backbones, capvid.features.extract, capvid.features.student
-import capvid.publish, capvid.training.events, capvid.training.loop, capvid.training.plot
+import capvid.publish, capvid.training.events, capvid.training.loop, capvid.training.plot, torch._dynamo
 import tensorboardX
 
 for line in sys.stdin:

@@ -21,7 +21,8 @@ def shapes(tmp_path_factory: pytest.TempPathFactory) -> Path:
         main(["extract", str(folder / "videos"), "--backbone", "colour-grid", "-o", str(folder / "f")]) == 0
     )
     data = ["--data", f"jsonl:{folder / 'captions.jsonl'}", "--features", str(folder / "f")]
-    assert main(["train", "m3-tiny", *data, "-o", str(folder / "run")]) == 0
+    shorter = ["--set", "training.epochs=12"]
+    assert main(["train", "m3-tiny", *data, *shorter, "-o", str(folder / "run")]) == 0
     return folder
 
 
