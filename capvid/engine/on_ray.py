@@ -2,15 +2,14 @@
 
 Inputs go in by small blocks. Actors that decode keep one process that can be killed each; actors that compute
 have the captioner, or the backbones, whose weights lie once on each machine; others write shards. What is
-lost with an actor or a machine is done again by Ray. Inputs are taken in waves, so that no number of them
-fills the memory.
+lost with an actor or a machine is done again by Ray; what takes every actor with it that works on it is given
+up at last, each video by itself. Inputs are taken in waves, so that no number of them fills the memory.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-import pickle
 import re
 import socket
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
@@ -20,14 +19,13 @@ from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
 from capvid import __version__
+from capvid.engine.actors import Computing, Counted, Decoding, Tally, Writing, table_of, things_of
 from capvid.engine.quiet import without_chatter
-from capvid.errors import CapvidError, UsageError
+from capvid.errors import CapvidError, UsageError, VideoError
 from capvid.features.ahead import Video
 from capvid.features.parts import DecodeStage
-from capvid.output.rows import Row
 from capvid.output.shards import ShardFolder
 from capvid.video.inputs import VideoInput
-from capvid.video.workers import WorkerPool
 
 if TYPE_CHECKING:
     from capvid.engine.jobs import Job
@@ -36,16 +34,7 @@ _PATIENCE = 10.0  # seconds for a cluster to answer
 WAVE = 100_000  # inputs that are handed to Ray together
 _BLOCK = 8  # videos of which an actor takes care at once, at most
 _WRITERS = 4  # actors that write shards, at most
-
-
-@dataclass(frozen=True, kw_only=True)
-class Counted:
-    """A row that is in a shard, as far as it is to be counted."""
-
-    video: str
-    error: str | None
-    lost: int
-    generic: bool
+_TRIES = 4  # of a block whose actors die while they work on it
 
 
 def run_on_ray(
@@ -89,7 +78,12 @@ def run_on_ray(
         try:
             while wave := list(islice(todo, WAVE)):
                 plan = _Plan.of(ray.cluster_resources(), gpu=gpu, per_file=per_file)
-                yield from _wave(job.decoding, packed, folder, wave, plan, timeout)
+                size = plan.block(len(wave))
+                tally = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1)(Tally).remote(_TRIES)
+                lost = yield from _wave(job.decoding, packed, folder, wave, plan, size, timeout, tally)
+                if lost:  # by what one of each block did
+                    lost = yield from _wave(job.decoding, packed, folder, lost, plan, 1, timeout, tally)
+                yield from _given_up(job, folder, lost)
         except ray.exceptions.RayError as error:
             raise _cause(error) from error
 
@@ -173,16 +167,17 @@ def _wave(
     folder: ShardFolder,
     wave: Sequence[VideoInput],
     plan: _Plan,
+    size: int,
     timeout: float | None,
-) -> Iterator[Counted]:
-    """Do so many inputs."""
+    tally: Any,
+) -> Generator[Counted, None, list[VideoInput]]:
+    """Do so many inputs, in blocks of a size, and return those of blocks that ended too many actors."""
     import pyarrow as pa
     import ray
     from ray.data import ActorPoolStrategy, from_arrow_refs
 
-    size = plan.block(len(wave))
     starts = range(0, len(wave), size)
-    blocks = [ray.put(_table(wave[start : start + size])) for start in starts]
+    blocks = [ray.put(table_of(wave[start : start + size])) for start in starts]
     most = min(len(blocks), plan.cpus)
     # Half a core for each, so that after a machine is lost its actors have a place on others, and what waits
     # for them does not wait for ever. Pools of one size: what Ray stops for a while it would load again.
@@ -195,98 +190,42 @@ def _wave(
     data: Any = from_arrow_refs(blocks)  # type: ignore[arg-type]
     data = data.map_batches(
         Decoding,
-        fn_constructor_args=(decoding, timeout, where, __version__),
+        fn_constructor_args=(decoding, timeout, where, __version__, tally),
         compute=decoders,
         **decode,
         **kind,
     )
     data = data.map_batches(
-        Computing, fn_constructor_args=(list(packed), where), compute=models, **place, **kind
+        Computing, fn_constructor_args=(list(packed), where, tally), compute=models, **place, **kind
     )
     writers = ActorPoolStrategy(min_size=1, max_size=_WRITERS)
     kind["batch_size"] = plan.per_file
     data = data.map_batches(Writing, fn_constructor_args=(folder, where), compute=writers, num_cpus=0, **kind)
+    lost = []
     for batch in data.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=1):
         assert isinstance(batch, pa.Table)
-        yield from _things(batch)
+        for thing in things_of(batch):
+            if isinstance(thing, CapvidError):
+                raise thing
+            if isinstance(thing, VideoInput):
+                lost.append(thing)
+            else:
+                yield thing
+    return lost
 
 
-class Decoding:
-    """An actor that decodes, in a process of its own that can be killed."""
-
-    def __init__(self, stage: DecodeStage, timeout: float | None, where: str, version: str) -> None:
-        if version != __version__:
-            raise UsageError(
-                f"the cluster has capvid {__version__}, and this is {version}", remedy="install the same"
-            )
-        _go_to(where)
-        self.stage = stage
-        self.pool = WorkerPool(1, timeout=timeout)
-
-    def __call__(self, table: Any) -> Any:
-        """Decode the videos of a block: the parts of each, which are one but for those in segments."""
-        whole: list[list[Video]] = []
-        for video in self.stage.videos(self.pool, _things(table)):
-            if not whole or len(whole[-1]) == whole[-1][0].parts:
-                whole.append([])
-            whole[-1].append(video)
-        return _table(whole)
-
-
-class Computing:
-    """An actor with the captioner, or the backbones."""
-
-    def __init__(self, packed: Sequence[Any], where: str) -> None:
-        import ray
-        import torch
-
-        from capvid.engine.sharing import put_together
-
-        _go_to(where)
-        torch.set_num_threads(1)  # there are as many actors as cores
-        job: Job = put_together(*(ray.get(ref) for ref in packed))
-        self.job = job.on("cuda" if ray.get_gpu_ids() and torch.cuda.is_available() else "cpu")
-
-    def __call__(self, table: Any) -> Any:
-        """Make the rows of decoded videos."""
-        return _table(list(self.job.rows(chain.from_iterable(_things(table)))))
-
-
-class Writing:
-    """An actor that writes shards."""
-
-    def __init__(self, folder: ShardFolder, where: str) -> None:
-        _go_to(where)
-        folder.check()
-        self.folder = folder
-
-    def __call__(self, table: Any) -> Any:
-        """Write a shard, and give what is to be counted of it."""
-        rows: list[Row] = list(_things(table))
-        self.folder.write(rows)
-        return _table([Counted(video=r.video, error=r.error, lost=r.lost, generic=r.generic) for r in rows])
-
-
-def _go_to(folder: str) -> None:
-    """Let relative paths mean what they mean to whoever gave them."""
-    try:
-        os.chdir(folder)
-    except OSError as error:
-        raise UsageError(
-            f"{folder}: is not on every machine of the cluster", remedy="begin in a folder that all share"
-        ) from error
-
-
-def _table(things: Sequence[Any]) -> Any:
-    """Any objects as a column of a table; what comes out of it was put in by this run."""
-    import pyarrow as pa
-
-    return pa.table({"thing": pa.array([pickle.dumps(t, protocol=5) for t in things], pa.large_binary())})
-
-
-def _things(table: Any) -> Iterator[Any]:
-    for value in table.column("thing"):
-        yield pickle.loads(value.as_buffer())
+def _given_up(job: Job, folder: ShardFolder, lost: Sequence[VideoInput]) -> Iterator[Counted]:
+    """Write a shard of videos that nobody could work on."""
+    if not lost:
+        return
+    why = "the processes that worked on it died, one after the other", "see whether there is memory enough"
+    failed = [
+        Video(path=v.path, name=v.key, decoded=None, error=VideoError(v.path, why[0], remedy=why[1]))
+        for v in lost
+    ]
+    rows = list(job.rows(failed))
+    folder.write(rows)
+    yield from map(Counted.of, rows)
 
 
 def _cause(error: BaseException) -> CapvidError:

@@ -14,7 +14,7 @@ _RAYS = re.compile(r"(\x1b\[\d+m)*\((raylet|autoscaler|gcs_server)[^)]*\)")  # w
 
 
 class _Others(io.TextIOWrapper):
-    """A stderr that passes over Ray's own lines."""
+    """A stream that passes over Ray's own lines."""
 
     _passed_over = False
 
@@ -33,26 +33,34 @@ class _Others(io.TextIOWrapper):
 def without_chatter() -> Iterator[None]:
     """Let neither Ray's core, which writes to the file of stderr, nor its news of workers be seen.
 
-    What Python writes to stderr otherwise goes on. With ``CAPVID_DEBUG`` everything is seen.
+    What Python writes to stdout and stderr otherwise goes on. With ``CAPVID_DEBUG`` everything is seen.
     """
     if os.environ.get("CAPVID_DEBUG"):
         yield
         return
+    sys.stdout.flush()
     sys.stderr.flush()
-    kept, stderr = os.dup(2), sys.stderr
+    kept, stdout, stderr = os.dup(2), sys.stdout, sys.stderr
     null = os.open(os.devnull, os.O_WRONLY)
     try:
-        if _is_file(stderr, 2):
-            how: dict[str, Any] = {"encoding": stderr.encoding, "errors": stderr.errors}
-            sys.stderr = _Others(os.fdopen(os.dup(2), "wb", buffering=0), write_through=True, **how)
+        sys.stdout, sys.stderr = _filtered(stdout, 1), _filtered(stderr, 2)
         os.dup2(null, 2)
         yield
     finally:
+        sys.stdout.flush()
         sys.stderr.flush()
-        sys.stderr = stderr
+        sys.stdout, sys.stderr = stdout, stderr
         os.dup2(kept, 2)
         os.close(kept)
         os.close(null)
+
+
+def _filtered(stream: Any, number: int) -> Any:
+    """The same stream without Ray's lines, if it writes to the file of that number."""
+    if not _is_file(stream, number):
+        return stream
+    how: dict[str, Any] = {"encoding": stream.encoding, "errors": stream.errors}
+    return _Others(os.fdopen(os.dup(number), "wb", buffering=0), write_through=True, **how)
 
 
 def _is_file(stream: Any, number: int) -> bool:

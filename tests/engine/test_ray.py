@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -59,7 +60,7 @@ def s3() -> Iterator[FlakyS3]:
     """A server that fails now and then, whose credentials are in the environment of the cluster."""
     server = FlakyS3()
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in server.environment().items():
+        for name, value in {**server.environment(), "PYTHONPATH": f"{ROOT}:{Path(__file__).parent}"}.items():
             patch.setenv(name, value)
         yield server
     server.close()
@@ -73,7 +74,7 @@ def nodes(s3: FlakyS3) -> Iterator[TwoNodes]:
 
 
 def environment() -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    return {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
 def start(*arguments: object) -> subprocess.Popen[str]:
@@ -144,6 +145,35 @@ def test_features_of_an_archive_on_a_server_that_fails_now_and_then(
             assert features.header == found.header and features.video == found.video
             assert features.streams[0].tolist() == found.streams[0].tolist()
             assert features.times.tolist() == found.times.tolist()
+
+
+def test_a_video_that_ends_every_process_is_given_up_alone(
+    nodes: TwoNodes, many_videos: Path, tmp_path: Path
+) -> None:
+    videos, out = tmp_path / "videos", tmp_path / "out"
+    shutil.copytree(many_videos / "5", videos)
+    (videos / "clip 103.mp4").rename(videos / "poison.mp4")
+    script = Path(__file__).with_name("poison.py")
+    process = subprocess.Popen(
+        [sys.executable, script, nodes.address, videos, out],
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    said, errors = process.communicate(timeout=500)
+    assert process.returncode == 0, errors
+    found = [json.loads(line) for line in said.splitlines()]
+    counted = dict(found)
+    assert len(counted) == len(found) == 40
+    (poison,) = [video for video, error in counted.items() if error is not None]
+    why = "the processes that worked on it died, one after the other; see whether there is memory enough"
+    assert poison == str(videos / "poison.mp4") and counted[poison] == f"{poison}: {why}"
+    found = by_name(shard.read_bytes() for shard in out.glob("features-*.tar"))
+    assert {name for name, (record, _) in found.items() if record["status"] == "error"} == {
+        "videos/poison.mp4"
+    }
+    assert len(found) == 40
 
 
 def by_name(shards: Iterable[bytes]) -> dict[str, Any]:

@@ -1,0 +1,48 @@
+"""Features on a Ray cluster, where each process dies that computes those of a video called poison."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from capvid.engine import on_ray
+from capvid.engine.jobs import ExtractJob
+from capvid.features.ahead import Video
+from capvid.features.backbones import load_backbone
+from capvid.output.feature_shards import WebDataset
+from capvid.output.rows import Row
+from capvid.output.shards import ShardFolder
+from capvid.video.inputs import iter_videos
+from capvid.video.sampling import UniformSampling
+
+
+@dataclass(frozen=True, kw_only=True)
+class Poisoned(ExtractJob):
+    def rows(self, videos: Iterable[Video]) -> Iterator[Row]:
+        def checked() -> Iterator[Video]:
+            for video in videos:
+                if video.decoded and "poison" in str(video.path):
+                    os._exit(1)
+                yield video
+
+        return super().rows(checked())
+
+
+def main(address: str, videos: str, out: str) -> None:
+    """Extract, and print what is counted of each video."""
+    on_ray._TRIES = 1
+    job = Poisoned(backbones=[load_backbone("colour-grid")], sampling=UniformSampling(4))
+    folder = ShardFolder(out, kind=job.kind, form=WebDataset(), head=job.head)
+    folder.begin(overwrite=False)
+    inputs = iter_videos([videos])
+    for counted in on_ray.run_on_ray(job, folder, inputs, per_file=16, timeout=None, address=address):
+        print(json.dumps([counted.video, counted.error]))
+
+
+if __name__ == "__main__":
+    import poison  # as the cluster's processes know it
+
+    poison.main(*sys.argv[1:])
