@@ -16,7 +16,7 @@ from toy import Toy, write_video
 
 from capvid.cli.common import SOME_FAILED
 
-VIDEOS, KILLS = 50, 20
+VIDEOS = 50
 BROKEN = ("a/broken.mp4", "b/broken.mp4", "not a/vidéo.mp4")
 LAST = {"json": b"}\n", "safetensors": b""}  # bytes of a whole file
 
@@ -34,15 +34,15 @@ def caption(toy: Toy, videos: Path, out: Path, *more: object) -> list[object]:
 
 @pytest.mark.skipif(os.name != "posix", reason="SIGKILL")
 @pytest.mark.parametrize(
-    ("command", "suffix", "verb", "sizes"),
+    ("command", "suffix", "verb", "sizes", "kills"),
     [
-        (extract, "safetensors", "extracted", (2, 8, 32)),
-        (caption, "json", "captioned", (1, 2, 8)),
+        (extract, "safetensors", "extracted", (2, 8, 32), 10),
+        (caption, "json", "captioned", (1, 2, 8), 20),
     ],
     ids=["extract", "caption"],
 )
-def test_after_twenty_kills_the_files_are_those_of_an_undisturbed_run(
-    toy: Toy, tmp_path: Path, command: Command, suffix: str, verb: str, sizes: tuple[int, ...]
+def test_after_many_kills_the_files_are_those_of_an_undisturbed_run(
+    toy: Toy, tmp_path: Path, command: Command, suffix: str, verb: str, sizes: tuple[int, ...], kills: int
 ) -> None:
     videos = tmp_path / "videos"
     for seed in range(VIDEOS):  # equal names in different folders
@@ -59,7 +59,7 @@ def test_after_twenty_kills_the_files_are_those_of_an_undisturbed_run(
     with Ready() as ready:
         ready.start(command(toy, videos, whole))
         assert ready.wait() == SOME_FAILED
-        for _ in range(KILLS):
+        for _ in range(kills):
             before = count()
             process = ready.start(command(toy, videos, out, "--batch-size", chance.choice(sizes)))
             start = time.monotonic()
@@ -72,13 +72,13 @@ def test_after_twenty_kills_the_files_are_those_of_an_undisturbed_run(
             ready.wait()
             progress.append(count() - before)
             assert all(path.read_bytes().endswith(LAST[suffix]) for path in out.rglob(f"*.{suffix}"))
-        assert sum(1 for done in progress if done) > 5, progress  # it was killed at work
+        assert sum(1 for done in progress if done) > kills // 4, progress  # it was killed at work
         ready.start(command(toy, videos, out), stderr=said)
         assert ready.wait() == SOME_FAILED
     left = VIDEOS - sum(progress)
     lines = said.read_text().splitlines()
     # a kill may come between a video's file and its line in the manifest
-    assert left <= int(lines[-1].split()[0]) <= left + KILLS and verb in lines[-1]
+    assert left <= int(lines[-1].split()[0]) <= left + kills and verb in lines[-1]
     files = {path.relative_to(whole): path.read_bytes() for path in whole.rglob("*") if path.is_file()}
     assert len(files) >= VIDEOS
     assert {p.relative_to(out): p.read_bytes() for p in out.rglob("*") if p.is_file()} == files

@@ -31,13 +31,13 @@ class Poisoned(ExtractJob):
         return super().rows(checked())
 
 
-def main(address: str, videos: str, out: str) -> None:
+def main(address: str, out: str, *videos: str) -> None:
     """Extract, and print what is counted of each video."""
     on_ray._TRIES = 1
     job = Poisoned(backbones=[load_backbone("colour-grid")], sampling=UniformSampling(4))
     folder = ShardFolder(out, kind=job.kind, form=WebDataset(), head=job.head)
     folder.begin(overwrite=False)
-    inputs = iter_videos([videos])
+    inputs = iter_videos(videos)
     for counted in on_ray.run_on_ray(job, folder, inputs, per_file=16, timeout=None, address=address):
         print(json.dumps([counted.video, counted.error]))
 
