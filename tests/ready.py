@@ -12,11 +12,14 @@ from collections.abc import Sequence
 from types import TracebackType
 
 SERVE = """
-import json, os, sys, torch
+import gc, importlib, json, os, sys, torch
 import capvid.cli, capvid.features.backbones, capvid.features.extract, capvid.features.student
-import capvid.publish, capvid.training.events, capvid.training.loop, capvid.training.plot, torch._dynamo
+import capvid.publish, capvid.training.events, capvid.training.loop, capvid.training.plot
 import tensorboardX
 
+for name in sys.argv[1:]:
+    importlib.import_module(name)
+gc.freeze()
 for line in sys.stdin:
     child = os.fork()
     if not child:
@@ -36,12 +39,18 @@ for line in sys.stdin:
 
 
 class Ready:
-    """Starts commands one after the other."""
+    """Starts commands one after the other.
+
+    Args:
+        modules: what they need besides.
+    """
+
+    def __init__(self, *modules: str) -> None:
+        self._modules = modules
 
     def __enter__(self) -> Ready:
-        self._server = subprocess.Popen(
-            [sys.executable, "-c", SERVE], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
+        command = [sys.executable, "-c", SERVE, *self._modules]
+        self._server = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         return self
 
     def __exit__(

@@ -188,7 +188,7 @@ def test_after_ten_kills_the_weights_are_those_of_an_unbroken_run(tmp_path: Path
 
     chance, kills = random.Random(7), 0
     state = tmp_path / "broken" / "last" / STATE
-    with Ready() as ready:
+    with Ready("torch._dynamo") as ready:  # which optimizers import
         ready.start(command("whole"))
         assert ready.wait() == 0
         for _ in range(KILLS):
