@@ -243,8 +243,13 @@ class ParagraphCaptioner(Captioner):
         """
         return torch.zeros(0)
 
-    def teacher_forced(self, features: Tensor, mask: Tensor, tokens: Tensor) -> Tensor:
+    def teacher_forced(
+        self, features: Tensor, mask: Tensor, tokens: Tensor, remembered: Tensor | None = None
+    ) -> Tensor:
         """(B, S, L, Z) from features (B, S, T, D), mask (B, S, T) and tokens (B, S, L).
+
+        What a segment leaves for the next one is of ``tokens``, or of other sentences that are
+        ``remembered`` (B, S - 1, L') in their place.
 
         After a video's last segment, the last with words, all is zero. Without the dimension S, the one
         sentence of a video that is one segment: (B, L, Z).
@@ -270,6 +275,8 @@ class ParagraphCaptioner(Captioner):
             rows, carried = rows[going], {name: tensor[going] for name, tensor in carried.items()}
             state = self.encode(features[rows, segment], mask[rows, segment], carried or None)
             read, carried = self.read(state, tokens[rows, segment])
+            if remembered is not None and segment < remembered.shape[1]:
+                carried = self.remember(state, remembered[rows, segment])
             hidden.append(_spread(read, rows, len(tokens)))
         return torch.stack(hidden, 1)
 

@@ -1,4 +1,4 @@
-"""From captioned videos and their features to batches of tensors.
+"""From examples to batches of tensors.
 
 Notation for tensor shapes: B captions (or paragraphs) of a batch, S segments, T frames, L words of a
 sentence, D feature width; feature maps have their locations before D.
@@ -15,14 +15,9 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
-from capvid.data.captions import CaptionedVideo
-from capvid.data.frames import FrameReader, segment_rows
+from capvid.data.examples import Example, ParagraphExample
 from capvid.decoding import pad_frames, pad_segments
-from capvid.errors import DataError
-from capvid.features.store import FeatureStore
-from capvid.features.views import NO_VIEWS, Views
-from capvid.text.tokenize import words
-from capvid.text.vocabulary import BOS, EOS, PAD, Vocabulary
+from capvid.text.vocabulary import BOS, EOS, PAD
 
 
 @dataclass(frozen=True)
@@ -34,12 +29,17 @@ class Batch:
         mask: (B, T) or (B, S, T), True at frames.
         inputs: (B, L) or (B, S, L) the words, from the start token on.
         targets: of the same shape, the words after them, up to the end token; padding after that.
+        paragraphs: of paragraphs, all of each video in numbers, the one above first.
+        remembered: (B, S - 1, L) sentences, from the start token on, that the segments after them remember;
+            None: those of ``inputs``.
     """
 
     features: Tensor
     mask: Tensor
     inputs: Tensor
     targets: Tensor
+    paragraphs: Sequence[Sequence[Sequence[list[int]]]] = ()
+    remembered: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.targets)
@@ -48,163 +48,10 @@ class Batch:
         """Move the batch to ``device``, and its features into single precision; maps stay, for their size."""
         features = self.features.to(device, non_blocking=True)
         maps = features.dim() == 3 + self.inputs.dim() - 1
-        rest = (part.to(device, non_blocking=True) for part in (self.mask, self.inputs, self.targets))
-        return Batch(features if maps else features.float(), *rest)
-
-
-@dataclass(frozen=True)
-class Example:
-    """A video, or a view of it, with the video's captions in numbers."""
-
-    id: str
-    length: int  # T
-    captions: tuple[list[int], ...]
-    reader: Callable[[str], Tensor]
-    key: str = ""  # of the view whose features are read; none for the video's own
-
-    @property
-    def frames(self) -> Tensor:
-        """The frames, (T, D) or (T, L, D) float16, read when asked for."""
-        return self.reader(self.key or self.id)
-
-
-@dataclass(frozen=True)
-class ParagraphExample:
-    """The segments of a video, or a view of it, with its paragraphs in numbers, a sentence per segment."""
-
-    id: str
-    rows: tuple[Tensor, ...]  # the numbers (T,) of each segment's frames, T may be 0
-    paragraphs: tuple[tuple[list[int], ...], ...]
-    reader: Callable[[str], Tensor]
-    key: str = ""  # of the view whose features are read; none for the video's own
-
-    @property
-    def frames(self) -> Tensor:
-        """All frames, (T, D) or (T, L, D) float16, read when asked for."""
-        return self.reader(self.key or self.id)
-
-    @property
-    def segments(self) -> tuple[Tensor, ...]:
-        """The frames of each segment, as :attr:`frames` are."""
-        frames = self.frames
-        return tuple(frames[rows] for rows in self.rows)
-
-
-@dataclass(frozen=True)
-class Lengths:
-    """What is used of sentences: up to ``max_words``; longer ones are left out, or cut if ``cut``."""
-
-    max_words: int
-    cut: bool = False
-
-    def words(self, text: str) -> list[str] | None:
-        """The words of a sentence as they are used; None if it is left out."""
-        found = words(text)
-        if len(found) <= self.max_words:
-            return found or None
-        return found[: self.max_words] if self.cut else None
-
-
-def tokenised(videos: Sequence[CaptionedVideo], lengths: Lengths) -> dict[str, list[list[str]]]:
-    """Words of every usable caption of every video."""
-    return {
-        video.id: [found for caption in video.captions if (found := lengths.words(caption))]
-        for video in videos
-    }
-
-
-def tokenised_paragraphs(
-    videos: Sequence[CaptionedVideo], lengths: Lengths, *, max_segments: int
-) -> dict[str, list[list[list[str]]]]:
-    """Words of the sentences of every paragraph; a paragraph with a sentence that is left out is as well."""
-    usable: dict[str, list[list[list[str]]]] = {}
-    for video in videos:
-        usable[video.id] = []
-        for paragraph in video.paragraphs:
-            sentences = [lengths.words(sentence) for sentence in paragraph[:max_segments]]
-            whole = [sentence for sentence in sentences if sentence]
-            if len(whole) == len(sentences):
-                usable[video.id].append(whole)
-    return usable
-
-
-def check_features(videos: Sequence[CaptionedVideo], store: FeatureStore) -> None:
-    """Raise DataError if a video has no features."""
-    missing = [video.id for video in videos if video.id not in store]
-    if missing:
-        names = ", ".join(missing[:3]) + (", ..." if len(missing) > 3 else "")
-        raise DataError(
-            f"{len(missing)} of {len(videos)} videos have no features ({names})",
-            remedy="extract them with capvid extract, or give the features file that holds them",
-        )
-
-
-def make_examples(
-    videos: Sequence[CaptionedVideo],
-    reader: FrameReader,
-    vocabulary: Vocabulary | None,
-    lengths: Lengths,
-    views: Views = NO_VIEWS,
-) -> list[Example]:
-    """Put videos and captions together; videos without a usable caption are left out.
-
-    Without a ``vocabulary``, as for evaluation, all videos are kept and no captions. Each video's ``views``
-    follow it, with the same captions.
-
-    Raises:
-        DataError: a video has no features.
-    """
-    check_features(videos, reader.store)
-    spoken = tokenised(videos, lengths)
-    return [
-        Example(
-            video.id,
-            reader.length(key or video.id),
-            tuple(vocabulary.encode(caption) for caption in spoken[video.id])
-            if vocabulary is not None
-            else (),
-            reader,
-            key,
-        )
-        for video in videos
-        if spoken[video.id] or vocabulary is None
-        for key in ("", *views.get(video.id, ()))
-    ]
-
-
-def make_paragraph_examples(
-    videos: Sequence[CaptionedVideo],
-    reader: FrameReader,
-    vocabulary: Vocabulary | None,
-    lengths: Lengths,
-    views: Views = NO_VIEWS,
-    *,
-    max_segments: int,
-) -> list[ParagraphExample]:
-    """Put segments and paragraphs together; videos without a usable paragraph are left out.
-
-    Without a ``vocabulary``, as for evaluation, all videos are kept and no paragraphs. Each video's ``views``
-    follow it, with the same paragraphs.
-
-    Raises:
-        DataError: a video has no features, or a segment lies beyond them.
-    """
-    check_features(videos, reader.store)
-    spoken = tokenised_paragraphs(videos, lengths, max_segments=max_segments)
-    return [
-        ParagraphExample(
-            video.id,
-            segment_rows(key or video.id, video.segments[:max_segments], reader.store),
-            tuple(tuple(map(vocabulary.encode, paragraph)) for paragraph in spoken[video.id])
-            if vocabulary is not None
-            else (),
-            reader,
-            key,
-        )
-        for video in videos
-        if spoken[video.id] or vocabulary is None
-        for key in ("", *views.get(video.id, ()))
-    ]
+        rest = {
+            name: getattr(self, name).to(device, non_blocking=True) for name in ("mask", "inputs", "targets")
+        }
+        return replace(self, features=features if maps else features.float(), **rest)
 
 
 def thinned(length: int, count: int, dropout: float, generator: torch.Generator) -> Tensor:
@@ -384,13 +231,27 @@ class ParagraphBatches(_Batches[ParagraphExample]):
             clips.append([frames[some] for some in row.drawn])
         features, mask, _ = pad_segments(clips)  # (B, S, T, D), (B, S, T)
         segments = mask.shape[1]
-        sentences: list[list[int] | None] = []
-        for row in rows:
-            paragraph = row.example.paragraphs[row.choice]
-            sentences += [*paragraph, *[None] * (segments - len(paragraph))]
-        inputs, targets = _padded(sentences)
-        shape = (len(rows), segments)
-        return Batch(features, mask, inputs.unflatten(0, shape), targets.unflatten(0, shape))
+        paragraphs = [_first(row.choice, row.example.paragraphs) for row in rows]
+        taught = in_segments([drawn for drawn, *_ in paragraphs], segments)
+        return Batch(features, mask, *taught, paragraphs)
+
+
+_Item = TypeVar("_Item")
+
+
+def _first(choice: int, items: Sequence[_Item]) -> list[_Item]:
+    """The items with number ``choice`` before the others."""
+    return [items[choice], *items[:choice], *items[choice + 1 :]]
+
+
+def in_segments(paragraphs: Sequence[Sequence[list[int]]], segments: int) -> tuple[Tensor, Tensor]:
+    """Inputs and targets (B, S, L) of teacher forcing; where a paragraph has no sentence, only padding."""
+    sentences: list[list[int] | None] = []
+    for paragraph in paragraphs:
+        sentences += [*paragraph, *[None] * (segments - len(paragraph))]
+    inputs, targets = _padded(sentences)
+    shape = (len(paragraphs), segments)
+    return inputs.unflatten(0, shape), targets.unflatten(0, shape)
 
 
 def _padded(sentences: Sequence[list[int] | None]) -> tuple[Tensor, Tensor]:

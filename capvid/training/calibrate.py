@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 
 from capvid.captioners.checkpoint import Checkpoint, load_checkpoint, save_info
-from capvid.data.batches import Example
 from capvid.data.captions import CaptionedVideo
+from capvid.data.examples import Example
 from capvid.data.frames import FrameReader
 from capvid.decoding import DecodingOptions
 from capvid.decoding.confidence import (

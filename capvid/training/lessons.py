@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
+import torch
 from accelerate import Accelerator
 from torch import Tensor
 
 from capvid.data.ahead import read_ahead
 from capvid.data.batches import Batch
+from capvid.text.vocabulary import PAD
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,12 @@ class Share:
     captions: int
     words: int
     parts: Sequence[Any]
+
+
+def spoken(parts: Sequence[Batch], accelerator: Accelerator) -> int:
+    """The number of words, ends of sentences included, in the parts of all processes; at least 1."""
+    mine = torch.stack([(part.targets != PAD).sum() for part in parts]).sum()
+    return max(1, int(accelerator.reduce(mine)))
 
 
 def shares_of(batches: Any, epoch: int, done: int, parts: int, accelerator: Accelerator) -> Iterator[Share]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import time
@@ -30,7 +29,7 @@ from capvid.training.beginning import fresh_captioner, seed_everything, split_of
 from capvid.training.calibrate import calibrate_run
 from capvid.training.evaluate import Evaluation, evaluate_run
 from capvid.training.failures import disk_that_may_fill, memory_that_may_end
-from capvid.training.lessons import Lessons, Share, shares_of
+from capvid.training.lessons import Lessons, Share, shares_of, spoken
 from capvid.training.optimise import (
     AveragedWeights,
     Objective,
@@ -38,17 +37,17 @@ from capvid.training.optimise import (
     learning_rate_factor,
     make_optimizer,
 )
+from capvid.training.own_memory import with_own_memory
 from capvid.training.parallel import accelerator_on, device_of, merged, wants_bf16
 from capvid.training.progress import EpochResult, Progress, Reporter
 from capvid.training.recipe import Recipe
 from capvid.training.scheduled import with_own_words
-from capvid.training.state import STATE, Learner, load_state, save_state
+from capvid.training.state import STATE, Learner, identity, load_state, save_state
 from capvid.training.tasks import Prediction, task_of
 
 RELEASE_EVERY = 50  # batches
 LOOK_EVERY = 10  # batches: a GPU is asked for its losses no more often, since it would have to wait
 LAST = "last"  # folder of the last checkpoint, with the state to resume from
-_FREE = ("accumulate", "save_every")  # options that a run may be resumed with others of
 
 
 class Trainer:
@@ -145,12 +144,7 @@ class Trainer:
     def _run(self) -> Mapping[str, Any]:
         """What a state must agree with."""
         seen = [*self.vocabulary.words, *(video.id for video in self.videos), self.store.header.to_json()]
-        recipe = self.recipe.to_dict()
-        recipe["training"] = {k: v for k, v in recipe["training"].items() if k not in _FREE}
-        return {
-            "recipe": recipe,
-            "data": hashlib.sha256("\n".join([*seen, str(self.batches.captions)]).encode()).hexdigest(),
-        }
+        return identity(self.recipe, [*seen, str(self.batches.captions)])
 
     def _vocabulary(self, train: Sequence[CaptionedVideo]) -> Vocabulary:
         return vocabulary_for(self.task.sentences(train), self.recipe.data)
@@ -356,12 +350,17 @@ class Trainer:
         """What there is to learn from this process's share of a batch."""
         options, progress = self.recipe.training, self.progress
         parts = [part.to(self.device) for part in share.parts]
+        words = share.words
+        if options.own_memory and progress.epoch > 1:  # in the first it has little to say
+            most = self.recipe.decoding.max_length
+            parts = [with_own_memory(self.captioner, part, max_length=most) for part in parts]
+            words = spoken(parts, self.accelerator)
         done = (progress.epoch - 1) * len(self.batches) + share.number - 1
         rate = options.scheduled_sampling * done / (options.epochs * len(self.batches))
         if rate:
             with self._autocast():
                 parts = [with_own_words(self.captioner, part, rate) for part in parts]
-        return Lessons([(part, None) for part in parts], share.words, share.words)
+        return Lessons([(part, None) for part in parts], words, words)
 
     def _step(self, share: Share) -> None:
         """Learn from one batch.
@@ -379,7 +378,7 @@ class Trainer:
                 with nullcontext() if whole else accelerator.no_sync(self.objective):
                     with self._autocast():
                         loss = self.objective(
-                            batch.features, batch.mask, batch.inputs, batch.targets, weights
+                            batch.features, batch.mask, batch.inputs, batch.targets, weights, batch.remembered
                         )
                     # they are averaged over the processes, while the loss is a sum
                     accelerator.backward(loss * (accelerator.num_processes / lessons.divisor))

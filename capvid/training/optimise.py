@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from capvid.captioners import Captioner
+from capvid.captioners.base import ParagraphCaptioner
 from capvid.text.vocabulary import PAD
 from capvid.training.recipe import TrainingOptions
 
@@ -34,10 +35,19 @@ class Objective(nn.Module):
         self.temperature = temperature
 
     def forward(
-        self, features: Tensor, mask: Tensor, inputs: Tensor, targets: Tensor, weights: Tensor | None = None
+        self,
+        features: Tensor,
+        mask: Tensor,
+        inputs: Tensor,
+        targets: Tensor,
+        weights: Tensor | None = None,
+        remembered: Tensor | None = None,
     ) -> Tensor:
-        """The sum over all words, each times its weight if there are ``weights``, like ``targets``."""
-        z = self.captioner.teacher_forced(features, mask, inputs)  # (B, L, Z)
+        """The sum over all words, each times its weight if there are ``weights``, like ``targets``.
+
+        ``remembered`` is for captioners of paragraphs (:attr:`capvid.data.batches.Batch.remembered`).
+        """
+        z = teacher_forced(self.captioner, features, mask, inputs, remembered)  # (B, L, Z)
         spoken = targets != PAD
         logits = self.captioner.logits(z[spoken]).float() / self.temperature  # (words, V)
         if weights is None:
@@ -45,6 +55,15 @@ class Objective(nn.Module):
                 logits, targets[spoken], label_smoothing=self.label_smoothing, reduction="sum"
             )
         return (F.cross_entropy(logits, targets[spoken], reduction="none") * weights[spoken]).sum()
+
+
+def teacher_forced(
+    captioner: Captioner, features: Tensor, mask: Tensor, inputs: Tensor, remembered: Tensor | None
+) -> Tensor:
+    """What the vocabulary layer of any captioner sees after each of the words ``inputs``."""
+    if remembered is not None and isinstance(captioner, ParagraphCaptioner):
+        return captioner.teacher_forced(features, mask, inputs, remembered)
+    return captioner.teacher_forced(features, mask, inputs)
 
 
 def make_optimizer(module: nn.Module, options: TrainingOptions) -> torch.optim.Optimizer:

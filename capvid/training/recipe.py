@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from capvid.captioners import captioner_class
 from capvid.decoding import DecodingOptions
 from capvid.errors import RecipeError
 from capvid.names import did_you_mean
@@ -78,6 +79,8 @@ class TrainingOptions:
         label_smoothing: probability spread over the vocabulary.
         scheduled_sampling: rate at which input words are replaced by the captioner's own; it grows from 0 to
             this in the course of training.
+        own_memory: whether the memory of a captioner of paragraphs is made, from the second epoch on, from
+            the sentences that it writes itself, and each segment learns the sentence that repeats the least.
         init_range: all weights begin uniformly in [-value, value]; 0 leaves each layer its own beginning.
         clip_value: gradients are clipped to [-value, value] element by element; 0 leaves them.
         clip_norm: gradients are scaled to at most this norm; 0 leaves them.
@@ -102,6 +105,7 @@ class TrainingOptions:
     weight_decay: float = 0.0
     label_smoothing: float = 0.0
     scheduled_sampling: float = 0.0
+    own_memory: bool = False
     init_range: float = 0.0
     clip_value: float = 0.0
     clip_norm: float = 0.0
@@ -243,6 +247,11 @@ def _recipe(name: str, values: Mapping[str, Any]) -> Recipe:
         for section, cls in _SECTIONS.items()
     }
     captioner, model = values["captioner"], dict(values.get("model", {}))
+    if sections["training"].own_memory and not captioner_class(captioner).paragraphs:
+        raise RecipeError(
+            f"training.own_memory = true: {captioner} writes single captions, and has none to remember",
+            remedy="choose a captioner of paragraphs, such as mart",
+        )
 
     def drawn(section: str, option: str, value: Any) -> Any:
         if section == "model":

@@ -14,6 +14,7 @@ import torch
 from capvid.captioners import Captioner
 from capvid.data.batches import Batch
 from capvid.text.vocabulary import PAD, SPECIAL
+from capvid.training.optimise import teacher_forced
 
 
 @torch.no_grad()
@@ -22,7 +23,7 @@ def with_own_words(captioner: Captioner, batch: Batch, rate: float) -> Batch:
 
     The start of a sentence stays, and so do the targets.
     """
-    z = captioner.teacher_forced(batch.features, batch.mask, batch.inputs)  # (..., L, Z)
+    z = teacher_forced(captioner, batch.features, batch.mask, batch.inputs, batch.remembered)  # (..., L, Z)
     words = batch.inputs[..., 1:]
     places = (words != PAD) & (torch.rand(words.shape, device=words.device) < rate)  # (..., L - 1)
     logits = captioner.logits(z[..., :-1, :][places]).float()  # (N, V)

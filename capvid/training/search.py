@@ -23,8 +23,8 @@ import torch
 
 from capvid.captioners import build, captioner_class
 from capvid.captioners.checkpoint import CONFIG, WEIGHTS
-from capvid.data.batches import check_features
 from capvid.data.captions import CaptionedVideo
+from capvid.data.examples import check_features
 from capvid.device import release_memory
 from capvid.errors import (
     CheckpointError,

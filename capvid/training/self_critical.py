@@ -23,14 +23,15 @@ from torch import Tensor
 
 from capvid.captioners import Captioner
 from capvid.captioners.checkpoint import Checkpoint, limited
-from capvid.data.batches import Batch, Example
+from capvid.data.batches import Batch
 from capvid.data.captions import CaptionedVideo
+from capvid.data.examples import Example
 from capvid.decoding import DecodingOptions, Hypothesis, decode, pad_frames
 from capvid.device import release_memory
 from capvid.errors import UsageError
 from capvid.metrics.cider import CiderD
 from capvid.text.vocabulary import BOS, EOS, PAD
-from capvid.training.lessons import Lessons, Share
+from capvid.training.lessons import Lessons, Share, spoken
 from capvid.training.loop import Trainer
 from capvid.training.optimise import Objective
 from capvid.training.recipe import Recipe
@@ -205,10 +206,9 @@ class SelfCriticalTrainer(Trainer):
             weights = advantage.to(self.device).reshape(-1, 1).expand(batch.targets.shape)
             parts.append((batch, weights))
             shown -= rewards.sum().to(self.device)
-        spoken = torch.stack([(batch.targets != PAD).sum() for batch, _ in parts]).sum()
-        words = float(self.accelerator.reduce(spoken))
+        words = spoken([batch for batch, _ in parts], self.accelerator)
         release_memory()
-        return Lessons(parts, max(words, 1.0), share.captions * samples, shown)
+        return Lessons(parts, words, share.captions * samples, shown)
 
     def _drawn(self, videos: VideoBatch) -> tuple[Batch, Tensor]:
         """Captions (B K, L) of the videos as a batch to learn from, and their rewards (B, K)."""

@@ -5,8 +5,9 @@ A run that is killed at any moment goes on from it and ends with the weights of 
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,9 +21,11 @@ from torch import Tensor, nn
 from capvid.errors import CheckpointError
 from capvid.files import atomic_path
 from capvid.training.optimise import AveragedWeights
+from capvid.training.recipe import Recipe
 
 STATE = "state.safetensors"
 _FORMAT = 2
+_FREE = ("accumulate", "save_every")  # options that a run may be resumed with others of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,6 +99,13 @@ class Learner:
             torch.set_rng_state(tensors["generators.cpu"][rank].clone())
             if self.device.type == "cuda" and "generators.cuda" in tensors:
                 torch.cuda.set_rng_state(tensors["generators.cuda"][rank].clone(), self.device)
+
+
+def identity(recipe: Recipe, data: Sequence[str]) -> dict[str, Any]:
+    """What the state of a run must agree with: how is learned, and from which ``data``."""
+    options = recipe.to_dict()
+    options["training"] = {k: v for k, v in options["training"].items() if k not in _FREE}
+    return {"recipe": options, "data": hashlib.sha256("\n".join(data).encode()).hexdigest()}
 
 
 def save_state(path: Path, learner: Learner, run: Mapping[str, Any], progress: Mapping[str, Any]) -> None:

@@ -14,18 +14,17 @@ from torch import Tensor
 from capvid.captioners import Captioner
 from capvid.captioners.base import ParagraphCaptioner
 from capvid.captioners.checkpoint import limited
-from capvid.data.batches import (
+from capvid.data.batches import ParagraphBatches, TrainingBatches
+from capvid.data.captions import CaptionedVideo
+from capvid.data.examples import (
     Example,
     Lengths,
-    ParagraphBatches,
     ParagraphExample,
-    TrainingBatches,
     make_examples,
     make_paragraph_examples,
     tokenised,
     tokenised_paragraphs,
 )
-from capvid.data.captions import CaptionedVideo
 from capvid.data.frames import FrameReader
 from capvid.decoding import DecodingOptions, Hypothesis, decode, decode_paragraphs, pad_frames, pad_segments
 from capvid.errors import DataError

@@ -14,15 +14,9 @@ import torch
 
 from capvid.captioners.checkpoint import limited
 from capvid.data.ahead import read_ahead
-from capvid.data.batches import (
-    Batch,
-    Example,
-    Lengths,
-    ParagraphBatches,
-    ParagraphExample,
-    TrainingBatches,
-)
+from capvid.data.batches import Batch, ParagraphBatches, TrainingBatches
 from capvid.data.captions import Segment
+from capvid.data.examples import Example, Lengths, ParagraphExample
 from capvid.data.frames import FrameReader, segment_rows
 from capvid.errors import DataError, FeatureFileError
 from capvid.features.file import FeatureHeader, Features, StreamHeader, save_features
