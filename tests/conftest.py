@@ -21,14 +21,6 @@ if (
 ):
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-
-def pytest_xdist_auto_num_workers() -> int:
-    """One more than cores: for a quarter of their time tests wait for commands, servers and signals."""
-    return 1 + len(
-        os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
-    )
-
-
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 
 
