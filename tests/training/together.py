@@ -77,7 +77,7 @@ def main(folder: Path) -> None:
         ("m3", ()),
         # element-wise clipping, because Adam alone does not see how large gradients are
         ("soft-attention", ("training.accumulate=4", "training.optimizer=adam", "training.clip_value=0.01")),
-        ("mart", ("training.accumulate=2",)),
+        ("mart", ("training.accumulate=2", "training.own_memory=true")),
     ):
         made = begun(folder / name, name, *settings)
         made.run()
