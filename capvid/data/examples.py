@@ -5,7 +5,7 @@ Notation for tensor shapes: T frames, D feature width; feature maps have their l
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -133,9 +133,7 @@ def make_examples(
             reader,
             key,
         )
-        for video in videos
-        if spoken[video.id] or vocabulary is None
-        for key in ("", *views.get(video.id, ()))
+        for video, key in _used(videos, views, None if vocabulary is None else spoken)
     ]
 
 
@@ -168,7 +166,14 @@ def make_paragraph_examples(
             reader,
             key,
         )
-        for video in videos
-        if spoken[video.id] or vocabulary is None
-        for key in ("", *views.get(video.id, ()))
+        for video, key in _used(videos, views, None if vocabulary is None else spoken)
     ]
+
+
+def _used(
+    videos: Sequence[CaptionedVideo], views: Views, spoken: Mapping[str, Sequence[object]] | None
+) -> Iterator[tuple[CaptionedVideo, str]]:
+    """Each video of which something is ``spoken``, or all: with no key, and with those of its views."""
+    for video in videos:
+        if spoken is None or spoken[video.id]:
+            yield from ((video, key) for key in ("", *views.get(video.id, ())))
