@@ -8,7 +8,7 @@ between them. Notation for tensor shapes as in :mod:`capvid.captioners.layers`, 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, ClassVar
 
@@ -26,44 +26,57 @@ _ON_OFF = {"on": True, "off": False}
 
 @dataclass(frozen=True)
 class State:
-    """Where a captioner stands, for a batch of captions in progress.
+    """Where a captioner stands, for a batch of captions in progress: V videos, K captions of each in a row.
 
     Attributes:
-        video: what belongs to the video and never changes while words are added (B first).
-        memory: what changes with every word: hidden states, external memory, cached keys (B first).
+        video: what belongs to the video and never changes while words are added (V first). All captions of a
+            video look at the same copy.
+        memory: what changes with every word: hidden states, external memory (V * K first).
         words: how many words were read, the start token included.
-        shared: what is too large to be copied for every caption of a video; it stays as it is, whatever
-            becomes of the batch, and what is in ``video`` says where to look.
+        written: what is added to with every word and never moves (V first); ``memory`` says which of it is a
+            caption's own.
+        columns: how many words were read of each video, those of all its captions counted.
     """
 
     video: dict[str, Tensor]
     memory: dict[str, Tensor]
     words: int = 0
-    shared: dict[str, Tensor] = field(default_factory=dict)
+    written: dict[str, Tensor] = field(default_factory=dict)
+    columns: int = 0
 
     def after(self, memory: dict[str, Tensor]) -> State:
         """The state one word later."""
         return replace(self, memory=memory, words=self.words + 1)
 
     def expand(self, times: int) -> State:
-        """Every video's state ``times`` over, side by side: (B, ...) -> (B * times, ...)."""
+        """Every caption so far ``times`` over, side by side: K becomes K * times."""
         if times == 1:
             return self
-        return self._mapped(lambda tensor: tensor.repeat_interleave(times, 0))
+        memory = {name: tensor.repeat_interleave(times, 0) for name, tensor in self.memory.items()}
+        return replace(self, memory=memory)
+
+    def repeat(self, times: int) -> State:
+        """Every video ``times`` over, side by side, as videos that know nothing of each other."""
+        if times == 1:
+            return self
+        memory = self.expand(times).memory
+        return replace(self._of_videos(lambda tensor: tensor.repeat_interleave(times, 0)), memory=memory)
 
     def reorder(self, rows: Tensor) -> State:
-        """Continue from other rows ``(B,)`` of the same video (beams): only ``memory`` moves."""
+        """Continue from ``rows`` (V * K',) of the captions, each of its own video (beams)."""
         memory = {name: tensor.index_select(0, rows) for name, tensor in self.memory.items()}
         return replace(self, memory=memory)
 
-    def select(self, rows: Tensor) -> State:
-        """Keep only ``rows`` of the batch."""
-        return self._mapped(lambda tensor: tensor.index_select(0, rows))
+    def select(self, videos: Tensor, rows: Tensor) -> State:
+        """Keep only some ``videos`` (V',), and of their captions ``rows`` (V' * K',)."""
+        memory = self.reorder(rows).memory
+        return replace(self._of_videos(lambda tensor: tensor.index_select(0, videos)), memory=memory)
 
-    def _mapped(self, function: Any) -> State:
-        video = {name: function(tensor) for name, tensor in self.video.items()}
-        memory = {name: function(tensor) for name, tensor in self.memory.items()}
-        return replace(self, video=video, memory=memory)
+    def _of_videos(self, function: Callable[[Tensor], Tensor]) -> State:
+        video, written = (
+            {name: function(tensor) for name, tensor in part.items()} for part in (self.video, self.written)
+        )
+        return replace(self, video=video, written=written)
 
 
 def choice(default: str, *others: str) -> Any:
@@ -220,7 +233,7 @@ class ParagraphCaptioner(Captioner):
         """Read a whole sentence at once, from the state that :meth:`encode` gave.
 
         Args:
-            state: of the segment, before its first word.
+            state: of the segment, before its first word; one of its videos to each sentence.
             tokens: (B, L) from the start token on, without the end token; padded with 0.
 
         Returns:
@@ -256,7 +269,7 @@ class ParagraphCaptioner(Captioner):
         """
         if tokens.dim() == 2:
             times = tokens.shape[0] // features.shape[0]
-            return self.read(self.encode(features, mask).expand(times), tokens)[0]
+            return self.read(self.encode(features, mask).repeat(times), tokens)[0]
         # Videos whose segments are over leave the batch, so that they cost nothing.
         real = tokens.flip(1).any(-1).cumsum(1).flip(1) > 0  # (B, S)
         real[:, 0] = True

@@ -50,7 +50,7 @@ class GIT(Captioner):
 
     def encode(self, features: Tensor, mask: Tensor) -> State:
         """Features (B, T, L, D) and mask (B, T) of real frames -> the state, with their keys and values."""
-        git, (videos, _, locations, width) = self.network.git, features.shape
+        git, (locations, width) = self.network.git, features.shape[2:]
         places = torch.arange(self.frames, device=features.device)
         chosen = (2 * places + 1) * mask.sum(1, keepdim=True) // (2 * self.frames)  # (B, F) middles of slices
         index = chosen[..., None, None].expand(-1, -1, locations, width)
@@ -59,25 +59,23 @@ class GIT(Captioner):
         if added:
             tokens = tokens + torch.cat(list(added[0]))  # (F, 1, D)
         x = git.visual_projection(tokens.flatten(1, 2))  # (B, S, Z)
-        shared: dict[str, Tensor] = {}
+        # Which of the frames given each frame taken is: (B, F, T).
+        video = {"frames": F.one_hot(chosen, features.shape[1]).to(features.dtype)}
         layers = list(enumerate(git.encoder.layer))
         for number, layer in layers:
             query, keys, values = self._heads(layer, x)
-            shared |= {f"keys.{number}": keys, f"values.{number}": values}
+            video |= {f"keys.{number}": keys, f"values.{number}": values}
             if number < len(layers) - 1:  # nothing sees what the last layer makes of the frames
                 x = _finished(layer, F.scaled_dot_product_attention(query, keys, values), x)
-        video = {
-            "row": torch.arange(videos, device=features.device),
-            "frames": F.one_hot(chosen, features.shape[1]).to(features.dtype),  # (B, F, T)
-        }
-        return State(video, {}, shared=shared)
+        return State(video, {})
 
     def step(self, tokens: Tensor, state: State) -> tuple[Tensor, State, Trace]:
         """Read one word per caption; the trace has the last layer's weights of the frames."""
         hidden, memory, weights = self._read(tokens.unsqueeze(1), state)
         # the mean of the heads, and the sum of a frame's tokens
         on_frames = weights[:, :, 0].mean(1).unflatten(-1, (self.frames, -1)).sum(-1)  # (B, F)
-        attention = (on_frames.unsqueeze(1) @ state.video["frames"]).squeeze(1)  # (B, T)
+        frames = state.video["frames"]  # (V, F, T)
+        attention = (on_frames.unflatten(0, (len(frames), -1)) @ frames).flatten(0, 1)  # (B, T)
         return self.logits(hidden.squeeze(1)), state.after(memory), {"attention": attention}
 
     def teacher_forced(self, features: Tensor, mask: Tensor, tokens: Tensor) -> Tensor:
@@ -102,7 +100,7 @@ class GIT(Captioner):
         x = git.embeddings(input_ids=self.order[tokens], position_ids=positions.unsqueeze(0))  # (B, n, Z)
         later = torch.ones(count, state.words + count, dtype=torch.bool, device=x.device)
         later = later.triu(state.words + 1)  # (n, words so far)
-        rows, captions = _grouped(state.video["row"])
+        captions = len(tokens) // len(state.video["frames"])
         memory: dict[str, Tensor] = {}
         weights = x
         for number, layer in enumerate(git.encoder.layer):
@@ -111,7 +109,7 @@ class GIT(Captioner):
                 keys = torch.cat([state.memory[f"keys.{number}"], keys], 2)
                 values = torch.cat([state.memory[f"values.{number}"], values], 2)
             memory |= {f"keys.{number}": keys, f"values.{number}": values}
-            seen, shown = (_of(state.shared[f"{what}.{number}"], rows) for what in ("keys", "values"))
+            seen, shown = (state.video[f"{what}.{number}"] for what in ("keys", "values"))
             query = query * query.shape[-1] ** -0.5
             on_frames = _apart(_together(query, captions) @ seen.transpose(-1, -2), captions)  # (B, H, n, S)
             on_words = (query @ keys.transpose(-1, -2)).masked_fill(later, float("-inf"))
@@ -140,19 +138,6 @@ def _finished(layer: Any, context: Tensor, x: Tensor) -> Tensor:
     x = layer.attention.output(context.transpose(1, 2).flatten(2), x)
     finished: Tensor = layer.output(layer.intermediate(x), x)
     return finished
-
-
-def _grouped(rows: Tensor) -> tuple[Tensor, int]:
-    """The videos (V,) of captions that stand in ``rows`` (B,), and how many captions K each has in a row."""
-    videos, counts = rows.unique_consecutive(return_counts=True)
-    most = int(counts[0])
-    return (videos, most) if bool((counts == most).all()) else (rows, 1)
-
-
-def _of(tensor: Tensor, rows: Tensor) -> Tensor:
-    """The ``rows`` of a tensor, which is not copied where these are all of it."""
-    everything = torch.arange(len(tensor), device=rows.device)
-    return tensor if torch.equal(rows, everything) else tensor.index_select(0, rows)
 
 
 def _together(tensor: Tensor, captions: int) -> Tensor:

@@ -286,7 +286,8 @@ class HAM(RecurrentCaptioner):
         video = state.video
         kept = {name: tensor for name, tensor in state.memory.items() if name in ("m", "m_cell")}
         if not state.words:  # the start token: nothing was attended to yet
-            return h.new_zeros(len(h), self.given_width), h.new_zeros(video["mask"].shape), kept
+            unseen = h.new_zeros(len(h), video["mask"].shape[1])
+            return h.new_zeros(len(h), self.given_width), unseen, kept
         guide = torch.cat([h, kept["m"]], -1) if kept else h
         attended, weights = self.attention(guide, video["keys"], video["states"], video["mask"])  # Eq. 6-8
         if self.memory is None:

@@ -1,7 +1,7 @@
 """What the captioners share: attention, the LSTM cell, the deep output layer, standardised inputs.
 
 Notation for tensor shapes: B batch, T frames, L words, D feature width, E word embedding, H hidden state,
-A attention width, V vocabulary.
+A attention width, V vocabulary; where K captions are written of each of V videos, B = V * K.
 """
 
 from __future__ import annotations
@@ -74,10 +74,22 @@ class AdditiveAttention(nn.Module):
         return self.key(values)
 
     def forward(self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        """Attend to ``values`` (B, T, D) by ``query`` (B, Q); returns context (B, D) and weights (B, T)."""
-        energy = self.score(torch.tanh(self.query(query).unsqueeze(1) + keys)).squeeze(-1)  # (B, T)
-        weights = masked_softmax(energy, mask)  # (B, T)
-        return torch.bmm(weights.unsqueeze(1).to(values.dtype), values).squeeze(1), weights
+        """Attend to ``values`` (V, T, D) of ``keys`` (V, T, A), where ``mask`` (V or 1, T) is True.
+
+        Args:
+            query: (V * K, Q), K in a row to each video.
+            keys: as :meth:`keys` gives them.
+            values: what is attended to.
+            mask: of what is there.
+
+        Returns:
+            context (V * K, D) and weights (V * K, T).
+        """
+        queries = self.query(query).unflatten(0, (len(keys), -1)).unsqueeze(2)  # (V, K, 1, A)
+        energy = self.score((queries + keys.unsqueeze(1)).tanh_()).squeeze(-1)  # (V, K, T)
+        weights = masked_softmax(energy, mask.unsqueeze(-2))
+        context = torch.bmm(weights.to(values.dtype), values)  # (V, K, D)
+        return context.flatten(0, 1), weights.flatten(0, 1)
 
 
 class LSTMCell(nn.Module):

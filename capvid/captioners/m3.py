@@ -56,7 +56,8 @@ def read(memory: Tensor, weights: Tensor) -> Tensor:
 def write(memory: Tensor, weights: Tensor, erase: Tensor, add: Tensor) -> Tensor:
     """Eq. 8 and 15: M(i) [1 - w(i) e] + w(i) a, for memory (B, N, M), weights (B, N), e and a (B, M)."""
     w = weights.unsqueeze(-1)  # (B, N, 1)
-    return torch.addcmul(memory, w, add.unsqueeze(1) - memory * erase.unsqueeze(1))
+    change = torch.addcmul(add.unsqueeze(1), memory, erase.unsqueeze(1), value=-1)  # a - M(i) e
+    return torch.addcmul(memory, w, change)
 
 
 class M3(AttentiveCaptioner):

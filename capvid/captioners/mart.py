@@ -149,11 +149,12 @@ class MART(TransformerCaptioner):
 
     def step(self, tokens: Tensor, state: State) -> tuple[Tensor, State, Trace]:
         """Read one word per caption; the trace has the last layer's weights of frames and memory slots."""
-        x, sees = self.text_tokens(tokens.unsqueeze(1), state.words), WordPass(state)
+        x = self.next_tokens(tokens, state)
+        sees = WordPass(state, x.shape[1])
         for layer in self.layers:
             x = layer(x, sees)
         last = str(self.config.layers - 1)
         trace = {"attention": sees.looked(last, 1, state.video["mask"].shape[1] - 2)}
         if self.recurrent:
             trace["memory"] = sees.looked(f"{last}.memory", 0, self.config.memory_length)
-        return self.logits(self.transform(x).squeeze(1)), sees.after(), trace
+        return self.next_logits(x), sees.after(), trace

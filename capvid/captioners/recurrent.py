@@ -78,9 +78,22 @@ class RecurrentCaptioner(Captioner):
 
     def step(self, tokens: Tensor, state: State) -> tuple[Tensor, State, Trace]:
         """Read one word per caption, ``tokens`` (B,); returns logits (B, V) of the next, state and trace."""
-        words = self.words(tokens)  # (B, E)
-        results, state, trace = self.advance(self.cell.word_gates(words), state)
+        words, gates = self._read(tokens)  # (B, E), (B, 4 H)
+        results, state, trace = self.advance(gates, state)
         return self.logits(self.readout(*results, words=words)), state, trace
+
+    def _read(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """Words (B, E) of ``tokens`` (B,) and their gates (B, 4 H).
+
+        Beams often say the same word; a processor computes each word once. A GPU would have to wait for their
+        number.
+        """
+        if self.training or tokens.device.type != "cpu":
+            words = self.words(tokens)
+            return words, self.cell.word_gates(words)
+        said, places = tokens.unique(return_inverse=True)
+        words = self.words(said)
+        return words[places], self.cell.word_gates(words)[places]
 
     def teacher_forced(self, features: Tensor, mask: Tensor, tokens: Tensor) -> Tensor:
         """What the vocabulary layer sees (B, L, Z) after each of ``tokens`` (B, L)."""

@@ -1,8 +1,9 @@
 """What the transformer captioners share: input tokens, multi-head attention, a layer, cached words.
 
 A segment is read in three ways, by the same layers: its video at once (:class:`VideoPass`), a whole sentence
-at once (:class:`SentencePass`), or one word after another with the keys and values of earlier words kept
-(:class:`WordPass`). The passes know what a token may see; the layers hold the equations.
+at once (:class:`SentencePass`), or one word after another, of several captions of a video side by side, with
+the keys and values of earlier words kept (:class:`WordPass`). The passes know what a token may see; the
+layers hold the equations.
 
 Where the MART paper is silent: positions of the video count real frames, those of the text begin at 0 again
 (types tell the two apart), so that padding moves nothing. [CLS] and [SEP] are learned vectors. Feed-forward
@@ -18,7 +19,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -29,7 +30,7 @@ from capvid.captioners.base import CaptionerConfig, ParagraphCaptioner, State
 from capvid.captioners.layers import masked_softmax
 from capvid.errors import UsageError
 
-WORDS_AT_FIRST = 8
+COLUMNS_AT_FIRST = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,17 +66,22 @@ class Distances:
 
     Attributes:
         encodings: (R, H) sinusoids of all distances that can occur, least first.
-        index: (B, Q, N) the row of ``encodings`` for each query and key.
+        index: (B, Q or 1, N) the row of ``encodings`` for each query and key.
     """
 
     encodings: Tensor
     index: Tensor
 
     @classmethod
-    def between(cls, queries: Tensor, keys: Tensor, width: int, like: Tensor) -> Distances:
-        """From positions (B, Q) of the queries, which are the last of the keys, and (B, N) of the keys."""
+    def between(
+        cls, queries: Tensor, keys: Tensor, width: int, like: Tensor, reach: int | None = None
+    ) -> Distances:
+        """From positions (B, Q) of the queries, which are the last of the keys, and (B, N) of the keys.
+
+        All distances are below ``reach``; by default N.
+        """
         ahead = queries.shape[1] - 1  # a key may lie so far behind a query
-        possible = torch.arange(-ahead, keys.shape[1], device=keys.device)
+        possible = torch.arange(-ahead, keys.shape[1] if reach is None else reach, device=keys.device)
         index = queries.unsqueeze(2) - keys.unsqueeze(1) + ahead
         return cls(sinusoids(possible, width, like), index)
 
@@ -113,26 +119,26 @@ class Attention(nn.Module):
         mixed = F.scaled_dot_product_attention(query, keys, values, attn_mask=mask)
         return self.output(mixed.transpose(1, 2).flatten(2))
 
-    def one_word(
+    def of_words(
         self,
         x: Tensor,
         parts: Sequence[tuple[Tensor, Tensor]],
         mask: Tensor,
         distances: Distances | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """The same for one query (B, 1, H), keys and values in parts that are not put together.
+        """The same, with keys and values in parts that are not put together.
 
         Returns:
-            the result (B, 1, H), and the weights (B, heads, N) where ``mask`` (B, N) is True.
+            the result (B, Q, H), and the weights (B, heads, Q, N) where ``mask`` (B or 1, Q or 1, N) is True.
         """
         query, added = self.queries(x, distances)
         scores = torch.cat([query @ keys.mT for keys, _ in parts], -1) * query.shape[-1] ** -0.5
         if added is not None:
             scores = scores + added
-        weights = masked_softmax(scores, mask[:, None, None])  # (B, heads, 1, N)
+        weights = masked_softmax(scores, mask.unsqueeze(1))  # (B, heads, Q, N)
         shares = weights.to(query.dtype).split([keys.shape[2] for keys, _ in parts], -1)
         mixed = torch.stack([w @ values for w, (_, values) in zip(shares, parts, strict=True)]).sum(0)
-        return self.output(mixed.transpose(1, 2).flatten(2)), weights.squeeze(2)
+        return self.output(mixed.transpose(1, 2).flatten(2)), weights
 
 
 class Pass(ABC):
@@ -197,57 +203,67 @@ class SentencePass(Pass):
 
 
 class WordPass(Pass):
-    """One word: it sees the video and the kept keys of earlier words, and its own are added to them.
+    """The next word of all K captions of each of V videos: it sees the video and the caption so far.
+
+    A video's captions are its queries, side by side. The keys and values of a word stay where they were
+    written, also when beams change places; ``memory`` names the columns that are a caption's own.
 
     Attributes:
-        weights: by place, attention weights (B, heads, N).
+        weights: by place, attention weights (V, heads, K, N).
     """
 
-    def __init__(self, state: State, distances: Distances | None = None) -> None:
+    def __init__(self, state: State, captions: int, distances: Distances | None = None) -> None:
         self.state, self.distances = state, distances
-        self.memory = dict(state.memory)
+        self.written = dict(state.written)
+        self.columns = state.columns + captions
+        device = state.video["mask"].device
+        new = torch.arange(state.columns, self.columns, device=device)
+        new = new.repeat(len(state.video["mask"])).unsqueeze(1)  # (V K, 1)
+        self.own = torch.cat([state.memory["own"], new], 1) if state.memory else new  # (V K, words)
+        sees = torch.zeros(len(new), self.columns, dtype=torch.bool, device=device)
+        self.mask = sees.scatter_(1, self.own, True).unflatten(0, (-1, captions))  # (V, K, columns)
         self.weights: dict[str, Tensor] = {}
 
     def __call__(self, attention: Attention, x: Tensor, place: str, before: Tensor | None = None) -> Tensor:
-        """A word (B, 1, H) sees the video's keys at ``place``, if there are any, and words up to itself."""
+        """Words (V, K, H) see the video's keys at ``place``, if there are any, and those before them."""
         keys, values = attention.keys_values(x)
         words = self._kept(f"keys.{place}", keys), self._kept(f"values.{place}", values)
-        parts, video = [words], self.state.video
-        mask = keys.new_ones(len(keys), words[0].shape[2], dtype=torch.bool)
+        parts, mask, video = [words], self.mask, self.state.video
         if f"keys.{place}" in video:
             fixed = video[f"keys.{place}"], video[f"values.{place}"]
             parts = [fixed, words]
-            mask = torch.cat([_widened(video["mask"], fixed[0]), mask], -1)
-        result, self.weights[place] = attention.one_word(x, parts, mask, self.distances)
+            seen = _widened(video["mask"], fixed[0]).unsqueeze(1).expand(-1, x.shape[1], -1)
+            mask = torch.cat([seen, mask], -1)
+        result, self.weights[place] = attention.of_words(x, parts, mask, self.distances)
         return result
 
     def across(self, attention: Attention, x: Tensor, place: str) -> Tensor:
-        """The word sees the video alone."""
+        """The words see the video alone."""
         video = self.state.video
         part = video[f"keys.{place}"], video[f"values.{place}"]
-        result, self.weights[place] = attention.one_word(x, [part], video["mask"])
+        result, self.weights[place] = attention.of_words(x, [part], video["mask"].unsqueeze(1))
         return result
 
     def _kept(self, name: str, new: Tensor) -> Tensor:
-        """Put ``new`` (B, heads, 1, h) in its place, in twice the room if it is full; returns all so far."""
-        words = self.state.words
-        held = self.memory.get(name)
-        if held is None:
-            rows, heads, _, width = new.shape
-            held = new.new_zeros(rows, heads, WORDS_AT_FIRST, width)
-        elif words == held.shape[2]:
-            held = F.pad(held, (0, 0, 0, words))
-        held[:, :, words : words + 1] = new
-        self.memory[name] = held
-        return held[:, :, : words + 1]
+        """Put ``new`` (V, heads, K, h) in its place, in twice the room if it is full; returns all so far."""
+        held, first = self.written.get(name), self.state.columns
+        if held is None or self.columns > held.shape[2]:
+            room = new.new_zeros(*new.shape[:2], max(COLUMNS_AT_FIRST, 2 * self.columns), new.shape[3])
+            if held is not None:
+                room[:, :, :first] = held[:, :, :first]
+            held = room
+        held[:, :, first : self.columns] = new
+        self.written[name] = held
+        return held[:, :, : self.columns]
 
     def after(self) -> State:
         """The state after the word."""
-        return self.state.after(self.memory)
+        state = self.state.after({"own": self.own})
+        return replace(state, written=self.written, columns=self.columns)
 
     def looked(self, place: str, first: int, count: int) -> Tensor:
-        """Weights (B, ``count``) at ``place`` from key ``first`` on, the mean over the heads."""
-        return self.weights[place][:, :, first : first + count].mean(1)
+        """Weights (V K, ``count``) at ``place`` from key ``first`` on, the mean over the heads."""
+        return self.weights[place][..., first : first + count].mean(1).flatten(0, 1)
 
 
 def _widened(mask: Tensor, keys: Tensor) -> Tensor:
@@ -327,6 +343,15 @@ class TransformerCaptioner(ParagraphCaptioner):
             order = torch.arange(first, first + tokens.shape[1], device=tokens.device)
             words = words + sinusoids(order, self.config.hidden, self.type_embedding)
         return self.dropout(words)
+
+    def next_tokens(self, tokens: Tensor, state: State) -> Tensor:
+        """The next word of K captions of each video, ``tokens`` (V K,) -> tokens (V, K, H)."""
+        words = self.text_tokens(tokens.unsqueeze(1), state.words)  # (V K, 1, H)
+        return words.view(len(state.video["mask"]), -1, self.config.hidden)
+
+    def next_logits(self, hidden: Tensor) -> Tensor:
+        """What the stack gives for them (V, K, H) -> logits (V K, vocabulary)."""
+        return self.logits(self.transform(hidden).flatten(0, 1))
 
     def logits(self, hidden: Tensor) -> Tensor:
         """The vocabulary layer: (..., H) -> logits (..., V)."""

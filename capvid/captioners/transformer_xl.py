@@ -59,13 +59,13 @@ class RelativeAttention(Attention):
         biased = query + self.position_bias.unsqueeze(1)
         table = self.relative.weight.unflatten(0, (self.heads, -1))  # (heads, h, H)
         # (q + v) W_kR R for all distances R; the cheaper product first.
-        if x.shape[1] == 1:
+        if x.shape[0] * x.shape[1] < len(distances.encodings):
             turned = torch.einsum("bhqc,hce->bhqe", biased, table)
             scores = torch.einsum("bhqe,re->bhqr", turned, distances.encodings)
         else:
             keys = torch.einsum("re,hce->hrc", distances.encodings, table)
             scores = torch.einsum("bhqc,hrc->bhqr", biased, keys)
-        index = distances.index.unsqueeze(1).expand(-1, self.heads, -1, -1)
+        index = distances.index.unsqueeze(1).expand(-1, self.heads, x.shape[1], -1)
         positional = scores.gather(-1, index) * query.shape[-1] ** -0.5  # terms (b), (d)
         return (query + self.content_bias.unsqueeze(1)).to(query.dtype), positional.to(query.dtype)
 
@@ -97,7 +97,7 @@ class TransformerXL(TransformerCaptioner):
     def read(self, state: State, tokens: Tensor) -> tuple[Tensor, Carried]:
         """What the vocabulary layer sees after each of ``tokens`` (B, L), and what entered each layer."""
         x, video = self.text_tokens(tokens), state.video
-        at = self._text_at(state, tokens.shape[1])
+        at = video["mask"].sum(1, keepdim=True) + torch.arange(tokens.shape[1], device=tokens.device)
         sees = SentencePass(state, tokens, self._distances(at, torch.cat([video["at"], at], 1)))
         carried = {"mask": torch.cat([video["own"], tokens != 0], 1)}
         for layer in self.layers:
@@ -108,21 +108,23 @@ class TransformerXL(TransformerCaptioner):
         return self.transform(x), carried
 
     def step(self, tokens: Tensor, state: State) -> tuple[Tensor, State, Trace]:
-        """Read one word per caption; the trace has the last layer's weights of the segment's own frames."""
-        x, video = self.text_tokens(tokens.unsqueeze(1), state.words), state.video
-        at = self._text_at(state, state.words + 1)
-        sees = WordPass(state, self._distances(at[:, -1:], torch.cat([video["at"], at], 1)))
+        """Read one word per caption; the trace has the last layer's weights of the segment's own frames.
+
+        What is written has, beside keys and values, the number of each word, which tells its distance.
+        """
+        x, video = self.next_tokens(tokens, state), state.video  # (V, K, H)
+        new = torch.full(x.shape[:2], state.words, device=x.device)
+        number = torch.cat([state.written["number"], new], 1) if state.words else new  # (V, columns)
+        start = video["mask"].sum(1, keepdim=True)
+        keys, reach = torch.cat([video["at"], start + number], 1), video["at"].shape[1] + state.words + 1
+        sees = WordPass(state, x.shape[1], self._distances(start + state.words, keys, reach))
+        sees.written["number"] = number
         for layer in self.layers:
             x = layer(x, sees)
         frames = video["own"].shape[1] - 2
         first = video["mask"].shape[1] - frames - 1
         trace = {"attention": sees.looked(str(self.config.layers - 1), first, frames)}
-        return self.logits(self.transform(x).squeeze(1)), sees.after(), trace
+        return self.next_logits(x), sees.after(), trace
 
-    def _text_at(self, state: State, length: int) -> Tensor:
-        """Positions (B, ``length``) of the words, after all real tokens before them."""
-        mask = state.video["mask"]
-        return mask.sum(1, keepdim=True) + torch.arange(length, device=mask.device)
-
-    def _distances(self, queries: Tensor, keys: Tensor) -> Distances:
-        return Distances.between(queries, keys, self.config.hidden, self.type_embedding)
+    def _distances(self, queries: Tensor, keys: Tensor, reach: int | None = None) -> Distances:
+        return Distances.between(queries, keys, self.config.hidden, self.type_embedding, reach)

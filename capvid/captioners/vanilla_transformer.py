@@ -82,9 +82,10 @@ class VanillaTransformer(TransformerCaptioner):
 
     def step(self, tokens: Tensor, state: State) -> tuple[Tensor, State, Trace]:
         """Read one word per caption; the trace has the last layer's weights of the frames."""
-        x, sees = self.text_tokens(tokens.unsqueeze(1), state.words), WordPass(state)
+        x = self.next_tokens(tokens, state)
+        sees = WordPass(state, x.shape[1])
         for layer in self.decoder:
             x = layer.decoded(x, sees)
         frames = state.video["mask"].shape[1] - 2
         trace = {"attention": sees.looked(f"{self.config.layers - 1}.across", 1, frames)}
-        return self.logits(self.transform(x).squeeze(1)), sees.after(), trace
+        return self.next_logits(x), sees.after(), trace

@@ -31,7 +31,9 @@ def main(args: Sequence[str] | None = None) -> int:
         stdout any more.
     """
     from capvid.cli import streams
+    from capvid.heap import keep_freed_memory
 
+    keep_freed_memory()
     arguments = list(sys.argv[1:] if args is None else args)
     arguments, debug = _take_debug(arguments)
     streams.prepare()

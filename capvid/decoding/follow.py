@@ -64,7 +64,7 @@ def _hidden(
 ) -> Tensor:
     """What the vocabulary layer sees (K, L + 1, Z) after each of ``tokens`` (K, L + 1)."""
     if isinstance(captioner, ParagraphCaptioner):
-        return captioner.read(captioner.encode(features, mask, carried).expand(len(tokens)), tokens)[0]
+        return captioner.read(captioner.encode(features, mask, carried).repeat(len(tokens)), tokens)[0]
     return captioner.teacher_forced(features, mask, tokens)
 
 

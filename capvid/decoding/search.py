@@ -55,7 +55,7 @@ def sentences(
         return by_specificity(captioner, search.run(most), options)
     samples = options.num_captions
     draw = Drawn(options, videos=videos, device=device)
-    flat = _Search(captioner, state.expand(samples), videos * samples, draw, options).run(1)
+    flat = _Search(captioner, state.repeat(samples), videos * samples, draw, options).run(1)
     drawn = [
         [found for sample in flat[first : first + samples] for found in sample]
         for first in range(0, len(flat), samples)
@@ -137,8 +137,6 @@ class _Search:
         if len(kept) < len(going):
             self.rows, self.words, self.totals = self.rows[kept], self.words[kept], self.totals[kept]
             self.found, self.said = self.found[kept], self.said[kept]
-            self.state = self.state.select(flat[kept].flatten())
-        elif source.shape[1] != beams:
-            self.state = self.state.select(flat.flatten())
+            self.state = self.state.select(kept, flat[kept].flatten())
         else:
             self.state = self.state.reorder(flat.flatten())

@@ -99,7 +99,7 @@ def average_logprobs(captioner: Captioner, mean: Tensor, sentences: Sequence[Seq
                 rows[number] = beginnings.setdefault((rows[number], word), len(beginnings))
                 still.append(number)
         going, words = still, [word for _, word in beginnings]
-        state = state.select(torch.tensor([row for row, _ in beginnings], device=mean.device).long())
+        state = state.reorder(torch.tensor([row for row, _ in beginnings], device=mean.device).long())
     return totals
 
 

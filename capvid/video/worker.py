@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import IO, Any
 
 from capvid.errors import CapvidError
+from capvid.heap import keep_freed_memory
 
 LENGTH = struct.Struct("<Q")
 Call = tuple[Callable[..., Any], tuple[Any, ...]]
@@ -23,6 +24,7 @@ Call = tuple[Callable[..., Any], tuple[Any, ...]]
 
 def main() -> None:
     """Answer the calls that come on stdin, on what stdout was when the process began."""
+    keep_freed_memory()
     answers = os.fdopen(os.dup(1), "wb")
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, 1)  # what a decoder prints is no answer

@@ -65,7 +65,7 @@ def of_segment(
 
     def next_word(said: Sequence[Sequence[int]]) -> Tensor:
         tokens = torch.tensor([[BOS, *words] for words in said])
-        state = captioner.encode(features, mask, carried).expand(len(said))
+        state = captioner.encode(features, mask, carried).repeat(len(said))
         return captioner.logits(captioner.read(state, tokens)[0])[:, -1].log_softmax(-1)
 
     return next_word

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 from functools import lru_cache
 
 import pytest
@@ -250,9 +251,17 @@ def test_probabilities_that_are_no_numbers() -> None:
 
 
 def test_a_state_in_beams_follows_its_beam() -> None:
-    """Reordering moves what changes with the words and leaves what belongs to the video."""
-    state = State({"frames": torch.arange(4.0)}, {"h": torch.arange(4.0)})
-    moved = state.reorder(torch.tensor([1, 0, 3, 3]))
-    assert moved.memory["h"].tolist() == [1, 0, 3, 3]
-    assert moved.video["frames"].tolist() == [0, 1, 2, 3]
-    assert state.expand(2).video["frames"].tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
+    """Beams move what changes with the words and leave what belongs to the video."""
+    first = State({"frames": torch.arange(3)}, {"h": torch.arange(3)}, written={"keys": torch.arange(3)})
+    state = first.expand(2)
+    assert state.memory["h"].tolist() == [0, 0, 1, 1, 2, 2]
+    moved = replace(state, memory={"h": torch.arange(6)}).reorder(torch.tensor([1, 0, 3, 3, 4, 5]))
+    assert moved.memory["h"].tolist() == [1, 0, 3, 3, 4, 5]
+    for same in (state, moved):
+        assert same.video["frames"].tolist() == same.written["keys"].tolist() == [0, 1, 2]
+    kept = moved.select(torch.tensor([0, 2]), torch.tensor([1, 1, 5, 4]))
+    assert kept.memory["h"].tolist() == [0, 0, 5, 4]
+    assert kept.video["frames"].tolist() == kept.written["keys"].tolist() == [0, 2]
+    repeated = first.repeat(2)
+    for part in (repeated.video["frames"], repeated.memory["h"], repeated.written["keys"]):
+        assert part.tolist() == [0, 0, 1, 1, 2, 2]
