@@ -18,6 +18,7 @@ from torch import Tensor
 from capvid.captioners import CAPTIONERS, Captioner
 from capvid.captioners.base import ParagraphCaptioner
 from capvid.decoding import DecodingOptions, decode, decode_paragraphs
+from capvid.heap import keep_freed_memory
 from capvid.text.vocabulary import BOS, SPECIAL
 from capvid.training.recipe import load_recipe
 
@@ -99,6 +100,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=7)
     options = parser.parse_args()
     device = torch.device(options.device)
+    keep_freed_memory()  # as the command does
     print(f"{device}, {torch.get_num_threads()} threads, torch {torch.__version__}; captions per second")
     print(f"{'captioner':20} {'greedy':>8} {'beam 5':>8} {'time, beam 5 : greedy':>22}")
     for name in options.captioner or CAPTIONERS:

@@ -15,6 +15,7 @@ from made import SEGMENTS, VOCABULARY, features_for, make
 
 from capvid.captioners import CAPTIONERS, Captioner
 from capvid.data.batches import Batch
+from capvid.heap import keep_freed_memory
 from capvid.text.vocabulary import BOS, EOS, PAD
 from capvid.training.optimise import Objective, bf16_in_hardware, clip_gradients, make_optimizer
 from capvid.training.recipe import load_recipe
@@ -66,6 +67,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=7)
     options = parser.parse_args()
     device = torch.device(options.device)
+    keep_freed_memory()  # as the command does
     precisions = [False, True] if bf16_in_hardware(device) else [False]
     print(f"{device}, {torch.get_num_threads()} threads, torch {torch.__version__}")
     print(f"{'captioner':20} {'weights':>9} " + " ".join(f"{'bf16' if b else 'fp32':>8}" for b in precisions))

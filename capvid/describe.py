@@ -5,9 +5,10 @@ Notation for array shapes: T frames, D width of the features, L locations of a f
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from itertools import islice
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -16,14 +17,18 @@ from torch import Tensor
 from capvid.captioners.base import Carried, ParagraphCaptioner
 from capvid.captioners.checkpoint import Checkpoint
 from capvid.decoding import DecodingOptions, Hypothesis, decode, decode_paragraphs, pad_frames, pad_segments
-from capvid.decoding.confidence import Calibration, average_logprob
+from capvid.decoding.confidence import Calibration, logprobs_of_average
 from capvid.decoding.constraints import check_repetition
-from capvid.decoding.follow import follow
+from capvid.decoding.follow import follow, in_double
 from capvid.decoding.paragraphs import as_tokens
 from capvid.decoding.specificity import check_specificity
 from capvid.results import Caption, WordScore
 
 _SENTENCES = 4096  # of which it is remembered how probable they are of the average video
+_TOGETHER = 64  # segments whose captions are followed together
+
+_Thing = TypeVar("_Thing")
+_Video = tuple[Sequence[Tensor], Sequence[Sequence[Hypothesis]]]  # features and hypotheses of its segments
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +64,10 @@ class Describer:
         self.batch_size = batch_size
         self._captioner = checkpoint.captioner.to(device).eval()
         self._calibration = Calibration.of(checkpoint.info)
-        self._by_average = lru_cache(maxsize=_SENTENCES)(self._average_logprob)
+        precise = in_double(self._captioner, device)
+        # Without double precision, captions are followed one by one, so that none depends on others.
+        self._precise, self._together = (precise, _TOGETHER) if precise else (self._captioner, 1)
+        self._by_average: dict[tuple[int, ...], float] = {}
 
     def frames(self, count: int) -> np.ndarray:
         """Which of so many frames the captioner looks at, as indices (T,)."""
@@ -69,16 +77,17 @@ class Describer:
     def describe(self, videos: Sequence[Sequence[np.ndarray]]) -> list[list[Described]]:
         """Caption each segment of each video by its features (T, D), or maps (T, L, D)."""
         clips = [[torch.from_numpy(segment) for segment in video] for video in videos]
-        captioner = self._captioner
+        captioner, precise = self._captioner, self._precise
         if isinstance(captioner, ParagraphCaptioner) and captioner.recurrent:
+            assert isinstance(precise, ParagraphCaptioner)
+            paragraphs = list(zip(clips, self._paragraphs(captioner, clips), strict=True))
             return [
-                self._told(captioner, clip, found)
-                for clip, found in zip(clips, self._paragraphs(captioner, clips), strict=True)
+                told for some in _batched(paragraphs, self._together) for told in self._told(precise, some)
             ]
-        found = iter(self._sentences([segment for video in clips for segment in video]))
-        return [
-            [Described(captions=self._captions(segment, next(found))) for segment in video] for video in clips
-        ]
+        segments = [segment for video in clips for segment in video]
+        found = zip(segments, self._sentences(segments), strict=True)
+        captions = iter([c for some in _batched(found, self._together) for c in self._captions_of(some)])
+        return [[Described(captions=next(captions)) for _ in video] for video in clips]
 
     def _sentences(self, segments: Sequence[Tensor]) -> Iterator[list[Hypothesis]]:
         """Hypotheses for each segment (T, D) by itself."""
@@ -102,45 +111,60 @@ class Describer:
         """Options of the search, which keeps no traces: those handed out are computed afterwards."""
         return replace(self.options, trace=False)
 
-    def _told(
-        self, captioner: ParagraphCaptioner, clips: Sequence[Tensor], found: Sequence[list[Hypothesis]]
-    ) -> list[Described]:
-        """The sentences ``found`` for the segments of one video, and what the segments left."""
-        told = []
-        carried: Carried | None = None
-        for segment, hypotheses in zip(clips, found, strict=True):
-            captions = self._captions(segment, hypotheses, carried)
-            state = captioner.encode(*self._single(segment), carried)
-            carried = captioner.remember(state, as_tokens([hypotheses[0].tokens], self.device))
-            change = captioner.memory_change(state, carried)
-            told.append(Described(captions=captions, memory_change=tuple(change.tolist())))
+    def _told(self, captioner: ParagraphCaptioner, videos: Sequence[_Video]) -> list[list[Described]]:
+        """The sentences that were found for the segments of each video, and what the segments left."""
+        told: list[list[Described]] = [[] for _ in videos]
+        rows, carried = list(range(len(videos))), None
+        for place in range(max(len(clips) for clips, _ in videos)):
+            going = [at for at, row in enumerate(rows) if place < len(videos[row][0])]
+            if carried is not None and len(going) < len(rows):
+                on = torch.tensor(going, device=self.device)
+                carried = {name: tensor.index_select(0, on) for name, tensor in carried.items()}
+            rows = [rows[at] for at in going]
+            features, mask = self._padded([videos[row][0][place] for row in rows])
+            found = [videos[row][1][place] for row in rows]
+            captions = self._captions(features, mask, found, carried)
+            state = captioner.encode(features, mask, carried)
+            best = as_tokens([hypotheses[0].tokens for hypotheses in found], self.device)
+            carried = captioner.remember(state, best)
+            changes = captioner.memory_change(state, carried).float().tolist()
+            for row, said, change in zip(rows, captions, changes, strict=True):
+                told[row].append(Described(captions=said, memory_change=tuple(change)))
         return told
 
-    def _single(self, segment: Tensor) -> tuple[Tensor, Tensor]:
-        """Features (1, T, D) and mask (1, T) of one segment."""
-        features, mask = pad_frames([segment])
-        return features.to(self.device), mask.to(self.device)
+    def _padded(self, segments: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        """Features (B, T, D) of segments (T, D), as precise as what is handed out, and mask (B, T)."""
+        features, mask = pad_frames(segments)
+        return features.to(self.device, next(self._precise.parameters()).dtype), mask.to(self.device)
+
+    def _captions_of(self, found: Sequence[tuple[Tensor, list[Hypothesis]]]) -> list[tuple[Caption, ...]]:
+        """The captions of segments (T, D) by what was found for each."""
+        segments, hypotheses = zip(*found, strict=True)
+        return self._captions(*self._padded(segments), hypotheses)
 
     def _captions(
-        self, segment: Tensor, hypotheses: Sequence[Hypothesis], carried: Carried | None = None
-    ) -> tuple[Caption, ...]:
-        """The captions of one segment (T, D)."""
-        features, mask = self._single(segment)
-        trace = self.options.trace
-        found = follow(self._captioner, features, mask, hypotheses, carried=carried, trace=trace)
-        return tuple(map(self._caption, found))
+        self,
+        features: Tensor,
+        mask: Tensor,
+        found: Sequence[Sequence[Hypothesis]],
+        carried: Carried | None = None,
+    ) -> list[tuple[Caption, ...]]:
+        """The captions of segments (B, T, D), real by ``mask`` (B, T), by what was found for each."""
+        followed = follow(self._precise, features, mask, found, carried=carried, trace=self.options.trace)
+        self._ask_average([hypothesis for each in followed for hypothesis in each])
+        return [tuple(map(self._caption, each)) for each in followed]
 
     def _caption(self, hypothesis: Hypothesis) -> Caption:
         text, words = self.checkpoint.vocabulary.sentence(hypothesis.tokens)
+        logprobs: list[float] = np.asarray(hypothesis.logprobs, dtype=np.float32).tolist()
         scores = [
-            WordScore(word=word, logprob=sum(hypothesis.logprobs[place] for place in places))
-            for word, places in words
+            WordScore(word=word, logprob=sum(logprobs[place] for place in places)) for word, places in words
         ]
         trace = hypothesis.trace
         rows = [places for _, places in words] + [[len(hypothesis.tokens)]]  # and that of the end
         return Caption(
             text=text,
-            logprob=hypothesis.logprob,
+            logprob=sum(logprobs),
             words=tuple(scores),
             generic=self._is_generic(hypothesis),
             traces=None
@@ -155,12 +179,25 @@ class Describer:
         """Whether a caption is likely generic, if the captioner was calibrated."""
         if self._calibration is None:
             return None
-        return self._calibration.flags(hypothesis.logprob - self._by_average(tuple(hypothesis.tokens)))
+        return self._calibration.flags(hypothesis.logprob - self._by_average[tuple(hypothesis.tokens)])
 
-    def _average_logprob(self, tokens: tuple[int, ...]) -> float:
-        """Log-probability of a sentence, were the video the average one."""
-        assert self._calibration is not None
-        return average_logprob(self._captioner, self._calibration.average, tokens)
+    def _ask_average(self, found: Sequence[Hypothesis]) -> None:
+        """Find out how probable the sentences were if the video were the average one, if that is wanted."""
+        if self._calibration is None:
+            return
+        if len(self._by_average) > _SENTENCES:
+            self._by_average.clear()
+        new = list(dict.fromkeys(tuple(h.tokens) for h in found if tuple(h.tokens) not in self._by_average))
+        for some in _batched(new, self._together):
+            logprobs = logprobs_of_average(self._precise, self._calibration.average, some)
+            self._by_average.update(zip(some, logprobs, strict=True))
+
+
+def _batched(things: Iterable[_Thing], size: int) -> Iterator[list[_Thing]]:
+    """Things in lists of ``size``, the last of what is left."""
+    rest = iter(things)
+    while batch := list(islice(rest, size)):
+        yield batch
 
 
 def paragraph(captions: Sequence[Caption]) -> Caption:

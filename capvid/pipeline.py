@@ -10,9 +10,9 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -36,8 +36,7 @@ if TYPE_CHECKING:
     from capvid.features.backbones import Backbone
 
 FRAMES_PER_VIDEO_IN_BATCH = 4
-
-_T = TypeVar("_T")
+FILES_PER_VIDEO_IN_BATCH = 8  # of features, which hold no frames and come at once
 
 
 class CaptionPipeline:
@@ -50,7 +49,8 @@ class CaptionPipeline:
         device: where the captioner computes.
         sampling: which frames to take.
         options: of the decoding.
-        batch_size: videos captioned together; captions do not depend on it.
+        batch_size: videos captioned together (of files of features eight times as many); captions do not
+            depend on it.
         workers: processes that decode videos.
         timeout: seconds after which a file, or a part of a long one, is given up; None waits for ever.
         segments: what cuts videos into segments, of which each gets a sentence; None captions them whole.
@@ -86,7 +86,7 @@ class CaptionPipeline:
         self.pictures = pictures
         self.model = model or checkpoint.name
         self._given_backbones = backbones
-        self._describer = Describer(checkpoint, device=self.device, options=options, batch_size=batch_size)
+        self._describer = Describer(checkpoint, device=self.device, options=options, batch_size=self._most)
 
     @property
     def settings(self) -> Mapping[str, Any]:
@@ -230,8 +230,26 @@ class CaptionPipeline:
 
     def describe(self, results: Iterable[ExtractionResult]) -> Iterator[CaptionResult]:
         """The last stage: captions of videos by their features, in their order, as they come."""
-        for batch in _batches(results, self.batch_size):
+        for batch in self._gathered(results):
             yield from self._describe(batch)
+
+    def _gathered(self, results: Iterable[ExtractionResult]) -> Iterator[list[ExtractionResult]]:
+        """Batches of as many videos as are captioned together, or of more files of features."""
+        batch: list[ExtractionResult] = []
+        room = self._most
+        for result in results:
+            batch.append(result)
+            room -= 1 if holds_features(result.path) else FILES_PER_VIDEO_IN_BATCH
+            if room <= 0:
+                yield batch
+                batch, room = [], self._most
+        if batch:
+            yield batch
+
+    @property
+    def _most(self) -> int:
+        """Segments captioned together at most."""
+        return FILES_PER_VIDEO_IN_BATCH * self.batch_size
 
     def _describe(self, batch: Sequence[ExtractionResult]) -> Iterator[CaptionResult]:
         """Caption one batch; inputs that failed pass through in their places."""
@@ -329,10 +347,3 @@ class _Cut:
     spans: Sequence[tuple[float, float | None]]
     frames: Sequence[np.ndarray]
     clips: Sequence[np.ndarray]
-
-
-def _batches(items: Iterable[_T], size: int) -> Iterator[list[_T]]:
-    """Give the items in lists of ``size``, the last one perhaps shorter."""
-    iterator = iter(items)
-    while batch := list(islice(iterator, size)):
-        yield batch

@@ -245,16 +245,16 @@ class ParagraphCaptioner(Captioner):
         return self.read(state, tokens)[1] if self.recurrent else {}
 
     def memory_change(self, state: State, carried: Carried) -> Tensor:
-        """By how much a segment changed the memory of each layer, relative to its length before: (layers,).
+        """By how much a segment changed the memory of each layer, relative to its length before: (B, layers).
 
         Args:
-            state: of the segment of one video.
+            state: of the segment.
             carried: what it leaves for the next one.
 
         Returns:
-            nothing (0,) where what is carried is no memory that is changed.
+            nothing (B, 0) where what is carried is no memory that is changed.
         """
-        return torch.zeros(0)
+        return torch.zeros(len(next(iter(state.video.values()))), 0)
 
     def teacher_forced(
         self, features: Tensor, mask: Tensor, tokens: Tensor, remembered: Tensor | None = None

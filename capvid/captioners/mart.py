@@ -140,12 +140,14 @@ class MART(TransformerCaptioner):
         return self.transform(x), carried
 
     def memory_change(self, state: State, carried: Carried) -> Tensor:
-        """Give |M_t - M_{t-1}| / |M_{t-1}| of each layer, (layers,), for a segment of one video."""
+        """Give |M_t - M_{t-1}| / |M_{t-1}| of each layer, (B, layers)."""
+        if not carried:
+            return super().memory_change(state, carried)
         names = sorted(carried, key=lambda name: int(name.rpartition(".")[2]))
-        before = [state.video[name].flatten() for name in names]
-        after = [carried[name].flatten() for name in names]
-        changes = [(m - b).norm() / b.norm() for m, b in zip(after, before, strict=True)]
-        return torch.stack(changes).cpu() if changes else torch.zeros(0)
+        before, after = (
+            torch.stack([part[n].flatten(1) for n in names], 1) for part in (state.video, carried)
+        )
+        return (after - before).norm(dim=-1) / before.norm(dim=-1)
 
     def step(self, tokens: Tensor, state: State) -> tuple[Tensor, State, Trace]:
         """Read one word per caption; the trace has the last layer's weights of frames and memory slots."""

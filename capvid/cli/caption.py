@@ -130,7 +130,9 @@ def caption(
     device: common.Device = "auto",
     workers: common.Workers = None,
     timeout: common.Timeout = 600,
-    batch_size: Annotated[int, typer.Option(min=1, help="Videos captioned together.")] = 8,
+    batch_size: Annotated[
+        int, typer.Option(min=1, help="Videos captioned together; of files of features 8 times as many.")
+    ] = 8,
     recursive: common.Recursive = True,
     overwrite: common.Overwrite = False,
     fail_fast: common.FailFast = False,

@@ -90,15 +90,15 @@ def generic_probability(intercept: float, slope: float, information: float) -> f
     return 0.5 + 0.5 * math.tanh(0.5 * (intercept + slope * information))
 
 
-def average_logprob(captioner: Captioner, average: Sequence[float], tokens: Sequence[int]) -> float:
-    """Log-probability of a caption, its end included, were the video the average one.
-
-    Captions are taken one by one, so that the number depends on no other.
+def logprobs_of_average(
+    captioner: Captioner, average: Sequence[float], sentences: Sequence[Sequence[int]]
+) -> list[float]:
+    """Log-probability of each caption, its end included, were the video the average one.
 
     Args:
         captioner: of single captions.
         average: (D,) the mean of the features.
-        tokens: (L,) word numbers, without start and end.
+        sentences: word numbers of each, without start and end.
 
     Raises:
         CheckpointError: the captioner's features have another width.
@@ -110,6 +110,6 @@ def average_logprob(captioner: Captioner, average: Sequence[float], tokens: Sequ
             f"{config.feature_width}",
             remedy="train it again or copy it anew",
         )
-    device = next(captioner.parameters()).device
-    mean = torch.tensor(average, dtype=torch.float32, device=device)
-    return average_logprobs(captioner, mean, [tokens])[0]
+    weights = next(captioner.parameters())
+    mean = torch.tensor(average, dtype=weights.dtype, device=weights.device)
+    return average_logprobs(captioner, mean, sentences)

@@ -25,8 +25,8 @@ from capvid.decoding.confidence import (
     FLAGGED_FROM,
     NOTE,
     Calibration,
-    average_logprob,
     generic_probability,
+    logprobs_of_average,
 )
 from capvid.errors import CapvidError, DataError
 from capvid.features.store import FeatureStore
@@ -79,8 +79,8 @@ def calibrate(
     said = task.hypotheses(captioner, examples, options)
     average = _average(checkpoint, examples)
     found = [said[video.id] for video in videos]
-    distinct = dict.fromkeys(tuple(h.tokens) for h in found)
-    unseen = {tokens: average_logprob(captioner, average, tokens) for tokens in distinct}
+    distinct = list(dict.fromkeys(tuple(h.tokens) for h in found))
+    unseen = dict(zip(distinct, logprobs_of_average(captioner, average, distinct), strict=True))
     information = np.array([h.logprob - unseen[tuple(h.tokens)] for h in found])
     generic = fit_others(
         {v.id: " ".join(checkpoint.vocabulary.decode(h.tokens)) for v, h in zip(videos, found, strict=True)},

@@ -10,7 +10,7 @@ from capvid.bundled import FOLDER
 from capvid.captioners import Captioner, build
 from capvid.captioners.checkpoint import load_checkpoint
 from capvid.decoding import DecodingOptions, decode
-from capvid.decoding.confidence import Calibration, average_logprob
+from capvid.decoding.confidence import Calibration, logprobs_of_average
 from capvid.errors import CheckpointError
 from capvid.text.vocabulary import BOS, EOS
 
@@ -58,7 +58,7 @@ def test_the_average_video_is_one_frame(name: str, tokens: list[int]) -> None:
         frame = frame.view(1, 1, 1, -1).repeat(1, 1, 4, 1)
     with torch.no_grad():
         expected = step_by_step(made, frame, tokens)
-    assert average_logprob(made, NOTES["average"], tokens) == pytest.approx(expected, abs=1e-4)
+    assert logprobs_of_average(made, NOTES["average"], [tokens]) == [pytest.approx(expected, abs=1e-4)]
 
 
 def test_the_flag_is_given_from_two_in_three() -> None:
@@ -98,7 +98,7 @@ def test_a_damaged_calibration_is_refused(damage: Any) -> None:
 
 def test_a_calibration_for_other_features_is_refused() -> None:
     with pytest.raises(CheckpointError, match="features of width 5, and it takes 6"):
-        average_logprob(captioner("m3"), [1.0] * 5, [5])
+        logprobs_of_average(captioner("m3"), [1.0] * 5, [[5]])
 
 
 def test_what_the_bundled_captioner_says_of_any_video_gets_the_flag() -> None:
@@ -108,6 +108,6 @@ def test_what_the_bundled_captioner_says_of_any_video_gets_the_flag() -> None:
     frame = torch.tensor(calibration.average).view(1, 1, -1)
     mask = torch.ones(1, 1, dtype=torch.bool)
     best = decode(checkpoint.captioner, frame, mask, DecodingOptions())[0][0]
-    same = average_logprob(checkpoint.captioner, calibration.average, best.tokens)
+    (same,) = logprobs_of_average(checkpoint.captioner, calibration.average, [best.tokens])
     assert best.logprob == pytest.approx(same, abs=1e-4)
     assert calibration.flags(best.logprob - same)

@@ -9,8 +9,8 @@ from variants import VARIANTS, all_real, clip, make
 
 from capvid.captioners import CAPTIONERS, Captioner
 from capvid.captioners.base import Carried, ParagraphCaptioner
-from capvid.decoding import DecodingOptions, Hypothesis, decode
-from capvid.decoding.follow import follow
+from capvid.decoding import Hypothesis
+from capvid.decoding.follow import follow, in_double
 from capvid.text.vocabulary import BOS, EOS
 
 SENTENCES = [
@@ -42,7 +42,7 @@ def word_by_word(
 def test_they_are_as_probable_as_word_by_word(variant: str) -> None:
     captioner = make(variant)
     features = clip(captioner, 1, 4)
-    found = follow(captioner, features, all_real(1, 4), SENTENCES, trace=True)
+    (found,) = follow(captioner, features, all_real(1, 4), [SENTENCES], trace=True)
     for sentence, before in zip(found, SENTENCES, strict=True):
         assert (sentence.tokens, sentence.score) == (before.tokens, before.score)
         logprobs, traces = word_by_word(captioner, features, before.tokens)
@@ -66,24 +66,52 @@ def test_they_know_what_came_before(variant: str) -> None:
     if captioner.recurrent:
         first = captioner.encode(clip(captioner, 1, 3), all_real(1, 3))
         carried = captioner.remember(first, torch.tensor([[BOS, 6, 8]]))
-    found = follow(captioner, features, mask, SENTENCES, carried=carried)
+    (found,) = follow(captioner, features, mask, [SENTENCES], carried=carried)
     for sentence in found:
         assert sentence.trace is None
         expected, _ = word_by_word(captioner, features, sentence.tokens, carried)
         assert sentence.logprobs == pytest.approx(expected, abs=1e-9)
     if captioner.recurrent:
-        alone = follow(captioner, features, mask, SENTENCES)
+        (alone,) = follow(captioner, features, mask, [SENTENCES])
         assert alone[0].logprobs != pytest.approx(found[0].logprobs, abs=1e-6)
 
 
+@pytest.mark.parametrize("variant", VARIANTS)
 @torch.no_grad()
-def test_they_do_not_depend_on_what_was_searched_together() -> None:
-    captioner = make("m3").float()
-    features = clip(captioner, 6, 4)
-    options = DecodingOptions(max_length=6)
-    together = decode(captioner, features, all_real(6, 4), options)
-    for video in range(6):
-        one = features[video : video + 1]
-        (alone,) = decode(captioner, one, all_real(1, 4), options)
-        followed = [follow(captioner, one, all_real(1, 4), found) for found in (together[video], alone)]
-        assert followed[0][0].logprobs == followed[1][0].logprobs  # in every bit
+def test_they_do_not_depend_on_what_is_followed_together(variant: str) -> None:
+    """In double precision, rounded to single, they are the same in every bit; traces too."""
+    captioner = make(variant).float()
+    precise = in_double(captioner, torch.device("cpu"))
+    assert precise is not None and next(captioner.parameters()).dtype == torch.float32
+    generator = torch.Generator().manual_seed(4)
+    lengths = torch.arange(7) % 4 + 1
+    features = clip(captioner, 7, 4).float()
+    mask = torch.arange(4) < lengths.unsqueeze(1)
+    sentences = [
+        [
+            Hypothesis(torch.randint(4, 11, (int(n),), generator=generator).tolist(), [], 0.0)
+            for n in torch.randint(0, 6, (1 + video % 3,), generator=generator)
+        ]
+        for video in range(7)
+    ]
+    together = follow(precise, features, mask, sentences, trace=True)
+    order = torch.tensor([6, 2, 0])
+    some = follow(precise, features[order], mask[order], [sentences[video] for video in order], trace=True)
+    for video in range(7):
+        one = features[video : video + 1, : lengths[video]]
+        (alone,) = follow(precise, one, all_real(1, int(lengths[video])), [sentences[video]], trace=True)
+        others = [together[video], *(found for at, found in zip(order, some, strict=True) if at == video)]
+        for found in others:
+            assert [h.tokens for h in found] == [h.tokens for h in sentences[video]]
+            for sentence, expected in zip(found, alone, strict=True):
+                assert torch.equal(torch.tensor(sentence.logprobs), torch.tensor(expected.logprobs))
+                for name, seen in expected.trace.items():
+                    assert torch.equal(sentence.trace[name].float(), seen.float()), name
+
+
+def test_a_captioner_that_is_held_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is too large, or on a device without double precision, has no second copy."""
+    captioner = make("m3")
+    assert in_double(captioner, torch.device("mps")) is None
+    monkeypatch.setattr("capvid.decoding.follow.MOST_WEIGHTS", 10)
+    assert in_double(captioner, torch.device("cpu")) is None

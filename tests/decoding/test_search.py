@@ -11,7 +11,7 @@ from slow_search import FUNCTION_WORDS, WORDS, Sentence, beam_search, by_teacher
 from torch import Tensor
 from variants import VARIANTS, make
 
-from capvid.captioners import State, Trace
+from capvid.captioners import Captioner, State, Trace
 from capvid.decoding import DecodingOptions, decode
 from capvid.decoding.choice import FIRST_WORD, Outlook, best_words
 from capvid.decoding.constraints import repeating_words
@@ -119,6 +119,23 @@ def test_logprobs_are_those_of_teacher_forcing(variant: str) -> None:
             assert hypothesis.logprob == pytest.approx(sum(expected), abs=1e-4)
             assert hypothesis.score == pytest.approx(sum(expected) / len(said), abs=1e-4)
             assert not {PAD, BOS, EOS, UNK} & set(hypothesis.tokens)
+
+
+@every_variant
+def test_beams_look_at_one_copy_of_their_video(variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    captioner, step = make(variant, seed=3), type(make(variant)).step
+    features, mask = videos(captioner, 3)
+    beams = set()
+
+    def counted(self: Captioner, tokens: Tensor, state: State) -> tuple[Tensor, State, Trace]:
+        sizes = {len(tensor) for tensor in (state.video | state.written).values()}
+        assert len(sizes) == 1
+        beams.add(len(tokens) / sizes.pop())
+        return step(self, tokens, state)
+
+    monkeypatch.setattr(type(captioner), "step", counted)
+    decode(captioner, features, mask, DecodingOptions(beam_size=5, max_length=8))
+    assert beams == {1, 5}
 
 
 @every_variant
