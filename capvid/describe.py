@@ -26,6 +26,7 @@ from capvid.results import Caption, WordScore
 
 _SENTENCES = 4096  # of which it is remembered how probable they are of the average video
 _TOGETHER = 64  # segments whose captions are followed together
+_MAPS_TOGETHER = 8  # the same of feature maps
 
 _Thing = TypeVar("_Thing")
 _Video = tuple[Sequence[Tensor], Sequence[Sequence[Hypothesis]]]  # features and hypotheses of its segments
@@ -66,7 +67,8 @@ class Describer:
         self._calibration = Calibration.of(checkpoint.info)
         precise = in_double(self._captioner, device)
         # Without double precision, captions are followed one by one, so that none depends on others.
-        self._precise, self._together = (precise, _TOGETHER) if precise else (self._captioner, 1)
+        together = _MAPS_TOGETHER if self._captioner.config.locations else _TOGETHER
+        self._precise, self._together = (precise, together) if precise else (self._captioner, 1)
         self._by_average: dict[tuple[int, ...], float] = {}
 
     def frames(self, count: int) -> np.ndarray:

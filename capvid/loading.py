@@ -60,7 +60,7 @@ def load(
         device: ``auto``, ``cpu``, ``cuda``, ``cuda:N`` or ``mps``.
         weights: file of the backbone's weights, or a folder that holds it; otherwise they are sought in
             ``model/weights``, the places in ``CAPVID_WEIGHTS`` and the cache.
-        batch_size: videos captioned together (of files of features eight times as many); captions do not
+        batch_size: videos captioned together (of files of vectors eight times as many); captions do not
             depend on it.
         workers: processes that decode videos.
         timeout: seconds after which a file, or a part of a long one, is given up; None waits for ever.

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from capvid.features.backbones import Backbone
 
 FRAMES_PER_VIDEO_IN_BATCH = 4
-FILES_PER_VIDEO_IN_BATCH = 8  # of features, which hold no frames and come at once
+FILES_PER_VIDEO_IN_BATCH = 8  # of features, which hold no frames and come at once; not of feature maps
 
 
 class CaptionPipeline:
@@ -49,7 +49,7 @@ class CaptionPipeline:
         device: where the captioner computes.
         sampling: which frames to take.
         options: of the decoding.
-        batch_size: videos captioned together (of files of features eight times as many); captions do not
+        batch_size: videos captioned together (of files of vectors eight times as many); captions do not
             depend on it.
         workers: processes that decode videos.
         timeout: seconds after which a file, or a part of a long one, is given up; None waits for ever.
@@ -239,7 +239,7 @@ class CaptionPipeline:
         room = self._most
         for result in results:
             batch.append(result)
-            room -= 1 if holds_features(result.path) else FILES_PER_VIDEO_IN_BATCH
+            room -= 1 if holds_features(result.path) else self._files
             if room <= 0:
                 yield batch
                 batch, room = [], self._most
@@ -249,7 +249,12 @@ class CaptionPipeline:
     @property
     def _most(self) -> int:
         """Segments captioned together at most."""
-        return FILES_PER_VIDEO_IN_BATCH * self.batch_size
+        return self._files * self.batch_size
+
+    @property
+    def _files(self) -> int:
+        """Files of features that are captioned together in the place of one video."""
+        return 1 if self.checkpoint.captioner.config.locations else FILES_PER_VIDEO_IN_BATCH
 
     def _describe(self, batch: Sequence[ExtractionResult]) -> Iterator[CaptionResult]:
         """Caption one batch; inputs that failed pass through in their places."""

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import count, islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,9 +15,9 @@ import torch
 from toy import Toy, bad_files, save_toy_captioner, toy, toy_files, video_files
 
 import capvid
-from capvid.captioners import build
+from capvid.captioners import Captioner, build
 from capvid.captioners.checkpoint import load_checkpoint
-from capvid.decoding import DecodingOptions, decode
+from capvid.decoding import DecodingOptions, Hypothesis, decode
 from capvid.errors import (
     CheckpointError,
     EmptyVideoError,
@@ -65,6 +66,27 @@ def test_batch_size_changes_nothing(toy: Toy, video_files: list[Path]) -> None:
         assert one.captions[0].text == two.captions[0].text == eight.captions[0].text
         assert one.captions[0].logprob == pytest.approx(eight.captions[0].logprob, abs=1e-2)
     assert len({result.captions[0].text for result in each[0]}) > 1, "all videos alike: nothing is tested"
+
+
+def test_more_files_of_features_than_videos_are_captioned_together(
+    toy: Toy, video_files: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backbone = load_backbone("toy", weights=toy.weights)
+    extracted = next(extract_features(video_files[:1], [backbone], UniformSampling(4)))
+    assert extracted.features is not None
+    files = [tmp_path / f"{number}.safetensors" for number in range(20)]
+    for file in files:
+        save_features(file, extracted.features)
+    sizes = []
+
+    def counted(captioner: Captioner, features: torch.Tensor, *more: Any) -> list[list[Hypothesis]]:
+        sizes.append(len(features))
+        return decode(captioner, features, *more)
+
+    monkeypatch.setattr("capvid.describe.decode", counted)
+    results = list(load(toy.model, batch_size=2).stream([*files, *video_files[:3]]))
+    assert len({result.captions[0].text for result in results[:21]}) == 1
+    assert sizes == [16, 6, 1]  # 16; 4 in the place of half a video each, and 2 videos; what is left
 
 
 def test_calling_it(toy: Toy, video_files: list[Path], tmp_path: Path) -> None:

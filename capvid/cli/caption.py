@@ -131,7 +131,7 @@ def caption(
     workers: common.Workers = None,
     timeout: common.Timeout = 600,
     batch_size: Annotated[
-        int, typer.Option(min=1, help="Videos captioned together; of files of features 8 times as many.")
+        int, typer.Option(min=1, help="Videos captioned together; of files of vectors 8 times as many.")
     ] = 8,
     recursive: common.Recursive = True,
     overwrite: common.Overwrite = False,
