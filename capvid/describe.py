@@ -78,6 +78,8 @@ class Describer:
     @torch.inference_mode()
     def describe(self, videos: Sequence[Sequence[np.ndarray]]) -> list[list[Described]]:
         """Caption each segment of each video by its features (T, D), or maps (T, L, D)."""
+        if not videos:  # a batch of inputs that all failed
+            return []
         clips = [[torch.from_numpy(segment) for segment in video] for video in videos]
         captioner, precise = self._captioner, self._precise
         if isinstance(captioner, ParagraphCaptioner) and captioner.recurrent:

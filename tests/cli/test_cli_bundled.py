@@ -83,6 +83,14 @@ def test_every_trained_captioner_captions_a_clip(name: str, no_network: None) ->
     assert "<" not in text
 
 
+@pytest.mark.parametrize("name", TRAINED)
+def test_a_batch_of_which_nothing_can_be_read_ends_no_run(name: str, tmp_path: Path) -> None:
+    broken = tmp_path / "broken.mp4"
+    broken.write_bytes(b"no video at all" * 50)
+    results = list(capvid.load(name, device="cpu", batch_size=1).stream([broken, CLIP, broken]))
+    assert [result.status for result in results] == ["error", "ok", "error"]
+
+
 @pytest.mark.parametrize("entry", BUNDLED, ids=lambda entry: entry.name)
 def test_every_bundled_backbone_is_what_the_registry_says(entry: Any) -> None:
     path = FOLDER / entry.file
