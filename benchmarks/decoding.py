@@ -1,7 +1,8 @@
 """Captions per second of every captioner, greedy and with five beams, and what cached words save MART.
 
 64 videos at once (of paragraphs: three segments each), sentences of nine words, random weights at the sizes
-of the small recipes; medians of interleaved runs. ``python benchmarks/decoding.py --help`` for options.
+of the small recipes; medians of interleaved runs. The matrix products of the five beams are also timed by
+themselves: the search takes no less. ``python benchmarks/decoding.py --help`` for options.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Callable, Mapping
 
 import torch
 from made import SEGMENTS, features_for, make
+from products import products_of
 from torch import Tensor
 
 from capvid.captioners import CAPTIONERS, Captioner
@@ -102,15 +104,17 @@ def main() -> None:
     device = torch.device(options.device)
     keep_freed_memory()  # as the command does
     print(f"{device}, {torch.get_num_threads()} threads, torch {torch.__version__}; captions per second")
-    print(f"{'captioner':20} {'greedy':>8} {'beam 5':>8} {'time, beam 5 : greedy':>22}")
+    heads = ("time, beam 5 : greedy", "its products : greedy")
+    print(f"{'captioner':20} {'greedy':>8} {'beam 5':>8} {heads[0]:>22} {heads[1]:>22}")
     for name in options.captioner or CAPTIONERS:
         torch.manual_seed(1)
         captioner = make(load_recipe(f"{name}-small")).to(device).eval()
         runs = {str(beams): decoding(captioner, device, beams) for beams in (1, 5)}
-        seconds = medians(runs, device, options.repeats)
+        seconds = medians({**runs, "products": products_of(runs["5"])}, device, options.repeats)
         count = VIDEOS * (SEGMENTS if captioner.paragraphs else 1)
         speeds = " ".join(f"{count / seconds[beams]:8.0f}" for beams in ("1", "5"))
-        print(f"{name:20} {speeds} {seconds['5'] / seconds['1']:22.1f}", flush=True)
+        ratios = " ".join(f"{seconds[part] / seconds['1']:22.1f}" for part in ("5", "products"))
+        print(f"{name:20} {speeds} {ratios}", flush=True)
     for frames in (8, 100):
         seconds = cached_words(device, frames, options.repeats)
         ratio = seconds["whole"] / seconds["cached"]
