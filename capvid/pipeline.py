@@ -154,7 +154,7 @@ class CaptionPipeline:
         return _rebuilt, (self.checkpoint, tuple(self._backbones), options)
 
     def on(self, device: torch.device | str) -> CaptionPipeline:
-        """The same pipeline on another device."""
+        """The same pipeline on another device; it takes the networks with it."""
         options = {name: getattr(self, name) for name in _OPTIONS} | {"device": torch.device(device)}
         return _rebuilt(self.checkpoint, [one.on(device) for one in self._backbones], options)
 

@@ -41,6 +41,7 @@ class Backbone:
         header: what the features are.
         device: where the network computes.
         dtype: in which it computes.
+        precision: what was asked for (:func:`load_backbone`).
         threads: how many cores of the processor it may use.
     """
 
@@ -50,17 +51,18 @@ class Backbone:
     header: StreamHeader
     device: torch.device
     dtype: torch.dtype = torch.float32
+    precision: str = "auto"
     threads: int = field(default_factory=torch.get_num_threads)
 
     def on(self, device: str | torch.device) -> Backbone:
-        """The same backbone on another device, where it computes in what is fast and safe there.
+        """The same backbone on another device, in the precision that was asked for; ``auto`` is decided anew.
 
-        It may use as many cores as this process does.
+        It takes the network with it, and may use as many cores as this process does.
         """
         place = torch.device(device)
         if place == self.device:
             return replace(self, threads=torch.get_num_threads())
-        dtype = _dtype_for("auto", self.entry, place)
+        dtype = _dtype_for(self.precision, self.entry, place)
         header = replace(self.header, precision=str(dtype).removeprefix("torch."))
         module = self.module.to(place, dtype)
         return replace(self, module=module, device=place, dtype=dtype, header=header)
@@ -229,7 +231,15 @@ def load_backbone(
     in_time = any(parameter.ndim == 5 for parameter in module.parameters())
     layout = torch.channels_last_3d if in_time else torch.channels_last
     module.to(place, dtype, memory_format=layout).eval().requires_grad_(False)  # type: ignore[call-overload]
-    return Backbone(entry=entry, layer=layer, module=module, header=header, device=place, dtype=dtype)
+    return Backbone(
+        entry=entry,
+        layer=layer,
+        module=module,
+        header=header,
+        device=place,
+        dtype=dtype,
+        precision=precision,
+    )
 
 
 def untrained(entry: BackboneEntry) -> nn.Module:

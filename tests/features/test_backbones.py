@@ -123,9 +123,17 @@ def test_features_do_not_depend_on_the_batch(known: Path, precision: str) -> Non
     backbone = load_backbone("googlenet", weights=known, precision=precision)
     frames = np.random.default_rng(3).integers(0, 256, (11, 64, 64, 3), dtype=np.uint8)
     whole = backbone(frames)
-    for first, last, batch in ((0, 5, 32), (3, 11, 32), (7, 8, 2)):
+    for first, last, batch in ((3, 11, 32), (7, 8, 2)):
         np.testing.assert_array_equal(backbone(frames[first:last], batch_size=batch), whole[first:last])
     assert np.abs(whole[0] - whole[4]).max() > 0.01 * whole.max()
+
+
+@pytest.mark.parametrize("precision", ["bf16", "auto"])
+def test_elsewhere_it_computes_as_precisely_as_was_asked_for(known: Path, precision: str) -> None:
+    there = load_backbone("googlenet", weights=known, precision=precision).on("meta")
+    asked = {"bf16": torch.bfloat16, "auto": torch.float32}[precision]
+    assert there.dtype == asked and {p.dtype for p in there.module.parameters()} == {asked}
+    assert there.header.precision == str(asked).removeprefix("torch.")
 
 
 def test_weights_are_sought_in_order(known: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
