@@ -27,6 +27,7 @@ TRAINING = [
     "training.precision=fp32",
     "training.learning_rate=0.01",
     "training.average=0.9",
+    "decoding.beam_size=2",
 ]
 LSTM = {"embedding": 24, "hidden": 48, "attention": 16, "projection": 32, "dropout": 0.0}
 STACK = {"hidden": 48, "heads": 2, "feed_forward": 64, "word_width": 24, "dropout": 0.0}

@@ -34,7 +34,7 @@ RATE = [
 @pytest.fixture
 def half_trained(tmp_path: Path) -> Trainer:
     """A captioner that has seen its twenty captions a few times and knows them by half."""
-    made = trainer(tmp_path, "m3", "training.epochs=6", "training.average=0.0")
+    made = trainer(tmp_path, "m3", "training.epochs=6", "training.average=0.0", "decoding.beam_size=5")
     made.run()
     return made
 
