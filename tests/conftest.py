@@ -21,12 +21,6 @@ if (
 ):
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-
-def pytest_xdist_auto_num_workers() -> int:
-    """One more than there are cores: now and then a test waits for other processes."""
-    return (os.cpu_count() or 1) + 1
-
-
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 
 
