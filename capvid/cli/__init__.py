@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from types import FrameType
@@ -15,6 +16,7 @@ __all__ = ["main"]
 
 BROKEN_PIPE = 141  # as a shell shows programs that SIGPIPE ends
 INTERRUPTED = 130
+GRACE = 3.0  # seconds for an interrupted process to end
 
 
 def main(args: Sequence[str] | None = None) -> int:
@@ -39,9 +41,21 @@ def main(args: Sequence[str] | None = None) -> int:
     streams.prepare()
     try:
         with _interrupts():
-            return _run(arguments, debug=debug)
+            code = _run(arguments, debug=debug)
     finally:
         streams.silence()
+    if code == INTERRUPTED and args is None:
+        threading.Thread(target=_end_at_last, daemon=True).start()
+    return code
+
+
+def _end_at_last() -> None:
+    """End an interrupted process whose other threads do not.
+
+    Python waits for them, and the interrupt may have come where the main thread held a lock that they need.
+    """
+    time.sleep(GRACE)
+    os._exit(INTERRUPTED)
 
 
 @contextmanager

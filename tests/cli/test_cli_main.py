@@ -135,3 +135,23 @@ def test_a_closed_pipe_is_no_error() -> None:
     _, stderr = process.communicate(timeout=60)
     assert stderr == b""
     assert process.returncode == 141  # as shells show programs that SIGPIPE ends
+
+
+INTERRUPTED = """
+import sys, threading
+import capvid.cli
+lock = threading.Lock()
+lock.acquire()
+threading.Thread(target=lock.acquire).start()
+def run(*_, **__):
+    print("what was done")
+    return capvid.cli.INTERRUPTED
+capvid.cli._run = run
+sys.exit(capvid.cli.main())
+"""
+
+
+def test_an_interrupted_process_does_not_wait_for_its_threads_for_ever() -> None:
+    """One may wait for a lock that the main thread held when it was interrupted."""
+    done = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, timeout=100)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "what was done\n", "")
