@@ -64,7 +64,7 @@ def _computed(func: Any, args: Any, named: dict[str, Any]) -> Any:
             return value
         if leaves:
             return value.clone()
-        return own.get(id(value)) if id(value) in own else Far(value)
+        return own[id(value)] if id(value) in own else Far(value)
 
     return tree_map(far, found)
 

@@ -26,7 +26,8 @@ def main(args: Sequence[str] | None = None) -> int:
     traceback as well. A first Ctrl-C ends the command in order, a second one at once.
 
     Args:
-        args: the arguments after the program's name; None takes those of this process.
+        args: the arguments after the program's name; None takes those of this process, which then ends soon
+            after an interrupt, whatever its threads do.
 
     Returns:
         0 all done, 1 nothing could be done, 2 usage, 3 some inputs failed, 130 interrupted, 141 nobody reads

@@ -83,15 +83,14 @@ def test_sentences(variant: str, how: str) -> None:
     alike(found, expected)
 
 
-@pytest.mark.parametrize("how", ["beams"])
 @pytest.mark.parametrize("variant", [name for name in MAIN if make(name).paragraphs])
-def test_paragraphs(variant: str, how: str) -> None:
+def test_paragraphs(variant: str) -> None:
     near, far = made(variant), made(variant)
     features, mask, segments = clip(near, 3, 3, 4), all_real(3, 3, 4), torch.tensor([1, 3, 2])
-    expected = told(decode_paragraphs(near, features, mask, segments, OPTIONS[how]))
+    expected = told(decode_paragraphs(near, features, mask, segments, OPTIONS["beams"]))
     with elsewhere():
         given = (features.to(ELSEWHERE), mask.to(ELSEWHERE), segments.to(ELSEWHERE))
-        found = told(decode_paragraphs(far.to(ELSEWHERE), *given, OPTIONS[how]))
+        found = told(decode_paragraphs(far.to(ELSEWHERE), *given, OPTIONS["beams"]))
     alike(found, expected)
 
 
