@@ -154,6 +154,18 @@ class TrainingMemoryError(TrainingError):
     """Training for which there is not enough memory."""
 
 
+class InternalError(CapvidError):
+    """A bug in capvid, met while handling one input; the other inputs are unaffected."""
+
+    kind = "internal"
+
+    def __init__(self, path: str | os.PathLike[str], cause: BaseException) -> None:
+        reason = f"{type(cause).__name__}: {cause}" if str(cause) else type(cause).__name__
+        super().__init__(
+            f"{path}: internal error: {reason}", remedy="please report; --debug shows the traceback"
+        )
+
+
 class RecipeError(UsageError):
     """A recipe or a ``--set`` value that is not valid."""
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import platform
 import re
 import secrets
+import stat
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
+from typing import BinaryIO
 
 MANIFEST = "capvid-manifest.jsonl"  # in a folder of captions: what became of each video
 
@@ -74,6 +77,40 @@ def atomic_write_text(path: str | Path, text: str) -> None:
     """Write ``text`` as UTF-8, with newlines as they are, replacing the file at once."""
     with atomic_path(path) as temporary:
         temporary.write_bytes(text.encode("utf-8"))
+
+
+def open_regular(path: str | Path) -> BinaryIO:
+    """Open a regular file for reading bytes.
+
+    A FIFO or device could block forever or never end, so it is refused without waiting for its other end.
+
+    Raises:
+        OSError: no such file, or it is a folder, FIFO, socket or device; ``strerror`` says which.
+    """
+    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    try:
+        mode = os.fstat(descriptor).st_mode
+        if stat.S_ISDIR(mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        if not stat.S_ISREG(mode):
+            raise OSError(errno.EINVAL, "not a regular file but a pipe, socket or device", str(path))
+        return os.fdopen(descriptor, "rb")
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def read_regular(path: str | Path, *, max_bytes: int) -> bytes:
+    """Read a regular file of at most ``max_bytes``.
+
+    Raises:
+        OSError: as :func:`open_regular`, or the file is larger.
+    """
+    with open_regular(path) as file:
+        data = file.read(max_bytes + 1)
+    if len(data) > max_bytes:
+        raise OSError(errno.EFBIG, f"larger than the limit of {max_bytes} bytes", str(path))
+    return data
 
 
 def sha256_file(path: str | Path) -> str:
