@@ -1,8 +1,8 @@
 """Limits on what an input may demand of this machine.
 
-Files and servers are not trusted about sizes: whatever a header announces is compared with these limits before
-memory is allocated. Each limit can be raised or lowered in the environment (``CAPVID_LIMIT_FRAME_PIXELS=1e9``)
-or in the ``[limits]`` table of the configuration file (``frame-pixels = 1e9``). Worker processes inherit them.
+Files and servers are not trusted about sizes: whatever a header announces is compared with these limits
+before memory is allocated. Each limit can be changed in the environment (``CAPVID_LIMIT_FRAME_PIXELS=1e9``)
+or in the ``[limits]`` table of the configuration file (``frame-pixels = 1e9``). Worker processes inherit it.
 """
 
 from __future__ import annotations

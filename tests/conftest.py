@@ -21,7 +21,21 @@ if (
 ):
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+TIERS = ("slow", "exhaustive", "gpu")
+
 SHARED = Path(__file__).resolve().parents[2] / "shared"
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Deselect the tiers that ``-m`` does not name, unless tests are named one by one."""
+    if any("::" in argument for argument in config.args):
+        return
+    expression = config.getoption("markexpr")
+    off = [tier for tier in TIERS if tier not in expression]
+    excluded = [item for item in items if any(item.get_closest_marker(tier) for tier in off)]
+    if excluded:
+        config.hook.pytest_deselected(items=excluded)
+        items[:] = [item for item in items if item not in set(excluded)]
 
 
 @pytest.fixture(scope="session")
