@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import s3fs
-from pyarrow import parquet
 from s3_server import FlakyS3
 from toy import Run, Toy
 
 from capvid import storage
+
+parquet = pytest.importorskip("pyarrow.parquet")
+s3fs = pytest.importorskip("s3fs")
 
 VIDEOS = "s3://bucket/videos"
 

@@ -12,10 +12,11 @@ import tarfile
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
-from pyarrow import parquet
 from toy import Run, Toy
+
+pa = pytest.importorskip("pyarrow")
+parquet = pytest.importorskip("pyarrow.parquet")
 
 FEATURES = ["--backbone", "colour-grid", "--frames", 2, "--workers", 1]
 

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from pyarrow import parquet
 
 from capvid.digests import identity
 from capvid.errors import CapvidError, DataError, FeatureFileError, MissingVideoError
@@ -25,6 +24,8 @@ from capvid.output.feature_shards import ParquetFeatures, WebDataset, features_r
 from capvid.output.rows import Row
 from capvid.output.shards import ShardFolder, ShardFormat
 from capvid.storage import Blob
+
+parquet = pytest.importorskip("pyarrow.parquet")
 
 VECTORS = StreamHeader(backbone="a", layer="x", width=4)
 MAPS = StreamHeader(backbone="b", layer="y", width=3, locations=2)

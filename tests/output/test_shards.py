@@ -6,9 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import fsspec
-import pyarrow as pa
 import pytest
-from pyarrow import parquet
 
 from capvid.digests import identity
 from capvid.errors import DataError, UsageError
@@ -16,6 +14,9 @@ from capvid.output.parquet import ParquetCaptions
 from capvid.output.rows import Row
 from capvid.output.shards import HEAD, JsonLines, ShardFolder, ShardFormat
 from capvid.storage import Storage
+
+pa = pytest.importorskip("pyarrow")
+parquet = pytest.importorskip("pyarrow.parquet")
 
 FORMS = [JsonLines, ParquetCaptions]
 

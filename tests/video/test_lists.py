@@ -4,14 +4,15 @@ import os
 from pathlib import Path
 
 import fsspec
-import pyarrow as pa
 import pytest
-from pyarrow import parquet
 
 from capvid.errors import UsageError
 from capvid.storage import Blob, located
 from capvid.video.inputs import find_videos, iter_videos
 from capvid.video.lists import read_list
+
+pa = pytest.importorskip("pyarrow")
+parquet = pytest.importorskip("pyarrow.parquet")
 
 NAMES = [
     "a.mp4",
