@@ -22,12 +22,16 @@ if (
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 TIERS = ("slow", "exhaustive", "gpu")
+# A recurrent captioner, one on feature maps, a transformer, and one of paragraphs.
+ARCHITECTURES = {"m3", "ham", "vanilla-transformer", "mart"}
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 
 
+@pytest.hookimpl(tryfirst=True)  # before -m is applied
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Deselect the tiers that ``-m`` does not name, unless tests are named one by one."""
+    _mark_variants(items)
     if any("::" in argument for argument in config.args):
         return
     expression = config.getoption("markexpr")
@@ -36,6 +40,21 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if excluded:
         config.hook.pytest_deselected(items=excluded)
         items[:] = [item for item in items if item not in set(excluded)]
+
+
+def _mark_variants(items: list[pytest.Item]) -> None:
+    """Leave one captioner per architecture to the default run of each test; the others are exhaustive."""
+    by_test: dict[str, list[tuple[str, pytest.Item]]] = {}
+    for item in items:
+        variant = item.callspec.params.get("variant") if hasattr(item, "callspec") else None
+        if variant is not None:
+            by_test.setdefault(item.nodeid.partition("[")[0], []).append((variant, item))
+    for cases in by_test.values():
+        variants = {variant for variant, _ in cases}
+        kept = variants & ARCHITECTURES or {cases[0][0]}
+        for variant, item in cases:
+            if variant not in kept:
+                item.add_marker(pytest.mark.exhaustive)
 
 
 @pytest.fixture(scope="session")

@@ -26,6 +26,7 @@ def shapes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_the_clip_that_it_has_never_seen(shapes: Path, capsys: pytest.CaptureFixture[str]) -> None:
     log = [json.loads(line) for line in (shapes / "run" / "metrics.jsonl").read_text().splitlines()]
     assert max(row["val_cider"] for row in log) > 1.0
@@ -55,6 +56,7 @@ def test_a_folder_with_broken_files_in_it(shapes: Path, capsys: pytest.CaptureFi
     assert "Traceback" not in err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", ["1", "8"])
 def test_captions_do_not_depend_on_the_batch_size(
     shapes: Path, size: str, capsys: pytest.CaptureFixture[str]

@@ -26,6 +26,7 @@ def test_the_clip_is_small_and_can_be_played_as_it_comes() -> None:
     assert 0 < data.find(b"moov") < data.find(b"mdat")
 
 
+@pytest.mark.slow
 def test_the_clip_is_what_its_script_draws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(EXAMPLES))
     runpy.run_path(str(EXAMPLES / "draw_clip.py"))["draw"](tmp_path / "car.mp4")

@@ -291,6 +291,7 @@ def hub(
     server.close()
 
 
+@pytest.mark.slow
 def test_from_the_hub(
     hub: tuple[FakeHub, Path, dict[str, dict[str, str]]], folder: Path, clips: list[Path]
 ) -> None:
@@ -347,6 +348,7 @@ def test_repositories_that_cannot_be_used(
     assert answer["kind"] in ("hub", "weights", "checkpoint")
 
 
+@pytest.mark.slow
 def test_other_captioners_do_not_load_transformers() -> None:
     code = "import sys, capvid; capvid.load(device='cpu'); print('transformers' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=200)

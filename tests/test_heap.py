@@ -54,6 +54,7 @@ def test_pages_are_used_again() -> None:
         assert int(said(how)[-1]) * 10 < fresh, how
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SETTINGS)
 def test_what_the_user_has_set_stays(name: str) -> None:
     value = "glibc.malloc.top_pad=131072" if name == "GLIBC_TUNABLES" else "131072"

@@ -162,6 +162,7 @@ def test_a_connection_that_breaks_is_resumed(hub: FakeHub, tmp_path: Path) -> No
     assert len(hub.ranges) == 1 and hub.ranges != ["bytes=0-"]
 
 
+@pytest.mark.slow
 def test_a_server_that_goes_away_and_comes_back(hub: FakeHub, tmp_path: Path) -> None:
     hub.put(LARGE, RESNET.file)
     hub.cuts, hub.gone_after_cut = [22_000_000], True
@@ -251,6 +252,7 @@ def test_names_on_the_hub() -> None:
         assert not is_name(name)
 
 
+@pytest.mark.slow
 def test_resnet50_from_the_hub_computes_what_timm_computes(hub: FakeHub, tmp_path: Path) -> None:
     import timm
     import torch

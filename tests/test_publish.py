@@ -112,6 +112,7 @@ def refusal(model: object, clip: Path, *, home: Path, endpoint: str = NOWHERE, o
     return err
 
 
+@pytest.mark.slow
 def test_what_is_pushed_captions_as_before(hub: FakeHub, run: Path, clip: Path, tmp_path: Path) -> None:
     commit = pushed(hub, run, "--message", "the first", home=tmp_path, anew=True)
     content = hub.content(NAME, commit)
@@ -150,6 +151,7 @@ def test_what_is_pushed_captions_as_before(hub: FakeHub, run: Path, clip: Path, 
     )  # a folder of that name wins
 
 
+@pytest.mark.slow
 def test_features_from_a_file_and_the_library(hub: FakeHub, run: Path, tmp_path: Path) -> None:
     commit = pushed(hub, run, home=tmp_path)
     array = np.random.default_rng(0).random((4, 192), dtype=np.float32)
@@ -168,6 +170,7 @@ def test_features_from_a_file_and_the_library(hub: FakeHub, run: Path, tmp_path:
     assert done.stdout.splitlines() == [local["captions"][0]["text"], f"{NAME}@{commit[:12]}"]
 
 
+@pytest.mark.slow
 def test_a_second_push_leaves_the_first_as_it_was(
     hub: FakeHub, run: Path, clip: Path, tmp_path: Path
 ) -> None:
@@ -190,6 +193,7 @@ def test_a_second_push_leaves_the_first_as_it_was(
     assert pushed(hub, run, home=tmp_path) != first
 
 
+@pytest.mark.slow
 def test_another_branch(hub: FakeHub, run: Path, clip: Path, tmp_path: Path) -> None:
     commit = pushed(hub, run, "--revision", "trial/one", home=tmp_path)
     assert set(hub.content(NAME)) == {".gitattributes"}
@@ -236,6 +240,7 @@ def test_a_private_captioner(hub: FakeHub, run: Path, clip: Path, tmp_path: Path
     assert set(hub.content(open_name)) == {".gitattributes"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "settings", "message"),
     [
@@ -272,6 +277,7 @@ def licensed(toy: Toy, folder: Path, licence: str) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_weights_that_may_be_passed_on(
     toy: Toy, hub: FakeHub, published: Path, clip: Path, tmp_path: Path
 ) -> None:
@@ -297,6 +303,7 @@ def test_weights_that_may_be_passed_on(
     assert capvid("caption", clip, "--model", model, endpoint=NOWHERE, offline=True, **settings)[1] == local
 
 
+@pytest.mark.slow
 def test_weights_that_may_not(toy: Toy, hub: FakeHub, published: Path, clip: Path, tmp_path: Path) -> None:
     settings = {"home": tmp_path, "models": licensed(toy, tmp_path, "CC-BY-NC-4.0")}
     code, out, err = capvid("push", published, NAME, endpoint=hub.url, **settings)

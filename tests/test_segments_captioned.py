@@ -136,6 +136,7 @@ def test_a_captioner_of_paragraphs_cuts_by_itself(mart: Path, toy: Toy, long_vid
     assert len(only(list(load(mart, segments=1).stream([long_video]))).segments) == 1
 
 
+@pytest.mark.slow
 def test_batches_workers_and_order_change_nothing(
     toy: Toy, mart: Path, long_video: Path, video_files: list[Path]
 ) -> None:
@@ -194,6 +195,7 @@ def test_subtitles_have_the_segments_times(
         assert text == record["captions"][0]["text"] + "\n"
 
 
+@pytest.mark.slow
 def test_the_cut_is_part_of_the_settings(
     capvid: Run, toy: Toy, video_files: list[Path], tmp_path: Path
 ) -> None:

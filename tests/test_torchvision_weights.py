@@ -163,6 +163,7 @@ def test_unknown_weights(tmp_path: Path) -> None:
     assert error["kind"] == "usage" and "the installed torchvision has no such weights" in error["error"]
 
 
+@pytest.mark.slow
 def test_a_backbone_is_loaded_from_the_download(server: Server, tmp_path: Path) -> None:
     from torchvision.models.video import s3d
 

@@ -254,6 +254,7 @@ def accuracy_after_training(*, memory: bool, steps: int) -> float:
     return right.float().mean().item()
 
 
+@pytest.mark.slow
 def test_a_chain_of_frames_needs_the_memory() -> None:
     assert accuracy_after_training(memory=True, steps=400) > 0.97
     assert accuracy_after_training(memory=False, steps=400) < 0.85

@@ -223,6 +223,7 @@ def accuracy_after_training(task: Callable[..., tuple[Tensor, Tensor]], **option
         return (said(features, words).argmax(-1) == words).float().mean(0).tolist()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("addressing", ["memory-lstm", "last-read", "none"])
 def test_keys_that_were_read_lead_to_the_next(addressing: str) -> None:
     """What was read tells what to read next, and only addressing by it brings that to the next query.
@@ -238,6 +239,7 @@ def test_keys_that_were_read_lead_to_the_next(addressing: str) -> None:
         assert min(right) > 0.99
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("encoder", ["lstm", "none"])
 def test_the_encoder_tells_the_order_of_time(encoder: str) -> None:
     """Without it, keys and values are a bag of frames: the order in which they come changes nothing."""
@@ -245,6 +247,7 @@ def test_the_encoder_tells_the_order_of_time(encoder: str) -> None:
     assert min(right[:4]) > 0.99 if encoder == "lstm" else max(right[:4]) < 0.6
 
 
+@pytest.mark.slow
 def test_ten_captions_are_learned_by_heart(tmp_path: Path) -> None:
     """By the recipe, from files of frame features and of values; only the values tell the videos apart."""
     generator = torch.Generator().manual_seed(0)

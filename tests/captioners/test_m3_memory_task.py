@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -51,6 +52,7 @@ def accuracy_after_training(name: str, **options: int) -> float:
         return (answers(words).argmax(-1) == symbols).float().mean().item()
 
 
+@pytest.mark.slow
 def test_a_word_said_long_ago_is_remembered() -> None:
     """The LSTM alone forgets; what stands in the memory stays until it is erased."""
     assert accuracy_after_training("m3", memory_rows=32, memory_width=16) > 0.95

@@ -14,6 +14,8 @@ import pytest
 from ready import Ready
 from toy import Toy, write_video
 
+pytestmark = pytest.mark.slow
+
 
 def lines(out: Path) -> list[dict[str, Any]]:
     """The records in all shards."""

@@ -83,6 +83,7 @@ def test_every_trained_captioner_captions_a_clip(name: str, no_network: None) ->
     assert "<" not in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TRAINED)
 def test_a_batch_of_which_nothing_can_be_read_ends_no_run(name: str, tmp_path: Path) -> None:
     broken = tmp_path / "broken.mp4"

@@ -57,6 +57,7 @@ def test_several_videos_print_paths_and_captions(
     assert out.splitlines() == [f"{path}\t{captions[path]}" for path in video_files]
 
 
+@pytest.mark.slow
 def test_a_file_of_features_is_an_input(
     capvid: Run, toy: Toy, video_files: list[Path], captions: dict[Path, str], tmp_path: Path
 ) -> None:
@@ -77,6 +78,7 @@ def test_features_made_otherwise_are_refused(
     assert err.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_json_of_one_video(capvid: Run, toy: Toy, video_files: list[Path], captions: dict[Path, str]) -> None:
     arguments = ["--model", toy.model, "--format", "json", "--beam", 4, "--num-captions", 3]
     code, out, _ = capvid("caption", video_files[1], *arguments)
@@ -188,6 +190,7 @@ def test_fail_fast_stops_at_the_first(
     assert err.splitlines()[-1] == "1 captioned, 1 failed"
 
 
+@pytest.mark.slow
 def test_recursion_can_be_switched_off(
     capvid: Run, toy: Toy, tmp_path: Path, video_files: list[Path], captions: dict[Path, str]
 ) -> None:
@@ -229,6 +232,7 @@ def test_output_dir_skips_what_is_done(
     assert others == [MANIFEST, "clip.json", "clip.json"]
 
 
+@pytest.mark.slow
 def test_text_files_are_known_by_the_manifest(
     capvid: Run, toy: Toy, tmp_path: Path, video_files: list[Path]
 ) -> None:
@@ -353,6 +357,7 @@ def test_what_is_no_captioner_is_one_line(
     assert err.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_interrupt(toy: Toy, tmp_path: Path) -> None:
     for number in range(40):
         write_video(tmp_path / f"{number:02}.mp4", seed=number)

@@ -34,6 +34,7 @@ def test_the_command_line_then_the_environment_then_the_file(
     assert beam_of(capvid, *command, "--model", toy.model) == 4
 
 
+@pytest.mark.slow
 def test_options_that_may_be_repeated_switches_and_commands_below(
     capvid: Run, tmp_path: Path, toy: Toy, video_files: list[Path], bad_files: dict[str, Path]
 ) -> None:

@@ -33,6 +33,7 @@ def test_extract_writes_what_the_backbone_gives(
         np.testing.assert_array_equal(features.times, sampled.times)
 
 
+@pytest.mark.slow
 def test_a_zip_file_of_pictures_is_a_batch_of_videos(capvid: Run, tmp_path: Path) -> None:
     """With --clean the black and the repeated picture are left out."""
     from capvid.features.file import load_features
@@ -100,6 +101,7 @@ def test_same_names_give_different_files(
     assert len(list((tmp_path / "out").rglob("*.safetensors"))) == 3
 
 
+@pytest.mark.slow
 def test_views_beside_the_videos(
     capvid: Run, video_files: list[Path], tmp_path: Path, bad_files: dict[str, Path]
 ) -> None:

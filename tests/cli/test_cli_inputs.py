@@ -29,6 +29,7 @@ def shown_paths(out: str) -> list[str]:
     return [line.split("\t")[0] for line in out.splitlines()]
 
 
+@pytest.mark.slow
 def test_a_list(capvid: Run, toy: Toy, clips: list[str]) -> None:
     Path("list.txt").write_text("\r\n".join([*clips, "", "gone.mp4"]), encoding="utf-8")
     arguments = ["caption", "--from-file", "list.txt", "--model", toy.model]
@@ -48,6 +49,7 @@ def test_a_list(capvid: Run, toy: Toy, clips: list[str]) -> None:
     assert (code, shown_paths(out), err) == (0, [clips[1], clips[0]], "2 captioned\n")
 
 
+@pytest.mark.slow
 def test_a_list_on_stdin(
     capvid: Run, toy: Toy, clips: list[str], video_files: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -104,6 +106,7 @@ def test_no_input_is_one_line(
     assert not Path("out").exists()
 
 
+@pytest.mark.slow
 def test_patterns_mirror_the_tree_below_them(capvid: Run, toy: Toy, clips: list[str]) -> None:
     arguments = ["caption", "*/*.[mM][pP]4", "--model", toy.model]
     code, out, err = capvid(*arguments)
@@ -118,6 +121,7 @@ def test_patterns_mirror_the_tree_below_them(capvid: Run, toy: Toy, clips: list[
     assert (code, out.count("\t"), err) == (0, 0, "")
 
 
+@pytest.mark.slow
 def test_a_folder_that_cannot_be_listed_fails_alone(
     capvid: Run, toy: Toy, clips: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -139,6 +143,7 @@ def test_a_folder_that_cannot_be_listed_fails_alone(
     assert (code, out, err.count("\n")) == (1, "", 1)
 
 
+@pytest.mark.slow
 def test_what_may_not_be_read_is_no_usage_error(
     capvid: Run, toy: Toy, clips: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -148,6 +153,7 @@ def test_what_may_not_be_read_is_no_usage_error(
     assert (code, shown_paths(out)) == (0, clips)
 
 
+@pytest.mark.slow
 def test_a_zip_file_that_cannot_be_looked_at_fails_alone(
     capvid: Run, toy: Toy, clips: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

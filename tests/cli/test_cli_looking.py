@@ -49,6 +49,7 @@ def test_a_report_beside_the_captions(capvid: Run, toy: Toy, video_files: list[P
     assert "5 captioned, 1 failed in" in page.read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_a_report_changes_no_file(capvid: Run, toy: Toy, video_files: list[Path], tmp_path: Path) -> None:
     ask = ["caption", *video_files[:2], "--model", toy.model]
     page = tmp_path / "p.html"
@@ -59,6 +60,7 @@ def test_a_report_changes_no_file(capvid: Run, toy: Toy, video_files: list[Path]
         assert len(videos_of(page)) == 2
 
 
+@pytest.mark.slow
 def test_what_is_done_is_captioned_again_for_the_report_alone(
     capvid: Run, toy: Toy, video_files: list[Path], tmp_path: Path
 ) -> None:
@@ -84,6 +86,7 @@ def test_what_is_done_is_captioned_again_for_the_report_alone(
     assert capvid(*ask)[2] == "0 captioned, 3 skipped (already done)\n"
 
 
+@pytest.mark.slow
 def test_features_have_times_and_no_pictures(
     capvid: Run, toy: Toy, video_files: list[Path], tmp_path: Path
 ) -> None:
@@ -95,6 +98,7 @@ def test_features_have_times_and_no_pictures(
     assert video["pictures"] == {} and len(video["segments"][0]["times"]) == 4
 
 
+@pytest.mark.slow
 def test_segments_have_their_times_in_the_report(
     capvid: Run, toy: Toy, video_files: list[Path], tmp_path: Path
 ) -> None:
@@ -139,6 +143,7 @@ def test_reports_that_cannot_be(
     assert said in err
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_has_its_report(toy: Toy, tmp_path: Path) -> None:
     for number in range(40):
         write_video(tmp_path / f"{number:02}.mp4", seed=number)

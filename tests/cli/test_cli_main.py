@@ -151,6 +151,7 @@ sys.exit(capvid.cli.main())
 """
 
 
+@pytest.mark.slow
 def test_an_interrupted_process_does_not_wait_for_its_threads_for_ever() -> None:
     """One may wait for a lock that the main thread held when it was interrupted."""
     done = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, timeout=100)

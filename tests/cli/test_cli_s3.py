@@ -20,6 +20,8 @@ from capvid import storage
 parquet = pytest.importorskip("pyarrow.parquet")
 s3fs = pytest.importorskip("s3fs")
 
+pytestmark = pytest.mark.slow
+
 VIDEOS = "s3://bucket/videos"
 
 

@@ -319,6 +319,7 @@ def test_long_captions(capvid: Run, files: Path) -> None:
     assert out.splitlines()[1].split()[0] == "100.0"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="asks /proc for the memory")
 def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
     words = [{"word": f"word{number}", "logprob": -1.25} for number in range(40)]
@@ -362,6 +363,7 @@ def test_a_single_video(capvid: Run, files: Path) -> None:
     assert err == "note: CIDEr-D of a single video is 0, whatever its caption\n"
 
 
+@pytest.mark.slow
 def test_what_capvid_caption_writes_is_scored_alike_in_every_form(
     capvid: Run, toy: Toy, video_files: list[Path], bad_files: dict[str, Path], tmp_path: Path
 ) -> None:

@@ -71,6 +71,7 @@ def test_msvd(annotations: Path, capvid: Run, tmp_path: Path) -> None:
     assert 0.6 < found["scores"]["CIDEr-D"] < 1.6
 
 
+@pytest.mark.slow
 def test_activitynet(annotations: Path, capvid: Run, tmp_path: Path) -> None:
     folder = annotations / "activitynet"
     told = read(folder / "captioning_val_1.json.gz")

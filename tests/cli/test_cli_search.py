@@ -78,6 +78,7 @@ def test_a_search_from_the_command_line(capvid: Run, command: list[object], tmp_
     assert code == 2 and "holds a training run that is no search; leave out --search" in err
 
 
+@pytest.mark.slow
 def test_features_of_videos_are_extracted_once(capvid: Run, toy: Toy, tmp_path: Path) -> None:
     rows = []
     for number in range(4):
@@ -95,7 +96,7 @@ def test_features_of_videos_are_extracted_once(capvid: Run, toy: Toy, tmp_path: 
     assert code == 0, err
     assert err.splitlines()[0] == "4 extracted" and err.count("extracted") == 1
     code, out, err = capvid("caption", tmp_path / "videos" / "v0.mp4", "--model", tmp_path / "run")
-    assert (code, err) == (0, "") and out.strip()
+    assert (code, err, out.count("\n")) == (0, "", 1)  # what so short a training says is of no matter
 
 
 def test_what_does_not_go_with_a_search(capvid: Run, command: list[object], tmp_path: Path) -> None:

@@ -338,6 +338,7 @@ print(codes)
 """
 
 
+@pytest.mark.slow
 def test_nothing_else_needs_what_may_not_be_installed(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "list.parquet").touch()
     arguments = [folder / "z.mp4", tmp_path / "out", tmp_path / "list.parquet"]

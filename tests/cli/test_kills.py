@@ -16,6 +16,8 @@ from toy import Toy, write_video
 
 from capvid.cli.common import SOME_FAILED
 
+pytestmark = pytest.mark.slow
+
 VIDEOS = 50
 BROKEN = ("a/broken.mp4", "b/broken.mp4", "not a/vidéo.mp4")
 LAST = {"json": b"}\n", "safetensors": b""}  # bytes of a whole file

@@ -13,7 +13,10 @@ import pytest
 from odd_files import make_odd_files
 from toy import TIME
 
-pytestmark = pytest.mark.skipif(os.name != "posix", reason="pipes, sockets and links are made in other ways")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(os.name != "posix", reason="pipes, sockets and links are made in other ways"),
+]
 
 
 def marked(mark: str) -> list[int]:

@@ -27,6 +27,7 @@ def shell(command: str, **variables: str) -> subprocess.CompletedProcess[bytes]:
     )
 
 
+@pytest.mark.slow
 @posix
 @pytest.mark.parametrize(
     ("command", "code", "said"),
@@ -52,6 +53,7 @@ def test_streams_that_are_closed_or_full(command: str, code: int, said: str) -> 
     assert (done.returncode, done.stdout.decode(), done.stderr.decode()) == (code, "", said)
 
 
+@pytest.mark.slow
 @posix
 def test_closed_streams_are_no_reason_to_fail(tmp_path: Path) -> None:
     write_video(tmp_path / "v.mp4", seed=1)

@@ -103,6 +103,7 @@ def test_wide_beam_finds_the_best_of_all_sentences(
     assert [h.score for h in found] == pytest.approx([s.score(penalty) for s in best], abs=1e-6)
 
 
+@pytest.mark.slow
 @every_variant
 def test_logprobs_are_those_of_teacher_forcing(variant: str) -> None:
     captioner = make(variant, seed=2)
@@ -155,6 +156,7 @@ def test_batches_do_not_change_captions(variant: str, beams: int) -> None:
                 assert one.logprobs == pytest.approx(two.logprobs, abs=1e-8)
 
 
+@pytest.mark.slow
 @every_variant
 def test_traces_are_those_of_stepping_along_the_sentence(variant: str) -> None:
     captioner = make(variant)

@@ -15,6 +15,8 @@ from capvid.engine import on_ray
 from capvid.engine.quiet import _Others, without_chatter
 from capvid.errors import CapvidError, UsageError
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("per_file", [1, 7, 10, 12, 100, 1000])
 @pytest.mark.parametrize("videos", [1, 5, 63, 64, 1000])

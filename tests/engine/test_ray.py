@@ -23,7 +23,8 @@ from s3_server import FlakyS3
 from capvid.output.feature_shards import read_webdataset
 
 pytest.importorskip("ray")
-pytestmark = pytest.mark.timeout(900)  # a busy machine begins processes slowly
+# A busy machine starts processes slowly.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 ROOT = Path(__file__).resolve().parents[2]
 
 

@@ -77,6 +77,7 @@ def network_input(entry: BackboneEntry) -> Tensor:
     return images.unsqueeze(0) if entry.clip else images.transpose(0, 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "layer"), SHIPPED)
 @torch.inference_mode()
 def test_every_layer(name: str, layer: str) -> None:

@@ -117,6 +117,7 @@ def test_features_are_the_networks_output_for_the_prepared_frames(known: Path, l
     assert backbone.header.weights_sha256 == sha256_file(known)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16"])
 def test_features_do_not_depend_on_the_batch(known: Path, precision: str) -> None:
     """Not in their last digit: which frames are computed together is chance."""

@@ -107,6 +107,7 @@ def test_a_backbone_is_recognised_by_its_names(tmp_path: Path, name: str) -> Non
     assert found.entry.name == name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["clip-vit-b32", "videomae-base"])
 def test_backbones_of_transformers(tmp_path: Path, name: str) -> None:
     tensors = tensors_of(name) | {"decoder.norm.weight": torch.zeros(4)}

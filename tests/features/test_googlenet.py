@@ -145,6 +145,7 @@ def test_half_precision_is_close(dtype: torch.dtype) -> None:
         assert error < HALVES[dtype], layer
 
 
+@pytest.mark.slow
 @torch.inference_mode()
 @pytest.mark.parametrize("dtype", TYPES)
 def test_result_does_not_depend_on_what_else_is_in_the_batch(dtype: torch.dtype) -> None:

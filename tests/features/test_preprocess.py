@@ -176,6 +176,7 @@ def test_read_from_a_file_of_models(tmp_path: Any, monkeypatch: pytest.MonkeyPat
         backbone_entry("small")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("height", "width", "factor"), [(1080, 1920, 1), (1440, 2560, 2), (4320, 7680, 6)])
 def test_large_frames_are_averaged(height: int, width: int, factor: int) -> None:
     frame = np.random.default_rng(1).integers(0, 256, (height // 8, width // 8, 3), np.uint8)

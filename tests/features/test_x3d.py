@@ -181,6 +181,7 @@ def test_stills_give_the_features_kept_with_them(shared_data: Path, weights: Pat
             np.testing.assert_allclose(rounded, kept[video["id"]][: len(names)], rtol=0, atol=0.53)
 
 
+@pytest.mark.slow
 @pytest.mark.shared
 @pytest.mark.parametrize(
     ("clip", "name", "least", "precision"),

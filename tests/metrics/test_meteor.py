@@ -73,6 +73,7 @@ BY_HAND = {
 }
 
 
+@pytest.mark.slow
 @has_data
 def test_values_worked_out_by_hand() -> None:
     predictions = {name: prediction for name, (prediction, _, _) in BY_HAND.items()}
@@ -81,6 +82,7 @@ def test_values_worked_out_by_hand() -> None:
     assert videos == pytest.approx({name: value for name, (_, _, value) in BY_HAND.items()}, abs=1e-12)
 
 
+@pytest.mark.slow
 @has_data
 def test_the_best_reference_counts_and_the_corpus_pools_it() -> None:
     corpus, videos = meteor_scores(
@@ -111,6 +113,7 @@ def test_a_stem_out_of_several_is_matched_only_where_it_lengthens_a_chunk() -> N
     assert align([[equal], [], apart], 4) == Alignment([equal], 1)
 
 
+@pytest.mark.slow
 @pytest.mark.shared
 @has_data
 @pytest.mark.parametrize("name", CASES)
@@ -145,6 +148,7 @@ def near(line: str, draw: random.Random) -> str:
     return " ".join(words[cut:] + words[:cut])
 
 
+@pytest.mark.slow
 @has_data
 @has_java
 def test_equals_the_published_program() -> None:

@@ -118,6 +118,7 @@ def plainly(made: Trainer) -> dict[str, float]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "epochs"), [("m3", 40), ("soft-attention", 40)])
 def test_a_run_is_calibrated_as_if_plainly(tmp_path: Path, name: str, epochs: int) -> None:
     made = run_of(tmp_path, name, "model.standardise=off", f"training.epochs={epochs}")
@@ -134,6 +135,7 @@ def test_a_run_is_calibrated_as_if_plainly(tmp_path: Path, name: str, epochs: in
     assert "generic" not in load_checkpoint(made.folder / "last").info
 
 
+@pytest.mark.slow
 def test_maps_are_averaged_over_frames_and_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = run_of(tmp_path, "ham", "training.epochs=30")
     seen = []
@@ -156,6 +158,7 @@ def test_maps_are_averaged_over_frames_and_places(tmp_path: Path, monkeypatch: p
     assert seen[0][1] == labels and 0 < sum(labels) < VIDEOS
 
 
+@pytest.mark.slow
 def test_broken_off_and_resumed_it_is_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = ["training.save_every=0.0", "training.epochs=25"]
     whole = run_of(tmp_path / "whole", "m3", *settings)
@@ -180,6 +183,7 @@ def test_broken_off_and_resumed_it_is_the_same(tmp_path: Path, monkeypatch: pyte
         assert best.read_bytes() == expected
 
 
+@pytest.mark.slow
 def test_a_fine_tuned_captioner_is_calibrated_anew(tmp_path: Path) -> None:
     before = run_of(tmp_path, "m3", "training.epochs=15", "training.average=0.0")
     before.run()
@@ -232,6 +236,7 @@ def test_what_cannot_be_calibrated_is_said_and_no_failure(
         shutil.rmtree(tmp_path / "fails")
 
 
+@pytest.mark.slow
 def test_of_many_videos_some_are_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = run_of(tmp_path)
     made.run()

@@ -31,6 +31,7 @@ def inputs(tmp_path: Path) -> DistilInputs:
     return toy_inputs(tmp_path)
 
 
+@pytest.mark.slow
 def test_learns_and_keeps_a_backbone_that_can_be_loaded(inputs: DistilInputs, tmp_path: Path) -> None:
     records = run(recipe(epochs=6, learning_rate=2e-3), inputs, tmp_path / "run")
     assert records[-1]["loss"] < 0.9 * records[0]["loss"]
@@ -45,6 +46,7 @@ def test_learns_and_keeps_a_backbone_that_can_be_loaded(inputs: DistilInputs, tm
     assert [json.loads(line)["epoch"] for line in log] == list(range(1, 7))
 
 
+@pytest.mark.slow
 def test_resumed_run_ends_like_an_uninterrupted_one(inputs: DistilInputs, tmp_path: Path) -> None:
     """With views of their own as well, whose kind is drawn for each batch."""
     toy = recipe(views=1)
@@ -61,6 +63,7 @@ def test_resumed_run_ends_like_an_uninterrupted_one(inputs: DistilInputs, tmp_pa
         torch.testing.assert_close(theirs[name], tensor, atol=1e-3, rtol=1e-3)
 
 
+@pytest.mark.slow
 def test_another_recipe_is_not_resumed_but_for_its_epochs(inputs: DistilInputs, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="no state to resume"):
         run(recipe(), inputs, tmp_path / "run", resume=True)

@@ -102,6 +102,7 @@ def test_ridge_regression_finds_a_linear_map_and_holds_back_from_noise() -> None
     assert ours < 1.02 * wanted.square().mean()  # telling the mean
 
 
+@pytest.mark.slow
 def test_a_begun_student_tells_more_than_the_mean_before_it_learns(
     inputs: DistilInputs, tmp_path: Path, weights: Path
 ) -> None:
@@ -116,6 +117,7 @@ def test_a_begun_student_tells_more_than_the_mean_before_it_learns(
     assert bool((alike > 0.999).all())
 
 
+@pytest.mark.slow
 def test_a_begun_student_learns(inputs: DistilInputs, tmp_path: Path, weights: Path) -> None:
     toy = recipe(begin="efficientnet-lite0", epochs=4, learning_rate=1e-4, least_area=0.8)
     records = run(toy, replace(inputs, weights=weights), tmp_path / "run")
@@ -124,6 +126,7 @@ def test_a_begun_student_learns(inputs: DistilInputs, tmp_path: Path, weights: P
     assert records[-1]["val_colour-grid"] < 0.95  # 1: told the mean
 
 
+@pytest.mark.slow
 def test_a_begun_run_resumes_without_beginning_again(
     inputs: DistilInputs, tmp_path: Path, weights: Path
 ) -> None:
@@ -236,6 +239,7 @@ def test_a_teacher_of_clips_of_one_size_is_refused(
         teacher_features(pictures, "c3d", "fc6", known={}, path=tmp_path / "f", view=view)
 
 
+@pytest.mark.slow
 def test_a_step_whose_gradient_is_not_finite_is_left_out(inputs: DistilInputs, tmp_path: Path) -> None:
     distiller = make_distiller(recipe(epochs=1), inputs, folder=tmp_path, device=CPU, reporter=Silent())
     row = int(distiller.data.train[0])
@@ -304,6 +308,7 @@ def test_depthwise_convolutions_are_changed_for_bfloat16_alone_and_repeatably() 
     assert "forward" not in vars(network[1])
 
 
+@pytest.mark.slow
 def test_a_run_in_bfloat16_is_repeatable(inputs: DistilInputs, tmp_path: Path) -> None:
     toy = recipe(epochs=1, precision="bf16")
     first, second = (run(toy, inputs, tmp_path / name)[0] for name in ("a", "b"))

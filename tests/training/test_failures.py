@@ -106,6 +106,7 @@ def small_files(size: int) -> Iterator[None]:
 @pytest.mark.parametrize(
     "size", [0, 3_000, 60_000]
 )  # for nothing, for all but weights, for all but the state
+@pytest.mark.slow
 def test_a_disk_that_fills(tmp_path: Path, whole: dict[str, Any], size: int) -> None:
     limit = small_files(size)
     made = begun(tmp_path / "run", Does(10, limit.__enter__))

@@ -110,6 +110,7 @@ def trainer(folder: Path, name: str, *settings: str) -> Trainer:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "optimizer", "rate", "epochs"),
     [

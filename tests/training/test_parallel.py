@@ -46,6 +46,7 @@ def launched(*command: str) -> str:
     return done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["m3", "mart"])
 def test_a_batch_in_parts_is_the_whole_batch(tmp_path: Path, name: str) -> None:
     found = []
@@ -67,6 +68,7 @@ def test_a_batch_is_not_taken_in_more_parts_than_it_has_captions(tmp_path: Path)
     assert all(share.words == sum(int((p.targets != PAD).sum()) for p in share.parts) for share in shares)
 
 
+@pytest.mark.slow
 def test_two_processes_learn_what_one_does(tmp_path: Path) -> None:
     """Unequal shares, batches in parts, paragraphs, self-critical samples; broken off and resumed."""
     (tmp_path / "one").mkdir()
@@ -87,6 +89,7 @@ def test_two_processes_learn_what_one_does(tmp_path: Path) -> None:
         assert len(set(a["losses"])) == len(a["losses"]) > 1, name
 
 
+@pytest.mark.slow
 def test_the_command_in_two_processes(tmp_path: Path) -> None:
     """Twenty steps of ``capvid train``: the same losses to 1e-5, said once, in one run folder."""
     videos, _ = data(tmp_path)

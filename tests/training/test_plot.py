@@ -26,6 +26,7 @@ def best_of(some: list[dict[str, Any]]) -> EpochResult:
     return EpochResult(row["epoch"], row["loss"], row["val_cider"], True, 1.0, 1.0, {})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [1, 7, 100])
 def test_curves_and_the_best_epoch(tmp_path: Path, count: int) -> None:
     some = rows(count)

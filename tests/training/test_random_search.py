@@ -193,6 +193,7 @@ def test_ranges_in_a_file_and_from_the_command_line(tmp_path: Path) -> None:
     assert {type(found.search["model.dropout"].low)} == {float}  # type: ignore[union-attr]
 
 
+@pytest.mark.slow
 def test_the_best_trial_becomes_the_run(whole: Search) -> None:
     rows = lines(whole.folder)
     assert [row["number"] for row in rows] == [1, 2, 3] == whole.reporter.begun  # type: ignore[attr-defined]
@@ -236,6 +237,7 @@ def test_a_trial_is_the_run_that_its_recipe_gives(whole: Search, tmp_path: Path)
     assert outcome(tmp_path / "alone") == outcome(whole.folder / "trials" / "002")
 
 
+@pytest.mark.slow
 def test_a_search_that_is_broken_off_ends_as_an_unbroken_one(whole: Search, tmp_path: Path) -> None:
     reporter = Told(7)  # four steps a trial: in the second
     with pytest.raises(BrokenError):
@@ -251,6 +253,7 @@ def test_a_search_that_is_broken_off_ends_as_an_unbroken_one(whole: Search, tmp_
     assert outcome(again.folder) == outcome(whole.folder)
 
 
+@pytest.mark.slow
 def test_more_trials_of_a_search_that_is_over(whole: Search, tmp_path: Path) -> None:
     search(tmp_path, trials=1).run()
     reporter = Told()
@@ -263,6 +266,7 @@ def test_more_trials_of_a_search_that_is_over(whole: Search, tmp_path: Path) -> 
     assert fewer.begun == [] and best == more.best
 
 
+@pytest.mark.slow
 def test_trials_that_fail(tmp_path: Path) -> None:
     """By a loss that is not finite, too little memory, or data options; another error ends the search."""
     errors: dict[int, Exception] = {

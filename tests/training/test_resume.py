@@ -69,6 +69,7 @@ def outcome(folder: Path) -> dict[str, Any]:
     return {"log": timeless, **tensors}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("save_every", [0.0, 5.0])
 @pytest.mark.parametrize(
     ("name", "optimizer", "schedule", "average"),
@@ -166,6 +167,7 @@ def test_a_loss_that_is_no_number_ends_the_run_and_the_best_stays(tmp_path: Path
     assert all(t.isfinite().all() for t in load_file(made.folder / "best" / WEIGHTS).values())
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="SIGKILL")
 def test_after_ten_kills_the_weights_are_those_of_an_unbroken_run(tmp_path: Path) -> None:
     generator = torch.Generator().manual_seed(3)

@@ -63,6 +63,7 @@ def test_the_rate_is_that_of_words(rate: float) -> None:
     assert changed[:, 2].double().mean().item() == pytest.approx(rate, abs=0.03)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["m3", "mart"])
 def test_it_grows_from_nothing_and_is_resumed_exactly(
     tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch

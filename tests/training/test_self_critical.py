@@ -54,6 +54,7 @@ def fine_tuner(before: Trainer, *settings: str, reporter: Any = None, **options:
     )
 
 
+@pytest.mark.slow
 def test_it_raises_what_it_is_rewarded_with(half_trained: Trainer) -> None:
     made = fine_tuner(half_trained)
     best, _ = made.run()
@@ -140,6 +141,7 @@ def test_what_fits_other_videos_too_is_worth_less(half_trained: Trainer) -> None
     assert found.min() < 0 < found.max()
 
 
+@pytest.mark.slow
 def test_broken_off_and_resumed(half_trained: Trainer, tmp_path: Path) -> None:
     settings = ["self_critical.epochs=3", "training.save_every=0.0", "self_critical.batch_size=6"]
     whole = fine_tuner(half_trained, *settings, folder=tmp_path / "whole")

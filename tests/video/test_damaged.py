@@ -52,6 +52,7 @@ def check(path: Path, reader: str = "auto") -> tuple[list[int], SampledFrames]:
     return found, sampled
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
 @pytest.mark.parametrize("name", STREAMS)
 def test_truncated(

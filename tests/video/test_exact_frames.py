@@ -143,6 +143,7 @@ def count_packets(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return decoded
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("open_gop", [False, True])
 def test_a_long_video(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, open_gop: bool) -> None:
     count, bits = 4000, 12
@@ -260,6 +261,7 @@ def test_decord_names_the_other_reader_for_transport_streams(tmp_path: Path) -> 
         open_video(path, reader="decord")
 
 
+@pytest.mark.slow
 @pytest.mark.shared
 def test_real_clips_give_the_same_with_both_readers(shared_data: Path) -> None:
     clips = sorted(p for p in (shared_data / "data" / "clips").iterdir() if p.suffix != ".jsonl")

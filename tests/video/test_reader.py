@@ -153,6 +153,7 @@ def test_times_that_the_container_leaves_out() -> None:
     assert repaired_times(spans[1:] + 3, 25.0).tolist() == pytest.approx([3.0, 3.2])
 
 
+@pytest.mark.slow
 @pytest.mark.shared
 def test_real_clips_give_frames(shared_data: Path) -> None:
     clips = sorted(p for p in (shared_data / "data" / "clips").iterdir() if p.suffix != ".jsonl")

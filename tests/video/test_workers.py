@@ -126,6 +126,7 @@ def test_workers_import_no_deep_learning(worker: Worker) -> None:
     assert not {"torch", "transformers", "timm"} & set(worker.call(calls.modules))
 
 
+@pytest.mark.slow
 def test_a_pool_works_on_several_calls_at_once_and_survives_their_ends(tmp_path: Path) -> None:
     with WorkerPool(2, timeout=3) as pool:
         hanging = pool.submit(calls.announce_and_sleep, str(tmp_path / "pid"))
