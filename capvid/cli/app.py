@@ -10,6 +10,7 @@ from typer.completion import completion_init
 
 from capvid.cli import caption, completion, convert, data, doctor, extract, info, models, push, score, train
 from capvid.cli.config import config_first, name_variables, read_config
+from capvid.limits import limits
 
 # Plain help: rendering it with rich would double the time of `capvid --help`.
 app = typer.Typer(name="capvid", no_args_is_help=True, rich_markup_mode=None, add_completion=False)
@@ -80,6 +81,7 @@ def options(
     ] = False,
 ) -> None:
     """Videos into sentences: memory-augmented video captioning."""
+    limits()  # a wrong limit in the environment concerns the command, not each of its inputs
 
 
 def run(arguments: list[str]) -> None:

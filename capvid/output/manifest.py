@@ -15,7 +15,10 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from capvid.digests import shown
-from capvid.files import MANIFEST, atomic_write_text
+from capvid.escaping import json_text
+from capvid.files import MANIFEST, atomic_write_text, read_regular
+from capvid.limits import limits
+from capvid.parsing import parse_json
 from capvid.storage import VideoPath
 
 if TYPE_CHECKING:
@@ -55,7 +58,7 @@ class Manifest:
 
     def is_done(self, video: VideoPath, output: str) -> bool:
         """Whether this video, as it is now, has its captions in the file ``output`` of the folder."""
-        line = self._lines.get(output)
+        line = self._lines.get(shown(output))
         if line is None or line["status"] != "ok" or not (self.folder / output).is_file():
             return False
         return line == self._line(video, output, "ok", None)
@@ -75,7 +78,7 @@ class Manifest:
         except (OSError, ValueError):  # at an address, in an archive, or gone
             size = changed = 0
         return {
-            "output": output,
+            "output": shown(output),
             "video": shown(video),
             "size": size,
             "modified": changed,
@@ -87,15 +90,15 @@ class Manifest:
 
 
 def _read(path: Path) -> dict[str, dict[str, Any]]:
-    """The last whole line of each output; what is no line of a manifest is passed over."""
+    """Read the last whole line of each output; unreadable lines are ignored."""
     lines: dict[str, dict[str, Any]] = {}
     try:
-        text = path.read_bytes().decode("utf-8", "replace")
+        data = read_regular(path, max_bytes=limits().text_bytes)
     except FileNotFoundError:
         return lines
-    for row in text.splitlines():
+    for row in data.split(b"\n"):
         try:
-            line = json.loads(row)
+            line = parse_json(row.decode("utf-8"))
         except ValueError:
             continue
         if isinstance(line, dict) and isinstance(line.get("output"), str) and "status" in line:
@@ -104,13 +107,4 @@ def _read(path: Path) -> dict[str, dict[str, Any]]:
 
 
 def _text(line: Mapping[str, Any]) -> str:
-    odd = not _is_text(line["output"])  # a file name whose bytes are no text
-    return json.dumps(line, ensure_ascii=odd) + "\n"
-
-
-def _is_text(name: str) -> bool:
-    try:
-        name.encode("utf-8")
-    except UnicodeEncodeError:
-        return False
-    return True
+    return json_text(line) + "\n"
