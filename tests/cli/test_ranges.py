@@ -1,0 +1,133 @@
+"""Values of options that no command can use: usage errors before any work is done."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer.main
+from toy import Run
+
+from capvid.cli.app import app
+from capvid.decoding import DecodingOptions
+from capvid.errors import UsageError
+
+HUGE = "1" + "0" * 30
+DIGITS = "9" * 5000  # more than Python converts
+UNBOUNDED = {("check", "--min-count")}  # only compared with counts
+
+
+def numeric_options(command: Any) -> Iterator[tuple[list[str], str]]:
+    """The options of all commands that take a number, each with its command."""
+    for name, below in getattr(command, "commands", {}).items():
+        for parameter in below.params:
+            if "int" in parameter.type.name or "float" in parameter.type.name:
+                yield [name], parameter.opts[-1]
+        yield from (([name, *path], option) for path, option in numeric_options(below))
+
+
+OPTIONS = list(numeric_options(typer.main.get_command(app)))
+
+
+@pytest.mark.parametrize(("command", "option"), OPTIONS, ids=lambda value: " ".join(value))
+def test_every_number_has_a_range(
+    capvid: Run, command: list[str], option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    required = ["no.mp4"] + (["--backbone", "colour-grid", "-o", "out"] if command == ["extract"] else [])
+    for value in ("-1", "nan", "inf", "-inf", "1e308", HUGE, DIGITS):
+        if (command[-1], option) in UNBOUNDED and value == HUGE:
+            continue
+        code, out, err = capvid(*command, *required, f"{option}={value}")
+        assert (code, out) == (2, ""), (value, err)
+        assert "internal error" not in err and "Traceback" not in err
+        assert option in err or option.strip("-").replace("-", "_") in err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--sampling", "windows:1/99999999999999999999"],
+        ["--sampling", "windows:99999999999999999999/1"],
+        ["--sampling", f"windows:1/{DIGITS}"],
+        ["--sampling", "uniform:1000000000000000000"],
+        ["--sampling", f"uniform:{DIGITS}"],
+        ["--sampling", "uniform:0"],
+        ["--sampling", "fps:0"],
+        ["--sampling", "fps:-1"],
+        ["--sampling", "fps:1e300"],
+        ["--sampling", "fps:nan"],
+        ["--sampling", f"fps:{DIGITS}"],
+        ["--sampling", ""],
+        ["--shard", f"1/{HUGE}"],
+        ["--shard", f"1/{DIGITS}"],
+        ["--shard", "1/2000000"],
+        ["--shard", "0/4"],
+    ],
+)
+def test_samplings_and_shards(capvid: Run, arguments: list[str], tmp_path: Path) -> None:
+    command = ["extract", "no.mp4", "--backbone", "colour-grid", "-o", tmp_path / "out", *arguments]
+    code, out, err = capvid(*command)
+    if arguments == ["--sampling", ""]:  # as if it were left out
+        assert "no.mp4" in err
+        return
+    assert (code, out) == (2, "") and err.startswith("error: ") and err.count("\n") == 1, err
+
+
+@pytest.mark.parametrize("count", ["0", "-1", "1000000000000", HUGE])
+def test_numbers_of_segments(capvid: Run, count: str) -> None:
+    code, out, err = capvid("caption", Path(__file__), f"--segments={count}")
+    assert (code, out) == (2, "") and f"{count} segments cannot be made" in err
+
+
+@pytest.mark.parametrize("more", [[], ["a.mp4"]])
+@pytest.mark.parametrize("command", [["caption"], ["extract", "--backbone", "colour-grid", "-o", "out"]])
+def test_an_empty_input(
+    capvid: Run, command: list[str], more: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert capvid(*command, "", *more) == (
+        2,
+        "",
+        "error: an INPUT is empty; give a video, a folder or an address, . for this folder\n",
+    )
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"beam_size": 100_000}, "beam_size = 100000: must be at most 1000"),
+        ({"max_length": 10**30}, "max_length = "),
+        ({"num_captions": 10**9, "temperature": 1.0}, "must be at most 10000"),
+        ({"length_penalty": 1e308}, "length_penalty = 1e+308: must be at most 100"),
+        ({"specificity": 1e308}, "must be at most 1000"),
+        ({"temperature": 1e-308}, "temperature = 1e-308: must be 0 or at least 0.001; 0 takes"),
+        ({"temperature": 1e308}, "must be at most 1000"),
+        ({"top_p": float("nan"), "temperature": 1.0}, "top_p = nan"),
+        ({"seed": 10**30}, "must be at most"),
+    ],
+)
+def test_the_library_refuses_the_same(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError) as raised:
+        DecodingOptions(**values)
+    assert message in str(raised.value)
+
+
+def test_a_list_on_stdin_that_does_not_end(capvid: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CAPVID_LIMIT_LIST_BYTES", "100")
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"a.mp4\n" * 1000)))
+    code, _, err = capvid("caption", "--from-file", "-")
+    assert code == 2 and err == "error: the list on stdin is larger than the limit of 100 bytes\n"
+
+
+@pytest.mark.skipif(os.name != "posix", reason="FIFOs are made in another way")
+def test_a_list_that_is_a_pipe(capvid: Run, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "list.txt")
+    code, _, err = capvid("caption", "--from-file", tmp_path / "list.txt")
+    assert code == 2 and "list.txt: the list cannot be read (not a regular file" in err
