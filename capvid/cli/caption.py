@@ -109,6 +109,7 @@ def caption(
         typer.Option(
             min=0,
             max=common.MAX_WEIGHT,
+            callback=common.refuse_nan,
             show_default="as in training",
             help="Of what the beams found, prefer what fits this video more than any; 0 takes the likeliest.",
         ),
@@ -130,11 +131,20 @@ def caption(
     temperature: Annotated[
         float,
         typer.Option(
-            min=0, max=common.MAX_WEIGHT, help="Draw words at random, the more freely the higher; 0 searches."
+            min=0,
+            max=common.MAX_WEIGHT,
+            callback=common.refuse_nan,
+            help="Draw words at random, the more freely the higher; 0 searches.",
         ),
     ] = 0.0,
     top_p: Annotated[
-        float, typer.Option(help="Draw from the likeliest words of this probability only.")
+        float,
+        typer.Option(
+            min=0,
+            max=1,
+            callback=common.refuse_nan,
+            help="Draw from the likeliest words of this probability only.",
+        ),
     ] = 1.0,
     seed: Annotated[int, typer.Option(min=0, max=common.MAX_SEED, help="Of the drawing.")] = 0,
     weights: common.Weights = None,

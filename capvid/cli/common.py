@@ -45,13 +45,13 @@ MAX_VIEWS = 1000
 MAX_TRIALS = 100_000
 
 
-def _refuse_nan(value: float) -> float:
-    """Return a number of an option; a range check lets NaN pass.
+def refuse_nan(value: float | None) -> float | None:
+    """Return the value of an option unless it is NaN, which every range check lets pass.
 
     Raises:
         typer.BadParameter: it is NaN.
     """
-    if math.isnan(value):
+    if value is not None and math.isnan(value):
         raise typer.BadParameter("not a number")
     return value
 
@@ -97,7 +97,7 @@ Timeout = Annotated[
         "--timeout",
         min=0,
         max=MAX_TIMEOUT,
-        callback=_refuse_nan,
+        callback=refuse_nan,
         help="Seconds after which a file is given up; 0 never gives up.",
     ),
 ]
