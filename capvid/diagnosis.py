@@ -60,7 +60,7 @@ def diagnose() -> Iterator[Finding]:
     for topic, look in _LOOKS.items():
         try:
             yield look(topic)
-        except Exception as error:  # one broken library must not hide what is said of the others
+        except Exception as error:  # one broken library must not hide the state of the others
             reason = str(error) if isinstance(error, CapvidError | OSError | ImportError) else repr(error)
             yield Finding(topic=topic, state=State.BROKEN, found=" ".join(reason.split()))
 

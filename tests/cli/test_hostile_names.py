@@ -92,3 +92,19 @@ def test_what_a_library_raises_is_one_printable_line(
         monkeypatch.setattr("capvid.video.source.open_video", fail)
         code, _, err = capvid("info", "v.mp4")
         assert code == 1 and err.count("\n") == 1 and err[:-1].isprintable(), err
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["info", "a.mp4", "\x1b[2Jb"],
+        ["info", "--\x1b[2J"],
+        ["--\u202e"],
+        ["\x1b[2J"],
+        ["caption", "--format=\x1b"],
+    ],
+)
+def test_usage_errors_do_not_control_the_terminal(capvid: Run, command: list[str]) -> None:
+    code, out, err = capvid(*command)
+    assert (code, out) == (2, "") and all(line.isprintable() for line in err.split("\n")), err
+    assert "x1b" in err or "u202e" in err

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from pages import written as report_of
 from test_records import SETTINGS, result
 
+from capvid.data.predictions import read_predictions
 from capvid.digests import identity
 from capvid.errors import CapvidError
 from capvid.escaping import utf8_text
@@ -113,6 +114,14 @@ def test_no_text_breaks_a_format(text: str, name: str) -> None:
     (caption,) = webvtt.from_string(written("vtt", two, many=False)).captions
     assert (caption.start, caption.end) == ("00:00:00.000", "00:00:02.500")
     assert not re.search("[<>\n]", caption.raw_text)
+
+
+@pytest.mark.parametrize("form", ["csv", "tsv"])
+def test_predictions_are_read_without_the_apostrophe(tmp_path: Path, form: str) -> None:
+    path = tmp_path / f"p.{form}"
+    path.write_text(written(form, hostile("- a dog", "=1.mp4"), hostile("'a", "b.mp4")), encoding="utf-8")
+    predictions = read_predictions(path)
+    assert {"- a dog", "'a"} == {caption for captions in predictions.said.values() for caption in captions}
 
 
 @pytest.mark.parametrize("form", [JsonLines, ParquetCaptions])
