@@ -15,7 +15,6 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from capvid.digests import shown
-from capvid.escaping import json_text
 from capvid.files import MANIFEST, atomic_write_text, read_regular
 from capvid.limits import limits
 from capvid.parsing import parse_json
@@ -58,7 +57,7 @@ class Manifest:
 
     def is_done(self, video: VideoPath, output: str) -> bool:
         """Whether this video, as it is now, has its captions in the file ``output`` of the folder."""
-        line = self._lines.get(shown(output))
+        line = self._lines.get(output)
         if line is None or line["status"] != "ok" or not (self.folder / output).is_file():
             return False
         return line == self._line(video, output, "ok", None)
@@ -78,14 +77,14 @@ class Manifest:
         except (OSError, ValueError):  # at an address, in an archive, or gone
             size = changed = 0
         return {
-            "output": shown(output),
+            "output": output,
             "video": shown(video),
             "size": size,
             "modified": changed,
             "model": self.model,
             "settings": self.settings,
             "status": status,
-            "error": error,
+            "error": None if error is None else shown(error),
         }
 
 
@@ -107,4 +106,6 @@ def _read(path: Path) -> dict[str, dict[str, Any]]:
 
 
 def _text(line: Mapping[str, Any]) -> str:
-    return json_text(line) + "\n"
+    text = json.dumps(line, ensure_ascii=False)
+    # as ASCII the name of a file may hold bytes that are not UTF-8, and nothing ends the line
+    return (text if text.isprintable() else json.dumps(line)) + "\n"
