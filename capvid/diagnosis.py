@@ -60,8 +60,9 @@ def diagnose() -> Iterator[Finding]:
     for topic, look in _LOOKS.items():
         try:
             yield look(topic)
-        except (CapvidError, OSError, ImportError, RuntimeError) as error:
-            yield Finding(topic=topic, state=State.BROKEN, found=" ".join(str(error).split()))
+        except Exception as error:  # one broken library must not hide the state of the others
+            reason = str(error) if isinstance(error, CapvidError | OSError | ImportError) else repr(error)
+            yield Finding(topic=topic, state=State.BROKEN, found=" ".join(reason.split()))
 
 
 def _software(topic: str) -> Finding:
@@ -208,7 +209,7 @@ def _java(topic: str) -> Finding:
         return Finding(topic=topic, state=State.GAP, found="none", remedy=remedy)
     try:
         done = subprocess.run(
-            [java, "-version"], capture_output=True, text=True, timeout=PATIENCE, check=True
+            [java, "-version"], capture_output=True, text=True, errors="replace", timeout=PATIENCE, check=True
         )
     except (subprocess.SubprocessError, OSError) as error:
         return Finding(topic=topic, state=State.GAP, found=f"{java} does not run ({error})", remedy=remedy)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-import os
 
 import numpy as np
 
+from capvid.escaping import utf8_text
 from capvid.storage import VideoPath
 
 _RECENT = 1 << 16  # that are kept otherwise, before they are sorted into the others
@@ -17,7 +17,7 @@ def shown(text: VideoPath | str) -> str:
 
     What is no text in a file name becomes ``\xff``, so that different names stay different.
     """
-    return os.fsencode(text).decode("utf-8", "backslashreplace")
+    return utf8_text(text)
 
 
 def identity(path: VideoPath | str) -> bytes:

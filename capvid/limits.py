@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 
 from capvid.errors import UsageError
+from capvid.names import did_you_mean
 
 _PREFIX = "CAPVID_LIMIT_"
 MIB = 1 << 20
@@ -71,10 +72,13 @@ def set_limits(values: Mapping[str, object]) -> None:
     for key, value in values.items():
         name = key.replace("-", "_")
         if name not in names:
-            known = ", ".join(known.replace("_", "-") for known in names)
-            raise UsageError(f"limits.{key}: no such limit", remedy=f"known limits are {known}")
+            known = [known.replace("_", "-") for known in names]
+            remedy = did_you_mean(key, known) or f"known limits are {', '.join(known)}"
+            raise UsageError(f"limits.{key}: no such limit", remedy=remedy)
         _number(f"limits.{key}", value)
-        os.environ.setdefault(_PREFIX + name.upper(), str(value))
+        variable = _PREFIX + name.upper()
+        if not os.environ.get(variable):
+            os.environ[variable] = str(value)
 
 
 def _overrides(environment: Mapping[str, str]) -> Iterator[tuple[str, int]]:

@@ -19,6 +19,7 @@ from typing import Any, TypeVar, cast
 from urllib.parse import unquote
 
 from capvid.errors import CapvidError, UsageError
+from capvid.files import open_regular
 
 _T = TypeVar("_T")
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
@@ -340,7 +341,8 @@ class Storage:
         if self.local is None:
             return read_bytes(self.place(name))
         try:
-            return (self.local / name).read_bytes()
+            with open_regular(self.local / name) as file:
+                return file.read()
         except FileNotFoundError:
             raise
         except OSError as error:

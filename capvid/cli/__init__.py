@@ -128,9 +128,11 @@ def _place(error: OSError) -> str:
 
 def _explain(line: str, *, debug: bool) -> None:
     """Print the line on stderr, after the traceback when debugging."""
+    from capvid.escaping import terminal
+
     with suppress(OSError):
         if debug:
             import traceback
 
             traceback.print_exc()
-        print(line, file=sys.stderr)
+        print(terminal(line), file=sys.stderr)

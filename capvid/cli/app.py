@@ -2,17 +2,51 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from typer.completion import completion_init
+from typer.core import TyperGroup
 
 from capvid.cli import caption, completion, convert, data, doctor, extract, info, models, push, score, train
 from capvid.cli.config import config_first, name_variables, read_config
+from capvid.escaping import terminal
+from capvid.limits import limits
+
+
+class _Commands(TyperGroup):
+    """Group of commands whose usage errors cannot control the terminal."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the options before the command."""
+        with _escaped_usage_errors():
+            return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Parse the command's arguments and run it."""
+        with _escaped_usage_errors():
+            return super().invoke(ctx)
+
+
+@contextmanager
+def _escaped_usage_errors() -> Iterator[None]:
+    """Escape the messages of click's usage errors, which quote arguments as they are."""
+    try:
+        yield
+    except Exception as error:
+        usage: Any = error
+        if hasattr(usage, "format_message"):  # click's exceptions, wherever typer has them from
+            usage.message = terminal(usage.message)
+        raise
+
 
 # Plain help: rendering it with rich would double the time of `capvid --help`.
-app = typer.Typer(name="capvid", no_args_is_help=True, rich_markup_mode=None, add_completion=False)
+app = typer.Typer(
+    name="capvid", cls=_Commands, no_args_is_help=True, rich_markup_mode=None, add_completion=False
+)
 app.command("caption")(caption.caption)
 app.command("extract")(extract.extract)
 app.command("train")(train.train)
@@ -80,6 +114,7 @@ def options(
     ] = False,
 ) -> None:
     """Videos into sentences: memory-augmented video captioning."""
+    limits()  # a wrong limit in the environment concerns the command, not each of its inputs
 
 
 def run(arguments: list[str]) -> None:

@@ -96,20 +96,29 @@ def caption(
             "equal ones, or of those between which the picture changes.",
         ),
     ] = None,
-    beam: Annotated[int, typer.Option(min=1, help="Width of the beam search; 1 is greedy.")] = 5,
-    num_captions: Annotated[int, typer.Option(min=1, help="Captions per video, best first.")] = 1,
-    max_length: Annotated[int, typer.Option(min=1, help="Words at most.")] = 20,
-    min_length: Annotated[int, typer.Option(min=0, help="Words at least.")] = 0,
+    beam: Annotated[
+        int, typer.Option(min=1, max=common.MAX_BEAM, help="Width of the beam search; 1 is greedy.")
+    ] = 5,
+    num_captions: Annotated[
+        int, typer.Option(min=1, max=common.MAX_CAPTIONS, help="Captions per video, best first.")
+    ] = 1,
+    max_length: Annotated[int, typer.Option(min=1, max=common.MAX_WORDS, help="Words at most.")] = 20,
+    min_length: Annotated[int, typer.Option(min=0, max=common.MAX_WORDS, help="Words at least.")] = 0,
     specificity: Annotated[
         float | None,
         typer.Option(
             min=0,
+            max=common.MAX_WEIGHT,
+            callback=common.refuse_nan,
             show_default="as in training",
             help="Of what the beams found, prefer what fits this video more than any; 0 takes the likeliest.",
         ),
     ] = None,
     no_repeat_ngram: Annotated[
-        int, typer.Option(min=0, help="No sequence of so many words twice in a caption; 0 allows it.")
+        int,
+        typer.Option(
+            min=0, max=common.MAX_WORDS, help="No sequence of so many words twice in a caption; 0 allows it."
+        ),
     ] = 0,
     no_repeat_words: Annotated[
         bool | None,
@@ -120,18 +129,35 @@ def caption(
         ),
     ] = None,
     temperature: Annotated[
-        float, typer.Option(min=0, help="Draw words at random, the more freely the higher; 0 searches.")
+        float,
+        typer.Option(
+            min=0,
+            max=common.MAX_WEIGHT,
+            callback=common.refuse_nan,
+            help="Draw words at random, the more freely the higher; 0 searches.",
+        ),
     ] = 0.0,
     top_p: Annotated[
-        float, typer.Option(help="Draw from the likeliest words of this probability only.")
+        float,
+        typer.Option(
+            min=0,
+            max=1,
+            callback=common.refuse_nan,
+            help="Draw from the likeliest words of this probability only.",
+        ),
     ] = 1.0,
-    seed: Annotated[int, typer.Option(min=0, help="Of the drawing.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=common.MAX_SEED, help="Of the drawing.")] = 0,
     weights: common.Weights = None,
     device: common.Device = "auto",
     workers: common.Workers = None,
     timeout: common.Timeout = 600,
     batch_size: Annotated[
-        int, typer.Option(min=1, help="Videos captioned together; of files of vectors 8 times as many.")
+        int,
+        typer.Option(
+            min=1,
+            max=common.MAX_BATCH,
+            help="Videos captioned together; of files of vectors 8 times as many.",
+        ),
     ] = 8,
     recursive: common.Recursive = True,
     overwrite: common.Overwrite = False,

@@ -11,10 +11,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import typer
-
 from capvid.cli.common import check_writable_folder, training_bar
+from capvid.cli.streams import print_line
 from capvid.errors import UsageError
+from capvid.escaping import terminal
 
 if TYPE_CHECKING:
     import torch
@@ -144,7 +144,7 @@ def _train(
     if store.incomplete and recipe.data.views:
         count = len(store.incomplete)
         views = "1 view lacks a stream and is" if count == 1 else f"{count} views lack a stream and are"
-        typer.echo(f"note: {views} left out ({store.incomplete[0]})", err=True)
+        print_line(f"note: {views} left out ({store.incomplete[0]})", err=True)
     if inputs.weights is not None and accelerator.is_main_process:
         _keep_weights(inputs.weights, store.header, folder)
     make, epochs = _trainer(recipe, self_critical)
@@ -207,10 +207,10 @@ def _load(specs: Sequence[str], *, skip_bad: bool) -> list[CaptionedVideo]:
 
     loaded = load_data(specs, skip_bad=skip_bad)
     for note in loaded.notes:
-        typer.echo(f"note: {note}", err=True)
+        print_line(f"note: {note}", err=True)
     if loaded.skipped:
         rows = "1 row was" if len(loaded.skipped) == 1 else f"{len(loaded.skipped)} rows were"
-        typer.echo(f"warning: {rows} left out ({loaded.skipped[0]}); see capvid data check", err=True)
+        print_line(f"warning: {rows} left out ({loaded.skipped[0]}); see capvid data check", err=True)
     return loaded.videos
 
 
@@ -291,7 +291,8 @@ class TrainingProgress:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self.bar.stop()
         if kind is KeyboardInterrupt:
-            self.console.print(f"interrupted; --resume goes on with what {self.folder} keeps", soft_wrap=True)
+            line = f"interrupted; --resume goes on with what {self.folder} keeps"
+            self.console.print(terminal(line), markup=False, soft_wrap=True)
 
     def started(
         self,
@@ -342,4 +343,5 @@ class TrainingProgress:
     def finished(self, best: EpochResult, scores: Mapping[str, float]) -> None:
         """Say where the captioner is, and how long it took."""
         minutes = (time.monotonic() - self.begun) / 60
-        self.console.print(f"saved in {self.folder / 'best'}, after {minutes:.1f} min in all", soft_wrap=True)
+        line = f"saved in {self.folder / 'best'}, after {minutes:.1f} min in all"
+        self.console.print(terminal(line), markup=False, soft_wrap=True)

@@ -7,6 +7,8 @@ import sys
 import textwrap
 from collections.abc import Iterable, Sequence
 
+from capvid.escaping import terminal
+
 _GAP = 2
 _NARROWEST = 24  # that a column of running text may become
 
@@ -27,7 +29,7 @@ def column_lines(head: Sequence[str], rows: Iterable[Sequence[str]], width: int 
         rows: as many cells each.
         width: columns of the terminal; None puts each row on one line, however long it is.
     """
-    table = [list(head), *map(list, rows)]
+    table = [[terminal(cell) for cell in row] for row in (head, *rows)]
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     before = sum(widths[:-1]) + _GAP * (len(widths) - 1)
     room = widths[-1] if width is None else min(width - before, widths[-1])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import tempfile
@@ -15,7 +16,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from capvid.cli import completion
+from capvid.cli.streams import print_line
 from capvid.errors import CapvidError, UsageError
+from capvid.escaping import terminal
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -26,6 +29,32 @@ if TYPE_CHECKING:
 
 SOME_FAILED = 3
 GOES_ON = "; the same command goes on from there"
+
+MAX_WORKERS = 256
+MAX_TIMEOUT = 1e6  # seconds; 0 sets no limit
+MAX_BATCH = 4096
+MAX_FRAMES = 100_000  # as capvid.video.sampling, whose import would be slow
+MAX_VIDEOS_PER_FILE = 1_000_000
+MAX_BEAM = 1000
+MAX_CAPTIONS = 10_000
+MAX_WORDS = 1000
+MAX_WEIGHT = 1000  # of temperature and specificity
+MAX_SEED = 2**32 - 1
+MAX_SHARDS = 1_000_000
+MAX_VIEWS = 1000
+MAX_TRIALS = 100_000
+
+
+def refuse_nan(value: float | None) -> float | None:
+    """Return the value of an option unless it is NaN, which every range check lets pass.
+
+    Raises:
+        typer.BadParameter: it is NaN.
+    """
+    if value is not None and math.isnan(value):
+        raise typer.BadParameter("not a number")
+    return value
+
 
 Inputs = Annotated[list[str] | None, typer.Argument(metavar="INPUT", show_default=False)]
 FromFile = Annotated[
@@ -55,11 +84,22 @@ Device = Annotated[
 Workers = Annotated[
     int | None,
     typer.Option(
-        "--workers", min=1, show_default="CPU cores, at most 4", help="Processes that decode videos."
+        "--workers",
+        min=1,
+        max=MAX_WORKERS,
+        show_default="CPU cores, at most 4",
+        help="Processes that decode videos.",
     ),
 ]
 Timeout = Annotated[
-    float, typer.Option("--timeout", min=0, help="Seconds after which a file is given up; 0 never gives up.")
+    float,
+    typer.Option(
+        "--timeout",
+        min=0,
+        max=MAX_TIMEOUT,
+        callback=refuse_nan,
+        help="Seconds after which a file is given up; 0 never gives up.",
+    ),
 ]
 Weights = Annotated[
     Path | None,
@@ -132,9 +172,9 @@ class Batch:
         """Print one line on stderr, above the progress bar if there is one."""
         if self._progress is None:
             with suppress(OSError):  # nobody listens any more: no reason to stop
-                typer.echo(line, err=True)
+                print_line(line, err=True)
         else:
-            self._progress.console.print(line, markup=False, highlight=False, soft_wrap=True)
+            self._progress.console.print(terminal(line), markup=False, highlight=False, soft_wrap=True)
 
     def advance(self) -> None:
         """Move the progress bar by one input."""

@@ -7,6 +7,9 @@ from enum import Enum
 
 import typer
 
+from capvid.cli.streams import print_line
+from capvid.escaping import terminal
+
 Candidates = list[tuple[str, str]]  # a value, and what it is
 
 
@@ -21,7 +24,7 @@ class Shell(str, Enum):
 
 
 def _beginning(incomplete: str, candidates: Iterable[tuple[str, str]]) -> Candidates:
-    return [(value, text) for value, text in candidates if value.startswith(incomplete)]
+    return [(terminal(value), terminal(text)) for value, text in candidates if value.startswith(incomplete)]
 
 
 def captioners(incomplete: str) -> Candidates:
@@ -79,5 +82,5 @@ def install(shell: Shell | None) -> None:
         from typer.completion import install
 
         _, path = install(shell=shell.value, prog_name="capvid", complete_var="_CAPVID_COMPLETE")
-        typer.echo(f"written to {path}; it works in shells that are opened from now on", err=True)
+        print_line(f"written to {path}; it works in shells that are opened from now on", err=True)
         raise typer.Exit

@@ -9,22 +9,21 @@ the file named by ``--config`` or ``CAPVID_CONFIG`` there is a table for each co
 
     [data.check]
     skip-bad = true
+
+The table ``[limits]`` sets the limits of :mod:`capvid.limits`.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from capvid.errors import UsageError
+from capvid.files import read_regular
+from capvid.limits import limits, set_limits
 from capvid.names import did_you_mean
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from capvid.parsing import parse_toml
 
 
 def config_first(arguments: list[str]) -> list[str]:
@@ -49,7 +48,7 @@ def name_variables(command: Any, prefix: str = "CAPVID") -> None:
 
 
 def read_config(path: Path, command: Any) -> dict[str, Any]:
-    """Read defaults of options, as click takes them.
+    """Read defaults of options, as click takes them, and put the table ``limits`` in force.
 
     Args:
         path: a TOML file.
@@ -59,11 +58,18 @@ def read_config(path: Path, command: Any) -> dict[str, Any]:
         UsageError: the file cannot be read, or has a command or option that is not known.
     """
     try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
+        values = parse_toml(read_regular(path, max_bytes=limits().text_bytes).decode("utf-8"))
     except OSError as error:
         raise UsageError(f"{path}: the configuration cannot be read ({error.strerror})") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:
         raise UsageError(f"{path}: not valid TOML ({error})") from error
+    table = values.pop("limits", {})
+    if not isinstance(table, Mapping):
+        raise UsageError(f"{path}: limits = {table!r}: expected a table")
+    try:
+        set_limits(table)
+    except UsageError as error:
+        raise UsageError(f"{path}: {error.message}", remedy=error.remedy) from error
     return _defaults(path, "", values, command)
 
 
@@ -80,7 +86,7 @@ def _defaults(path: Path, within: str, values: Mapping[str, Any], command: Any) 
             option = options[_plain(key)]
             defaults[str(option.name)] = _checked(path, full, value, option)
         else:
-            known = [*below, *(name.replace("_", "-") for name in options)]
+            known = [*below, *([] if within else ["limits"]), *(name.replace("_", "-") for name in options)]
             remedy = did_you_mean(key, known) or f"known are {', '.join(known)}"
             raise UsageError(f"{path}: {full}: no such option", remedy=remedy)
     return defaults
@@ -88,16 +94,18 @@ def _defaults(path: Path, within: str, values: Mapping[str, Any], command: Any) 
 
 def _checked(path: Path, name: str, value: Any, option: Any) -> Any:
     """A value as click takes it: a list where an option may be repeated, else a single one."""
-    single = not isinstance(value, list)
+    items = value if isinstance(value, list) else [value]
+    if any(isinstance(item, list | dict) for item in items):
+        raise UsageError(f"{path}: {name} = {value!r}: expected a value or a list of values")
     if option.multiple:
-        return [value] if single else value
-    if not single:
+        return [str(item) for item in items]
+    if isinstance(value, list):
         raise UsageError(f"{path}: {name} = {value!r}: expected one value")
     if option.is_flag is not isinstance(value, bool):
         raise UsageError(
             f"{path}: {name} = {value!r}: expected {'true or false' if option.is_flag else 'a value'}"
         )
-    return value
+    return value if option.is_flag else str(value)  # inf is text to click, not a number that overflows
 
 
 def _options(command: Any) -> Iterator[tuple[str, Any]]:

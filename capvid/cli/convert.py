@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from capvid.cli import common, completion
+from capvid.cli.streams import print_line
 from capvid.errors import UsageError
 
 
@@ -48,13 +49,13 @@ def convert(
         _check(output, file)
     digest = found.save(output)
     left_out = f", left out: {', '.join(found.left_out)}" if found.left_out else ""
-    typer.echo(
+    print_line(
         f"{output}: {len(found.tensors)} tensors of {found.entry.name}, sha256 {digest}{left_out}", err=True
     )
     known = None if found.entry.source.startswith("bundled:") else found.entry.sha256
     if known is not None and known != digest:
-        typer.echo(f"warning: {found.entry.name} takes only the file with sha256 {known}", err=True)
-    typer.echo(output)
+        print_line(f"warning: {found.entry.name} takes only the file with sha256 {known}", err=True)
+    print_line(output)
 
 
 def _check(output: Path, file: Path) -> None:

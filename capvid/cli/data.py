@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from capvid.cli.common import SOME_FAILED
+from capvid.cli.streams import print_line
 from capvid.errors import DataError
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Look at data sets before training.")
@@ -46,7 +47,7 @@ def check(
     if len(report.data.failed) == 1 and not report.data.videos and not report.data.skipped:
         raise report.data.failed[0]
     for line in report_lines(report):
-        typer.echo(line)
+        print_line(line)
     if not report.usable:
         what = (
             "no video of the data has features" if report.data.videos else "nothing in the data can be used"

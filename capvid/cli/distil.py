@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from capvid.cli.common import training_bar
 from capvid.errors import UsageError
+from capvid.escaping import terminal
 
 if TYPE_CHECKING:
     from capvid.training.distil.recipe import DistilRecipe
@@ -60,7 +61,8 @@ def distil(
             resume=resume,
         )
         distiller.run()
-    reporter.console.print(f"saved as {folder / distiller.entry.file}", soft_wrap=True)
+    line = f"saved as {folder / distiller.entry.file}"
+    reporter.console.print(terminal(line), markup=False, soft_wrap=True)
 
 
 class _Progress:

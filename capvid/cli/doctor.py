@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import typer
 
+from capvid.cli.streams import print_line
+
 
 def doctor() -> None:
     """Look at versions, devices, codecs, cache, Java and the Hub.
@@ -15,9 +17,9 @@ def doctor() -> None:
 
     broken = False
     for finding in diagnose():
-        typer.echo(f"{finding.state.value:<6}  {finding.topic:<14}  {finding.found}")
+        print_line(f"{finding.state.value:<6}  {finding.topic:<14}  {finding.found}")
         if finding.remedy:
-            typer.echo(f"{'':<6}  {'':<14}  -> {finding.remedy}")
+            print_line(f"{'':<6}  {'':<14}  -> {finding.remedy}")
         broken = broken or finding.state is State.BROKEN
     if broken:
         raise typer.Exit(1)

@@ -72,7 +72,10 @@ def extract(
     ] = None,
     weights: common.Weights = None,
     frames: Annotated[
-        int | None, typer.Option(min=1, show_default="28", help="Frames per video, spread evenly over it.")
+        int | None,
+        typer.Option(
+            min=1, max=common.MAX_FRAMES, show_default="28", help="Frames per video, spread evenly over it."
+        ),
     ] = None,
     sampling: Annotated[
         str | None,
@@ -89,6 +92,7 @@ def extract(
         int,
         typer.Option(
             min=0,
+            max=common.MAX_VIEWS,
             help="Augmented views of each video besides, for training: KEY@1.safetensors and so on, in which"
             " every frame is seen in part, mirrored or not, in other light and colours.",
         ),
@@ -103,7 +107,9 @@ def extract(
     device: common.Device = "auto",
     workers: common.Workers = None,
     timeout: common.Timeout = 600,
-    batch_size: Annotated[int, typer.Option(min=1, help="Frames gathered for a backbone.")] = 32,
+    batch_size: Annotated[
+        int, typer.Option(min=1, max=common.MAX_BATCH, help="Frames gathered for a backbone.")
+    ] = 32,
     recursive: common.Recursive = True,
     overwrite: common.Overwrite = False,
     fail_fast: common.FailFast = False,

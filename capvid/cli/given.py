@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -10,8 +11,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from capvid.cli.common import Batch
+from capvid.cli.common import MAX_SHARDS, Batch
 from capvid.errors import CapvidError, UsageError
+from capvid.files import open_regular
+from capvid.limits import limits
 
 if TYPE_CHECKING:
     from capvid.digests import Part
@@ -120,6 +123,10 @@ def read_given(
     from capvid.video.search import EXTENSIONS
 
     part = None if shard is None else read_shard(shard)
+    if any(not text for text in inputs or ()):
+        raise UsageError(
+            "an INPUT is empty", remedy="give a video, a folder or an address, . for this folder"
+        )
     if source is None:
         if not inputs:
             raise UsageError("no input", remedy="give a video, a folder, or a list with --from-file")
@@ -129,16 +136,29 @@ def read_given(
     if source == "-":
         if column is not None:
             raise UsageError("a list on stdin has no columns", remedy="leave out --column")
-        return Given(inputs=inputs or [], source=source, text=sys.stdin.buffer.read(), part=part)
+        return Given(inputs=inputs or [], source=source, text=_read_stdin(), part=part)
     path = located(source)
     if path.suffix.lower() in EXTENSIONS:
         raise UsageError(f"{source}: is a video, not a list of paths", remedy="leave out --from-file")
     if not isinstance(path, Blob):
         try:
-            path.open("rb").close()
+            open_regular(path).close()
         except OSError as error:
             raise UsageError(f"{source}: the list cannot be read ({error.strerror})") from error
     return Given(inputs=inputs or [], source=source, column=column, part=part)
+
+
+def _read_stdin() -> bytes:
+    """Read a list from stdin.
+
+    Raises:
+        UsageError: it is larger than the limit.
+    """
+    maximum = limits().list_bytes
+    text = sys.stdin.buffer.read(maximum + 1)
+    if len(text) > maximum:
+        raise UsageError(f"the list on stdin is larger than the limit of {maximum} bytes")
+    return text
 
 
 def read_shard(text: str) -> Part:
@@ -150,10 +170,12 @@ def read_shard(text: str) -> Part:
     from capvid.digests import Part
 
     number, _, parts = text.partition("/")
-    if not (number.isascii() and number.isdigit() and parts.isascii() and parts.isdigit()):
+    if not (re.fullmatch("[0-9]{1,7}", number) and re.fullmatch("[0-9]{1,7}", parts)):
         raise UsageError(
             f"--shard {text}: not understood", remedy="write it as 2/8, the second of eight parts"
         )
+    if int(parts) > MAX_SHARDS:
+        raise UsageError(f"--shard {text}: too many parts", remedy=f"use at most {MAX_SHARDS}")
     if not 1 <= int(number) <= int(parts):
         raise UsageError(
             f"--shard {text}: there is no such part", remedy=f"give one of 1/{parts} to {parts}/{parts}"

@@ -7,10 +7,15 @@ from typing import Annotated
 
 import typer
 
+from capvid.cli.common import MAX_FRAMES
+from capvid.cli.streams import print_line
+
 
 def info(
     video: Annotated[Path, typer.Argument(metavar="VIDEO", show_default=False)],
-    frames: Annotated[int, typer.Option(min=1, help="Frames to choose, as caption and extract do.")] = 28,
+    frames: Annotated[
+        int, typer.Option(min=1, max=MAX_FRAMES, help="Frames to choose, as caption and extract do.")
+    ] = 28,
 ) -> None:
     """Show what the reader sees in a video.
 
@@ -37,7 +42,7 @@ def info(
     if seen.lost:
         rows["lost"] = f"{seen.lost} frames that cannot be decoded"
     for name, value in rows.items():
-        typer.echo(f"{name + ':':<10} {value}")
-    typer.echo("sampled:")
+        print_line(f"{name + ':':<10} {value}")
+    print_line("sampled:")
     for index in chosen:
-        typer.echo(f"  frame {int(index):>6}  at {float(times[index]):.3f} s")
+        print_line(f"  frame {int(index):>6}  at {float(times[index]):.3f} s")

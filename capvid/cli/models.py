@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from capvid.cli import completion
+from capvid.cli.streams import print_line
 from capvid.errors import UsageError
+from capvid.escaping import json_text
 
 if TYPE_CHECKING:
     from capvid.features.registry import BackboneEntry, CaptionerEntry
@@ -37,15 +38,15 @@ def models(
         _show_all(list(captioners().values()), list(backbones().values()))
     elif name is None:
         entries: list[CaptionerEntry | BackboneEntry] = [*captioners().values(), *backbones().values()]
-        typer.echo(json.dumps([_record(entry) for entry in entries], ensure_ascii=False, indent=1))
+        typer.echo(json_text([_record(entry) for entry in entries], indent=1))
     elif as_json:
-        typer.echo(json.dumps(_record(_find(name)), ensure_ascii=False, indent=1))
+        typer.echo(json_text(_record(_find(name)), indent=1))
     else:
         entry = _find(name)
         rows = _rows(entry)
         width = max(map(len, rows)) + 1
         for key, value in rows.items():
-            typer.echo(f"{key + ':':<{width}} {value}")
+            print_line(f"{key + ':':<{width}} {value}")
         if (card := model_card(entry.name)) is not None:
             typer.echo(f"\n{card.rstrip()}")
 
@@ -80,7 +81,7 @@ def _show_all(captioners: Sequence[CaptionerEntry], backbones: Sequence[Backbone
     if width is None:
         rows = [(c.name, c.description, c.paper, _trained(c)) for c in captioners]
         _print(column_lines(("captioner", "description", "paper", "trained"), rows, None))
-        typer.echo()
+        print_line()
         wide = [
             (b.name, ", ".join(b.layers), _megabytes(b.bytes), b.licence, b.source, here[b.name])
             for b in backbones
@@ -89,7 +90,7 @@ def _show_all(captioners: Sequence[CaptionerEntry], backbones: Sequence[Backbone
         return
     typer.echo("Captioners\n")
     for captioner in captioners:
-        typer.echo(captioner.name if captioner.source is None else f"{captioner.name} ({_terms(captioner)})")
+        print_line(captioner.name if captioner.source is None else f"{captioner.name} ({_terms(captioner)})")
         for text in (captioner.description, captioner.paper):
             _print(f"    {line}" for line in wrapped(text, width - 4))
     typer.echo("\nBackbones\n")
@@ -100,7 +101,7 @@ def _show_all(captioners: Sequence[CaptionerEntry], backbones: Sequence[Backbone
 
 def _print(lines: Iterable[str]) -> None:
     for line in lines:
-        typer.echo(line)
+        print_line(line)
 
 
 def _rows(entry: CaptionerEntry | BackboneEntry) -> dict[str, str]:

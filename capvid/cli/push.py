@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from capvid.cli.streams import print_line
+
 
 def push(
     run: Annotated[Path, typer.Argument(metavar="RUN", show_default=False)],
@@ -37,5 +39,5 @@ def push(
 
     published = publish(run, repository, private=private, message=message, branch=revision, licence=licence)
     for name, reason in published.left_out.items():
-        typer.echo(f"left out: {name} ({reason})", err=True)
-    typer.echo(f"{repository}@{published.commit}")
+        print_line(f"left out: {name} ({reason})", err=True)
+    print_line(f"{repository}@{published.commit}")

@@ -48,6 +48,7 @@ VideosPerFile = Annotated[
     typer.Option(
         "--videos-per-file",
         min=1,
+        max=common.MAX_VIDEOS_PER_FILE,
         show_default="a file for each; 1000 captions or 100 features in shards",
         help="Gather so many videos in each file of JSON lines, Parquet or WebDataset.",
     ),

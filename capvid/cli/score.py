@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,7 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from capvid.cli import common
+from capvid.cli.streams import print_line
 from capvid.errors import DataError, UsageError
+from capvid.escaping import json_text
 
 if TYPE_CHECKING:
     from capvid.data.scored import Said, Wanted
@@ -124,7 +125,7 @@ def score(
     paths = [predictions, other] if other else [predictions]
     said = [load_predictions(path, wanted, paragraphs=paragraph, missing=missing.value) for path in paths]
     for note in dict.fromkeys(note for one in said for note in one.notes):
-        typer.echo(f"note: {note}", err=True)
+        print_line(f"note: {note}", err=True)
     texts = _texts(said, wanted, tokenizer.value, missing.value, paragraph=paragraph)
     options: dict[str, Any] = {
         "metrics": chosen,
@@ -134,9 +135,9 @@ def score(
     comparison = compare(texts[0], texts[1], **options) if other else None
     scores = comparison.first if comparison else score_texts(texts[0], **options)
     for name, why in scores.left_out.items():
-        typer.echo(f"note: {name} is left out: {why}", err=True)
+        print_line(f"note: {name} is left out: {why}", err=True)
     if "CIDEr-D" in scores.corpus and len(scores.per_video) == 1:
-        typer.echo("note: CIDEr-D of a single video is 0, whatever its caption", err=True)
+        print_line("note: CIDEr-D of a single video is 0, whatever its caption", err=True)
     scored = Scored(
         paths=[str(path) for path in paths],
         wanted=wanted,
@@ -151,7 +152,7 @@ def score(
     if per_video is not None:
         write_videos(per_video, scored)
     if as_json:
-        typer.echo(json.dumps(report(scored), indent=2, ensure_ascii=False))
+        typer.echo(json_text(report(scored), indent=2))
     else:
         print_report(scored)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from capvid import __version__
+from capvid.escaping import terminal
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -157,15 +158,15 @@ def _print_comparison(out: Console, scored: Scored, comparison: Comparison) -> N
             [name, f"{first:.1f}", f"{second:.1f}", f"{100 * one.difference:+.1f}", interval, f"{one.p:.3f}"]
         )
     for letter, path in zip("AB", scored.paths, strict=True):
-        out.print(f"{letter}: {path}", markup=False, soft_wrap=True)
+        out.print(terminal(f"{letter}: {path}"), markup=False, soft_wrap=True)
     _table(out, ["", "A", "B", "A - B", "95 % interval", "p"], rows)
     most = _most(comparison)
     if most:
         out.print(f"The videos that differ most in {comparison.by}:")
     for video in most:
-        out.print(f"{100 * comparison.videos[video]:+.1f} {video}", markup=False, soft_wrap=True)
+        out.print(terminal(f"{100 * comparison.videos[video]:+.1f} {video}"), markup=False, soft_wrap=True)
         for which, letter in enumerate("AB"):
-            out.print(f"  {letter}: {scored.caption(which, video)}", markup=False, soft_wrap=True)
+            out.print(terminal(f"  {letter}: {scored.caption(which, video)}"), markup=False, soft_wrap=True)
 
 
 def _table(out: Console, head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

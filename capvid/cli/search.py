@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from capvid.cli.captioner import TrainingProgress
 from capvid.errors import UsageError
+from capvid.escaping import terminal
 
 if TYPE_CHECKING:
     import torch
@@ -87,7 +88,8 @@ def train_trials(
     print_trials(search.finished)
     minutes = (time.monotonic() - reporter.begun) / 60
     reporter.console.print(
-        f"best: trial {best.number}, after {minutes:.1f} min in all; saved in {folder / 'best'}",
+        terminal(f"best: trial {best.number}, after {minutes:.1f} min in all; saved in {folder / 'best'}"),
+        markup=False,
         soft_wrap=True,
     )
 
@@ -175,7 +177,7 @@ class _Progress(TrainingProgress):
             else f"val CIDEr-D {trial.val_cider:.3f}{' *' if best else '  '}"
         )
         line = f"trial {trial.number}/{self.trials}  {score}  {_said(trial.values)}"
-        self.console.print(line, markup=False, soft_wrap=True)
+        self.console.print(terminal(line), markup=False, soft_wrap=True)
 
     def _place(self, what: str) -> str:
         return f"trial {self.number}/{self.trials}  {what}"

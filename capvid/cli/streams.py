@@ -6,6 +6,8 @@ import os
 import sys
 from contextlib import suppress
 
+from capvid.escaping import terminal
+
 
 def prepare() -> None:
     """Make the streams such that anything can be written, and that no file takes the place of a closed one.
@@ -43,6 +45,11 @@ def _fill(number: int, flags: int) -> None:
         else:
             os.dup2(null, number)
             os.close(null)
+
+
+def print_line(text: str | os.PathLike[str] = "", *, err: bool = False) -> None:
+    """Print one line on stdout or stderr, with control characters escaped."""
+    print(terminal(text), file=sys.stderr if err else sys.stdout, flush=True)
 
 
 def stdout_error() -> OSError | None:

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from capvid.cli import common, completion
+from capvid.cli.streams import print_line
 from capvid.errors import UsageError
 
 
@@ -119,6 +120,7 @@ def train(
         typer.Option(
             "--search",
             min=1,
+            max=common.MAX_TRIALS,
             metavar="N",
             help="Random search: train N times by values drawn from the recipe's section search (or --set "
             "'search.training.learning_rate=[1e-3,2e-3]'), into RUN/trials; the best on the val split is the "
@@ -127,7 +129,12 @@ def train(
         ),
     ] = None,
     seed: Annotated[
-        int | None, typer.Option(help="Seed of weights, batches and dropout, and of what --search draws.")
+        int | None,
+        typer.Option(
+            min=0,
+            max=common.MAX_SEED,
+            help="Seed of weights, batches and dropout, and of what --search draws.",
+        ),
     ] = None,
     device: common.Device = "auto",
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run in the folder.")] = False,
@@ -213,4 +220,4 @@ def _print_recipes() -> None:
         for name, recipe in all_recipes().items()
     ]
     for line in column_lines(("recipe", "model", "what for"), rows, terminal_width()):
-        typer.echo(line)
+        print_line(line)

@@ -22,6 +22,7 @@ from typing import Any
 from capvid.data.reading import Place, RowError, Rows
 from capvid.data.streams import JsonStream, TextLines, looks_like_json, opened
 from capvid.errors import DataError
+from capvid.escaping import unguarded_cell
 from capvid.files import MANIFEST
 
 IDS = ("image_id", "video_id", "video", "id")
@@ -270,7 +271,7 @@ def _rows(
     if tabs:
         for line in source:
             if line.strip():
-                yield lines.number, line.rstrip("\r\n").split("\t")
+                yield lines.number, [unguarded_cell(cell) for cell in line.rstrip("\r\n").split("\t")]
         return
     reader = csv.reader(source, strict=True)
     while True:
@@ -284,4 +285,4 @@ def _rows(
         if cells is None:
             return
         if cells:
-            yield start, cells
+            yield start, [unguarded_cell(cell) for cell in cells]

@@ -16,6 +16,17 @@ _KINDS: dict[str, tuple[tuple[type, ...], str]] = {
     "float": ((float, int), "a number"),
     "bool": ((bool,), "true or false"),
 }
+_MAXIMA: dict[str, float] = {
+    "beam_size": 1000,
+    "max_length": 1000,
+    "num_captions": 10_000,
+    "no_repeat_ngram": 1000,
+    "length_penalty": 100,  # n ** 1000 overflows
+    "specificity": 1000,
+    "temperature": 1000,
+    "seed": 2**63 - 1,
+}
+_LEAST_TEMPERATURE = 1e-3  # logits divided by less overflow
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,6 +97,15 @@ class DecodingOptions:
                 raise UsageError(f"{option.name} = {value!r}: expected {expected}")
         if self.beam_size < 1 or self.max_length < 1:
             raise UsageError("beam size and maximum length must be at least 1")
+        for name, maximum in _MAXIMA.items():
+            value = getattr(self, name)
+            if value > maximum:
+                raise UsageError(f"{name} = {value}: must be at most {maximum}")
+        if 0 < self.temperature < _LEAST_TEMPERATURE:
+            raise UsageError(
+                f"temperature = {self.temperature}: must be 0 or at least {_LEAST_TEMPERATURE}",
+                remedy="0 takes the likeliest words",
+            )
         for name in ("min_length", "no_repeat_ngram", "seed", "temperature", "length_penalty", "specificity"):
             value = getattr(self, name)
             if not 0 <= value < math.inf:

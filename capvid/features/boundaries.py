@@ -18,7 +18,7 @@ import numpy as np
 
 from capvid.errors import UsageError
 from capvid.storage import VideoPath
-from capvid.video.sampling import RateSampling, Sampling, UniformSampling
+from capvid.video.sampling import MAX_FRAMES, RateSampling, Sampling, UniformSampling
 from capvid.video.segments import EqualSegments, Segmentation, Span, read_segments
 
 RATE = 2.0  # frames a second that are looked at
@@ -106,9 +106,11 @@ def parse_segments(text: str) -> Segmentation:
     """
     if text == "auto":
         return AutoSegments()
-    if re.fullmatch("[+-]?[0-9]{1,15}", text):
+    if re.fullmatch("[+-]?[0-9]{1,1000}", text):
         if int(text) < 1:
             raise UsageError(f"{text} segments cannot be made", remedy="ask for at least 1")
+        if int(text) > MAX_FRAMES:
+            raise UsageError(f"{text} segments cannot be made", remedy=f"ask for at most {MAX_FRAMES}")
         return EqualSegments(int(text))
     if not Path(text).is_file():
         raise UsageError(

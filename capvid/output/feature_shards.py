@@ -8,7 +8,6 @@ Parquet each video is a row, with the header as JSON and every stream as one lis
 from __future__ import annotations
 
 import io
-import json
 import tarfile
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -17,12 +16,14 @@ import numpy as np
 
 from capvid.digests import shown
 from capvid.errors import DataError, FeatureFileError
+from capvid.escaping import json_text
 from capvid.features.extract import ExtractionResult
 from capvid.features.file import Features, features_from_bytes, features_to_bytes
 from capvid.output.parquet import encoded, error_type, only_ok, written
 from capvid.output.records import error_record
 from capvid.output.rows import Row
 from capvid.output.shards import INDEX, Indexed, ShardFormat, Written
+from capvid.parsing import parse_json
 from capvid.storage import Storage
 from capvid.video.lists import pyarrow_parquet
 
@@ -56,7 +57,7 @@ class WebDataset(Indexed):
         file = io.BytesIO()
         with tarfile.open(fileobj=file, mode="w", format=tarfile.PAX_FORMAT) as tar:
             for row in rows:
-                _add(tar, f"{row.key}.json", json.dumps(row.record, ensure_ascii=False).encode("utf-8"))
+                _add(tar, f"{row.key}.json", json_text(row.record).encode("utf-8"))
                 if row.features is not None:
                     _add(tar, f"{row.key}.safetensors", row.features)
         return file.getvalue()
@@ -72,9 +73,8 @@ class WebDataset(Indexed):
                 lines = storage.read(f"{name}.{INDEX}")
             except FileNotFoundError:
                 lines = self.index_of(storage.read(name))
-            records = [json.loads(line) for line in lines.splitlines()]
-            return [Written(record["video"], record["status"] == "ok") for record in records]
-        except (tarfile.TarError, ValueError, KeyError, TypeError) as error:
+            return [Written.of(parse_json(line)) for line in lines.splitlines()]
+        except ValueError as error:
             raise DataError(
                 f"{storage.place(name)}: not a shard of capvid", remedy="move it elsewhere"
             ) from error
@@ -84,7 +84,7 @@ class WebDataset(Indexed):
         file = io.BytesIO()
         with tarfile.open(fileobj=file, mode="w", format=tarfile.PAX_FORMAT) as tar:
             for path, content in _members(data):
-                if not path.endswith(".json") or json.loads(content)["status"] == "ok":
+                if not path.endswith(".json") or Written.of(parse_json(content)).ok:
                     _add(tar, path, content)
         return file.getvalue()
 
@@ -144,21 +144,31 @@ def read_webdataset(data: bytes) -> Iterator[tuple[Mapping[str, Any], Features |
         for path, content in _members(data):
             key, _, extension = path.rpartition(".")
             if extension == "json":
-                records[key] = json.loads(content)
+                records[key] = parse_json(content)
             else:
                 found[key] = features_from_bytes(content)
-    except (tarfile.TarError, ValueError) as error:
+    except ValueError as error:
         raise FeatureFileError(f"not a shard of features ({error})") from error
     for key, record in records.items():
         yield record, found.get(key)
 
 
 def _members(data: bytes) -> Iterator[tuple[str, bytes]]:
-    with tarfile.open(fileobj=io.BytesIO(data), mode="r:") as tar:
-        for member in tar:
-            file = tar.extractfile(member)
-            if file is not None:
-                yield member.name, file.read()
+    """Read the members of a tar file.
+
+    Raises:
+        ValueError: it is damaged, or a member is sparse, whose few bytes could stand for terabytes.
+    """
+    try:
+        with tarfile.open(fileobj=io.BytesIO(data), mode="r:") as tar:
+            for member in tar:
+                if member.issparse():
+                    raise ValueError(f"{member.name} is sparse")
+                file = tar.extractfile(member)
+                if file is not None:
+                    yield member.name, file.read()
+    except (tarfile.TarError, KeyError, OverflowError, OSError) as error:
+        raise ValueError(f"damaged tar file: {error}") from error
 
 
 def _add(tar: tarfile.TarFile, name: str, data: bytes) -> None:

@@ -15,7 +15,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from capvid.digests import shown
-from capvid.files import MANIFEST, atomic_write_text
+from capvid.files import MANIFEST, atomic_write_text, read_regular
+from capvid.limits import limits
+from capvid.parsing import parse_json
 from capvid.storage import VideoPath
 
 if TYPE_CHECKING:
@@ -82,20 +84,20 @@ class Manifest:
             "model": self.model,
             "settings": self.settings,
             "status": status,
-            "error": error,
+            "error": None if error is None else shown(error),
         }
 
 
 def _read(path: Path) -> dict[str, dict[str, Any]]:
-    """The last whole line of each output; what is no line of a manifest is passed over."""
+    """Read the last whole line of each output; unreadable lines are ignored."""
     lines: dict[str, dict[str, Any]] = {}
     try:
-        text = path.read_bytes().decode("utf-8", "replace")
+        data = read_regular(path, max_bytes=limits().text_bytes)
     except FileNotFoundError:
         return lines
-    for row in text.splitlines():
+    for row in data.split(b"\n"):
         try:
-            line = json.loads(row)
+            line = parse_json(row.decode("utf-8"))
         except ValueError:
             continue
         if isinstance(line, dict) and isinstance(line.get("output"), str) and "status" in line:
@@ -104,13 +106,6 @@ def _read(path: Path) -> dict[str, dict[str, Any]]:
 
 
 def _text(line: Mapping[str, Any]) -> str:
-    odd = not _is_text(line["output"])  # a file name whose bytes are no text
-    return json.dumps(line, ensure_ascii=odd) + "\n"
-
-
-def _is_text(name: str) -> bool:
-    try:
-        name.encode("utf-8")
-    except UnicodeEncodeError:
-        return False
-    return True
+    text = json.dumps(line, ensure_ascii=False)
+    # as ASCII the name of a file may hold bytes that are not UTF-8, and nothing ends the line
+    return (text if text.isprintable() else json.dumps(line)) + "\n"

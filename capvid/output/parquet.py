@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from capvid.errors import DataError
+from capvid.files import open_regular
 from capvid.output.rows import Row
 from capvid.output.shards import ShardFormat, Written
 from capvid.storage import Storage, filesystem, patiently, protocol_of
@@ -111,14 +111,15 @@ def written(storage: Storage, name: str) -> list[Written]:
     """
     place = storage.place(name)
     parquet = pyarrow_parquet()
+    import pyarrow as pa
 
     def action() -> list[Written]:
         remote = storage.local is None
-        with filesystem(protocol_of(place)).open(place, "rb") if remote else Path(place).open("rb") as file:
+        with filesystem(protocol_of(place)).open(place, "rb") if remote else open_regular(place) as file:
             try:
                 rows = parquet.ParquetFile(file).read(columns=["video", "status"]).to_pylist()
-                return [Written(row["video"], row["status"] == "ok") for row in rows]
-            except (ValueError, KeyError) as error:
+                return [Written.of(row) for row in rows]
+            except (ValueError, KeyError, pa.ArrowException) as error:
                 raise DataError(f"{place}: not a shard of capvid", remedy="move it elsewhere") from error
 
     return patiently(place, "read", action)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from capvid.digests import shown
 from capvid.errors import CapvidError
+from capvid.escaping import json_value
 
 if TYPE_CHECKING:
     from capvid.results import Caption, CaptionResult, Segment
@@ -32,7 +33,7 @@ def make_record(
         several["segments"] = [_segment(result, each, attention=attention) for each in result.segments]
     else:
         captions = _captions(result, result.captions, *result.segments, attention=attention)
-    return {
+    record = {
         "schema_version": SCHEMA_VERSION,
         "video": shown(result.path),
         "status": result.status,
@@ -43,6 +44,8 @@ def make_record(
         **several,
         "error": error_record(result.error),
     }
+    cleaned: dict[str, Any] = json_value(record)
+    return cleaned
 
 
 def error_record(error: CapvidError | None) -> dict[str, str] | None:

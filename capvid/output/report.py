@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from capvid.digests import shown
+from capvid.escaping import json_value, utf8_text
 from capvid.files import atomic_path, remove_leftovers
 from capvid.output.report_data import picture_size, picture_uri, poster_of, video_data
 
@@ -60,10 +61,11 @@ class Report:
             "policy": _policy(style=style, script=script),
             "style": style,
             "script": script,
-            "model": escape(self.model.partition("@")[0]),
-            "revision": escape(self.model.partition("@")[2]),
+            "model": escape(utf8_text(self.model.partition("@")[0])),
+            "revision": escape(utf8_text(self.model.partition("@")[2])),
             "settings": "".join(
-                f"<div><dt>{escape(name.replace('_', ' '))}</dt><dd>{escape(str(value))}</dd></div>"
+                f"<div><dt>{escape(name.replace('_', ' '))}</dt>"
+                f"<dd>{escape(utf8_text(str(value)))}</dd></div>"
                 for name, value in self.settings.items()
             ),
         }
@@ -146,7 +148,7 @@ def _article(number: int, result: CaptionResult) -> str:
         )
     poster = poster_of(result)
     best = result.captions[0]
-    text = escape(best.text) or "(no words)"
+    text = escape(utf8_text(best.text)) or "(no words)"
     mean = best.mean_logprob
     facts = [
         *([] if result.duration is None else [_duration(result.duration)]),
@@ -180,7 +182,7 @@ def _poster(result: CaptionResult, frame: int | None) -> str:
 
 def _safe_json(data: Any) -> str:
     """JSON in ASCII that nothing in it can end, or turn into a comment, inside a script element."""
-    text = json.dumps(data, separators=(",", ":"), allow_nan=False)
+    text = json.dumps(json_value(data), separators=(",", ":"), allow_nan=False)
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
 
 

@@ -97,7 +97,8 @@ def _caption(caption: Caption, edges: np.ndarray) -> dict[str, Any]:
         "words": [[word.word, round(word.logprob, _DECIMALS)] for word in caption.words]
         + [[None, round(caption.logprob - said, _DECIMALS)]],
         "traces": {
-            name: np.rint(np.nan_to_num(trace) * SCALE).astype(int).tolist() for name, trace in traces.items()
+            name: np.rint(np.nan_to_num(trace, posinf=0, neginf=0) * SCALE).astype(int).tolist()
+            for name, trace in traces.items()
         },
     }
 

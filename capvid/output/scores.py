@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from capvid.errors import UsageError
+from capvid.escaping import json_text, table_cell
 from capvid.files import atomic_write_text
 
 SUFFIXES = (".json", ".jsonl", ".csv", ".tsv")
@@ -43,21 +43,22 @@ def write_scores(path: Path, rows: Iterable[Mapping[str, Any]], columns: Sequenc
     suffix = path.suffix.lower()
     records = [{column: row.get(column) for column in columns} for row in rows]
     if suffix == ".json":
-        text = json.dumps(records, ensure_ascii=False, indent=1) + "\n"
+        text = json_text(records, indent=1) + "\n"
     elif suffix == ".jsonl":
-        text = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
+        text = "".join(json_text(record) + "\n" for record in records)
     elif suffix == ".tsv":
-        lines = [list(columns), *([_cell(value) for value in record.values()] for record in records)]
+        lines = [columns, *([_cell(value) for value in record.values()] for record in records)]
         text = "".join("\t".join(line) + "\n" for line in lines)
     else:
         stream = io.StringIO()
-        writer = csv.DictWriter(stream, columns, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(records)
+        writer = csv.writer(stream, lineterminator="\n")
+        writer.writerow(columns)
+        writer.writerows([_cell(value) for value in record.values()] for record in records)
         text = stream.getvalue()
     atomic_write_text(path.resolve(), text)  # a link stays one
 
 
 def _cell(value: Any) -> str:
-    """A value without tabulators and line breaks."""
-    return "" if value is None else " ".join(str(value).split())
+    if isinstance(value, str):
+        return table_cell(value)
+    return "" if value is None else str(value)

@@ -19,7 +19,9 @@ from typing import Any, ClassVar
 
 from capvid.digests import Digests, identity
 from capvid.errors import DataError, UsageError
+from capvid.escaping import json_text
 from capvid.output.rows import Row
+from capvid.parsing import parse_json
 from capvid.storage import Storage
 
 HEAD = "capvid-shards.json"
@@ -34,6 +36,18 @@ class Written:
 
     video: str
     ok: bool
+
+    @classmethod
+    def of(cls, record: Any) -> Written:
+        """Read a record of a shard.
+
+        Raises:
+            ValueError: it is not one.
+        """
+        match record:
+            case {"video": str(video), "status": str(status)}:
+                return cls(video, status == "ok")
+        raise ValueError("not a record of a video")
 
 
 class ShardFormat(ABC):
@@ -73,8 +87,7 @@ class JsonLines(ShardFormat):
 
     def videos(self, storage: Storage, name: str) -> list[Written]:
         """Read the lines."""
-        records = _records(storage.place(name), storage.read(name))
-        return [Written(record["video"], record["status"] == "ok") for record in records]
+        return [Written.of(record) for record in _records(storage.place(name), storage.read(name))]
 
     def without_failed(self, data: bytes) -> bytes:
         """Leave out lines."""
@@ -136,9 +149,9 @@ class ShardFolder:
 
     def _read_head(self) -> Any:
         try:
-            found = json.loads(self.storage.read(HEAD))
-            found.keys()
-            return found
+            head = parse_json(self.storage.read(HEAD))
+            head.keys()
+            return head
         except FileNotFoundError:
             return None
         except (ValueError, AttributeError) as error:
@@ -182,7 +195,12 @@ class ShardFolder:
             self.storage.remove(name)
             return
         with suppress(FileNotFoundError):
-            self._put(name, self.form.without_failed(self.storage.read(name)))
+            data = self.storage.read(name)
+            try:
+                data = self.form.without_failed(data)
+            except ValueError as error:
+                raise _not_a_shard(self.storage.place(name)) from error
+            self._put(name, data)
 
     def _put(self, name: str, data: bytes) -> None:
         self.storage.write(name, data)
@@ -203,7 +221,7 @@ class ShardFolder:
 
 
 def _line(record: Mapping[str, Any]) -> bytes:
-    return json.dumps(record, ensure_ascii=False).encode("utf-8") + b"\n"
+    return json_text(record).encode("utf-8") + b"\n"
 
 
 def _records(name: str, data: bytes) -> list[dict[str, Any]]:
@@ -213,9 +231,13 @@ def _records(name: str, data: bytes) -> list[dict[str, Any]]:
         DataError: it is none.
     """
     try:
-        found = [json.loads(line) for line in data.splitlines()]
+        found = [parse_json(line) for line in data.splitlines()]
         for record in found:
-            record["video"], record["status"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{name}: not a shard of capvid", remedy="move it elsewhere") from error
+            Written.of(record)
+    except ValueError as error:
+        raise _not_a_shard(name) from error
     return found
+
+
+def _not_a_shard(place: str) -> DataError:
+    return DataError(f"{place}: not a shard of capvid", remedy="move it elsewhere")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from capvid.digests import shown
+from capvid.escaping import terminal
 
 if TYPE_CHECKING:
     from capvid.results import Caption, CaptionResult, Segment
@@ -59,6 +59,7 @@ def attention_lines(
                 continue
             if named:
                 lines.append(_heading(result, segment, caption))
+            weights = np.nan_to_num(weights, posinf=0, neginf=0)
             lines += _charts(caption, weights, times, width=width, levels=levels)
     return lines
 
@@ -67,14 +68,14 @@ def _heading(result: CaptionResult, segment: Segment, caption: Caption) -> str:
     part = ""
     if result.paragraph and segment.end is not None:
         part = f" {segment.start:.1f}-{segment.end:.1f}s"
-    return f"{shown(result.path)}{part}: {caption.text}"
+    return f"{terminal(result.path)}{part}: {terminal(caption.text)}"
 
 
 def _charts(
     caption: Caption, weights: np.ndarray, times: np.ndarray | None, *, width: int, levels: str
 ) -> list[str]:
     """A line for each word and the end, from weights (L + 1, T) of frames at ``times`` (T,)."""
-    words = [_cut(each.word) for each in caption.words] + [END]
+    words = [_cut(terminal(each.word)) for each in caption.words] + [END]
     peaks = [_peak(row, times) for row in weights]
     longest, last = max(map(len, words)), max(map(len, peaks))
     room = max(_NARROWEST, width - longest - last - 6)

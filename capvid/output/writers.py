@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import csv
-import json
-import re
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, TextIO
 
-from capvid.digests import shown
 from capvid.errors import DataError
+from capvid.escaping import json_text, srt_text, table_cell, terminal, vtt_text
 from capvid.output.records import make_record
 
 if TYPE_CHECKING:
@@ -85,8 +84,8 @@ class TextWriter(Writer):
 
     def write(self, result: CaptionResult) -> None:
         """Write the captions of one result; nothing for one that failed."""
-        before = f"{shown(result.path)}\t" if self.many else ""
-        self._put("".join(f"{before}{caption.text}\n" for caption in result.captions))
+        before = f"{terminal(result.path)}\t" if self.many else ""
+        self._put("".join(f"{before}{terminal(caption.text)}\n" for caption in result.captions))
 
 
 class RecordWriter(Writer):
@@ -97,7 +96,7 @@ class RecordWriter(Writer):
 
     def _record(self, result: CaptionResult, *, indent: int | None) -> str:
         record = make_record(result, self.settings, attention=self.attention)
-        return json.dumps(record, ensure_ascii=False, indent=indent)
+        return json_text(record, indent=indent)
 
 
 class JsonLinesWriter(RecordWriter):
@@ -157,8 +156,8 @@ class CsvWriter(Writer):
         for segment in result.segments:
             start, end = f"{segment.start:.3f}", "" if segment.end is None else f"{segment.end:.3f}"
             for caption in segment.captions:
-                likely = f"{caption.logprob:.{_DECIMALS}f}"
-                self._row([shown(result.path), start, end, caption.text, likely])
+                likely = f"{caption.logprob:.{_DECIMALS}f}" if math.isfinite(caption.logprob) else ""
+                self._row([table_cell(result.path), start, end, table_cell(caption.text), likely])
         self.stream.flush()
 
     def _row(self, cells: Sequence[str]) -> None:
@@ -166,12 +165,12 @@ class CsvWriter(Writer):
 
 
 class TsvWriter(CsvWriter):
-    """The same with tabs between the columns and no quotes; tabs and ends of lines in names are spaces."""
+    """The same with tabs between the columns and no quotes."""
 
     extension = "tsv"
 
     def _row(self, cells: Sequence[str]) -> None:
-        self.stream.write("\t".join(" ".join(re.split(r"[\t\r\n]", cell)) for cell in cells) + "\n")
+        self.stream.write("\t".join(cells) + "\n")
 
 
 class SubtitleWriter(Writer):
@@ -188,7 +187,7 @@ class SubtitleWriter(Writer):
             DataError: it is not known how long the video is.
         """
         for number, segment in enumerate(result.segments, 1):
-            if segment.end is None:
+            if segment.end is None or not math.isfinite(1000 * segment.end):
                 raise DataError(
                     f"{result.path}: subtitles need times, and these features have none",
                     remedy="give the video, or choose another --format",
@@ -202,8 +201,9 @@ class SubtitleWriter(Writer):
         minutes, second = divmod(whole, 60)
         return f"{minutes // 60:02}:{minutes % 60:02}:{second:02}{self.point}{milliseconds:03}"
 
+    @abstractmethod
     def _escaped(self, text: str) -> str:
-        return text
+        """Return the text of a cue."""
 
 
 class SubRipWriter(SubtitleWriter):
@@ -211,6 +211,9 @@ class SubRipWriter(SubtitleWriter):
 
     extension = "srt"
     point = ","
+
+    def _escaped(self, text: str) -> str:
+        return srt_text(text)
 
 
 class WebVttWriter(SubtitleWriter):
@@ -224,7 +227,7 @@ class WebVttWriter(SubtitleWriter):
         self.stream.write("WEBVTT\n\n")
 
     def _escaped(self, text: str) -> str:
-        return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+        return vtt_text(text)
 
 
 WRITERS: dict[str, type[Writer]] = {

@@ -12,6 +12,8 @@ import numpy as np
 from capvid.errors import UsageError
 from capvid.video.source import Windows
 
+MAX_FRAMES = 100_000  # of one video, or of a window and its stride
+
 _Reduce = Callable[[np.ndarray], np.ndarray]
 
 
@@ -60,6 +62,10 @@ class UniformSampling(Sampling):
     def __post_init__(self) -> None:
         if self.num_frames < 1:
             raise UsageError(f"{self.num_frames} frames cannot be sampled", remedy="take at least 1")
+        if self.num_frames > MAX_FRAMES:
+            raise UsageError(
+                f"{self.num_frames} frames cannot be sampled", remedy=f"take at most {MAX_FRAMES}"
+            )
 
     def choose(self, times: np.ndarray) -> np.ndarray:
         """Choose frames by their presentation times ``times`` (N,) in seconds, ascending.
@@ -91,7 +97,9 @@ class RateSampling(Sampling):
 
     def __post_init__(self) -> None:
         if not 0 < self.fps <= 1000:
-            raise UsageError(f"{self.fps:g} frames a second cannot be sampled", remedy="take more than 0")
+            raise UsageError(
+                f"{self.fps:g} frames a second cannot be sampled", remedy="take more than 0, at most 1000"
+            )
 
     def choose(self, times: np.ndarray) -> np.ndarray:
         """Choose frames by their presentation times ``times`` (N,) in seconds, ascending.
@@ -133,6 +141,11 @@ class WindowSampling(Sampling):
             raise UsageError(
                 f"windows of {self.size} frames every {self.stride} cannot be sampled",
                 remedy="take at least 1",
+            )
+        if max(self.size, self.stride) > MAX_FRAMES:
+            raise UsageError(
+                f"windows of {self.size} frames every {self.stride} cannot be sampled",
+                remedy=f"take at most {MAX_FRAMES}",
             )
 
     def choose(self, times: np.ndarray) -> np.ndarray:

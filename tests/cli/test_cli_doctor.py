@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,6 +9,7 @@ from hub_server import FakeHub
 from toy import Run
 
 import capvid as package
+from capvid import diagnosis
 from capvid.diagnosis import State, diagnose
 
 
@@ -63,3 +65,19 @@ def test_what_cannot_be_used_is_an_error(capvid: Run, hub: FakeHub, monkeypatch:
     state, said = lines(out)["bundled models"]
     assert state == "broken" and "damaged, not the captioner m3; install capvid again" in said
     assert [finding.topic for finding in diagnose() if finding.state is State.BROKEN] == ["bundled models"]
+
+
+def test_one_broken_library_hides_no_other(
+    capvid: Run, hub: FakeHub, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def fail(_: str) -> None:
+        raise ValueError("a\n\x1b[2J")
+
+    monkeypatch.setitem(diagnosis._LOOKS, "torch", fail)
+    java = tmp_path / "java"
+    java.write_bytes(b"#!/bin/sh\nprintf 'version \\377 \\033[2J' >&2\n")
+    java.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    code, out, _ = capvid("doctor")
+    assert code == 1 and all(line.isprintable() or "\ufffd" in line for line in out.split("\n"))
+    assert "broken  torch           ValueError('a" in out and "Java" in out and "Hub" in out

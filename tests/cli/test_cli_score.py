@@ -180,7 +180,9 @@ def test_per_video(suffix: str, capvid: Run, files: Path) -> None:
         rows = list(csv.DictReader(io.StringIO(text), delimiter=delimiter, quoting=quoting))
     expected = score(said, REFERENCES, metrics=["bleu", "rouge"]).per_video
     assert [row["video"] for row in rows] == list(REFERENCES)
-    assert rows[0]["caption"] == (said["video1"] if suffix != "tsv" else 'a "dog", is running')
+    assert rows[0]["caption"] == (
+        said["video1"] if suffix in ("json", "jsonl") else 'a "dog",\\tis\\nrunning'
+    )
     for row in rows:
         assert {name: float(row[name]) for name in list(row)[2:]} == expected[row["video"]]
     assert [one.name for one in files.iterdir() if one.name.endswith(".tmp")] == []

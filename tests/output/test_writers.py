@@ -114,7 +114,7 @@ def test_tables(form: str, separator: str) -> None:
 
 def test_srt() -> None:
     (cue,) = pysrt.from_string(written("srt", ODD, many=False))
-    assert (cue.index, cue.text) == (1, "a <b> & a dog")
+    assert (cue.index, cue.text) == (1, "a \u2039b\u203a & a dog")
     assert (cue.start.ordinal, cue.end.ordinal) == (0, 7_266_000)
     assert written("srt", BAD, many=False) == ""
     with pytest.raises(DataError, match=r"in/v.mp4: subtitles need times, .*; give the video, or choose"):

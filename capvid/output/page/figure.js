@@ -31,7 +31,7 @@ const percent = (weight) => {
   return `${share < 0.95 && share > 0 ? share.toFixed(1) : Math.round(share)}%`;
 };
 const seconds = (value) => `${value.toFixed(1)} s`;
-const number = (value) => value.toFixed(2).replace("-", "\u2212");
+const number = (value) => value === null ? "?" : value.toFixed(2).replace("-", "\u2212");
 const across = (count) => Math.ceil(count / Math.ceil(count / ALIGNED)); // tiles in a row, rows being alike
 const sum = (row) => row.reduce((a, b) => a + b, 0);
 const greatest = (rows) => rows.reduce((most, row) => row.reduce((a, b) => Math.max(a, b), most), 0);

@@ -1,0 +1,110 @@
+"""Names that are no text or that would control a terminal, through the commands."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from toy import Run, Toy
+
+from capvid.errors import CapvidError
+from capvid.files import MANIFEST
+
+pytestmark = pytest.mark.skipif(os.name != "posix", reason="names of files are bytes there only")
+
+NAMES = [b"byte \xff.mp4", b"new\nline.mp4", b"\x1b]0;title\x07.mp4", "\u202egpj.mp4".encode(), b"=1+1.mp4"]
+
+
+def hostile_folder(folder: Path, video: Path) -> list[str]:
+    """Fill a folder with a good and a broken video of each name."""
+    folder.mkdir()
+    for name in NAMES:
+        (folder / os.fsdecode(name)).write_bytes(video.read_bytes())
+        (folder / os.fsdecode(b"broken " + name)).write_bytes(b"no video" * 100)
+    (folder / "good.mp4").write_bytes(video.read_bytes())
+    return sorted(os.fsdecode(name).removesuffix(".mp4") for name in (*NAMES, b"good.mp4"))
+
+
+@pytest.mark.parametrize("form", ["json", "srt"])
+def test_names_in_a_folder(capvid: Run, toy: Toy, video_files: list[Path], tmp_path: Path, form: str) -> None:
+    good = hostile_folder(tmp_path / "in", video_files[0])
+    command = ["caption", tmp_path / "in", "--model", toy.model, "--format", form, "--workers", 1]
+    for summary in ("6 captioned, 5 failed", "0 captioned, 6 skipped (already done), 5 failed"):
+        code, out, err = capvid(*command, "--output-dir", tmp_path / "out")
+        assert (code, out) == (3, "")
+        *errors, last = err.split("\n")[:-1]
+        assert last == summary and len(errors) == 5 and all(line.startswith("error: ") for line in errors)
+        assert all(line.isprintable() for line in errors), errors
+        written = {path.stem for path in (tmp_path / "out").iterdir() if path.name != MANIFEST}
+        assert written >= set(good)
+        lines = (tmp_path / "out" / MANIFEST).read_bytes().decode("utf-8").splitlines()
+        assert len([json.loads(line) for line in lines]) == 11
+
+
+def test_names_on_stdout(capvid: Run, toy: Toy, video_files: list[Path], tmp_path: Path) -> None:
+    hostile_folder(tmp_path / "in", video_files[0])
+    command = ["caption", tmp_path / "in", "--model", toy.model, "--workers", 1]
+    code, out, err = capvid(*command)
+    lines = out.split("\n")[:-1]
+    assert code == 3 and len(lines) == 6 and all(line.replace("\t", "", 1).isprintable() for line in lines)
+    assert all(
+        name in out for name in (r"byte \xff.mp4", r"new\nline.mp4", r"\x1b]0;title\x07", r"\u202egpj")
+    )
+    assert all(line.isprintable() for line in err.split("\n"))
+
+
+@pytest.mark.parametrize("kind", ["fifo", "folder"])
+def test_a_manifest_that_is_no_file(
+    capvid: Run, toy: Toy, video_files: list[Path], tmp_path: Path, kind: str
+) -> None:
+    path = tmp_path / MANIFEST
+    os.mkfifo(path) if kind == "fifo" else path.mkdir()
+    code, out, err = capvid("caption", *video_files[:2], "--model", toy.model, "--output-dir", tmp_path)
+    assert (code, out) == (1, "") and err.count("\n") == 1
+    assert err.startswith(f"error: {path}: ") and ("not a regular file" in err or "Is a directory" in err)
+
+
+@pytest.mark.parametrize("name", ["\x1b7\n\u202e.mp4", "byte \udcff.mp4"])
+@pytest.mark.parametrize("command", [["caption"], ["info"], ["caption", "--from-file"], ["score", "a.json"]])
+def test_every_error_is_one_printable_line(
+    capvid: Run, name: str, command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, out, err = capvid(*command, f"no {name}")
+    assert code and not out
+    assert err.count("\n") == 1 and err[:-1].isprintable() and err.startswith("error: "), err
+
+
+def test_what_a_library_raises_is_one_printable_line(
+    capvid: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for error in (
+        ValueError("a\n\x1b[2J"),
+        OSError(5, "a\n\x1b[2J", "b\n\x9b"),
+        CapvidError("\u202ea\n\x1b[2J"),
+    ):
+
+        def fail(*_: object, error: Exception = error) -> None:
+            raise error
+
+        monkeypatch.setattr("capvid.video.source.open_video", fail)
+        code, _, err = capvid("info", "v.mp4")
+        assert code == 1 and err.count("\n") == 1 and err[:-1].isprintable(), err
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["info", "a.mp4", "\x1b[2Jb"],
+        ["info", "--\x1b[2J"],
+        ["--\u202e"],
+        ["\x1b[2J"],
+        ["caption", "--format=\x1b"],
+    ],
+)
+def test_usage_errors_do_not_control_the_terminal(capvid: Run, command: list[str]) -> None:
+    code, out, err = capvid(*command)
+    assert (code, out) == (2, "") and all(line.isprintable() for line in err.split("\n")), err
+    assert "x1b" in err or "u202e" in err

@@ -1,0 +1,141 @@
+"""Values of options that no command can use: usage errors before any work is done."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
+
+import pytest
+from toy import Run
+from typer.models import OptionInfo
+
+from capvid.cli import caption, data, extract, info, score, train
+from capvid.decoding import DecodingOptions
+from capvid.errors import UsageError
+
+HUGE = "1" + "0" * 30
+DIGITS = "9" * 5000  # more than Python converts
+UNBOUNDED = {("data check", "--min-count")}  # only compared with counts
+
+
+COMMANDS: list[tuple[str, Callable[..., None]]] = [
+    ("caption", caption.caption),
+    ("extract", extract.extract),
+    ("train", train.train),
+    ("score", score.score),
+    ("info", info.info),
+    ("data check", data.check),
+]
+
+
+def numeric_options() -> Iterator[tuple[str, str]]:
+    """The options that take a number, each with its command."""
+    for command, function in COMMANDS:
+        for name, hint in get_type_hints(function, include_extras=True).items():
+            plain, *extras = get_args(hint) if get_origin(hint) is Annotated else (hint,)
+            options = [extra for extra in extras if isinstance(extra, OptionInfo)]
+            if options and {plain, *get_args(plain)} & {int, float}:
+                yield command, "--" + name.replace("_", "-")
+
+
+@pytest.mark.parametrize(("command", "option"), list(numeric_options()))
+def test_every_number_has_a_range(
+    capvid: Run, command: str, option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    required = ["no.mp4", *(["--backbone", "colour-grid", "-o", "out"] if command == "extract" else [])]
+    for value in ("-1", "nan", "inf", HUGE):
+        if (command, option) in UNBOUNDED and value == HUGE:
+            continue
+        code, out, err = capvid(*command.split(), *required, f"{option}={value}")
+        assert (code, out) == (2, ""), (value, err)
+        assert "internal error" not in err and "Traceback" not in err
+        assert option in err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--sampling", "windows:1/99999999999999999999"],
+        ["--sampling", "windows:99999999999999999999/1"],
+        ["--sampling", f"windows:1/{DIGITS}"],
+        ["--sampling", "uniform:1000000000000000000"],
+        ["--sampling", f"uniform:{DIGITS}"],
+        ["--sampling", "uniform:0"],
+        ["--sampling", "fps:0"],
+        ["--sampling", "fps:-1"],
+        ["--sampling", "fps:1e300"],
+        ["--sampling", "fps:nan"],
+        ["--sampling", f"fps:{DIGITS}"],
+        ["--sampling", ""],
+        ["--shard", f"1/{HUGE}"],
+        ["--shard", f"1/{DIGITS}"],
+        ["--shard", "1/2000000"],
+        ["--shard", "0/4"],
+    ],
+)
+def test_samplings_and_shards(capvid: Run, arguments: list[str], tmp_path: Path) -> None:
+    command = ["extract", "no.mp4", "--backbone", "colour-grid", "-o", tmp_path / "out", *arguments]
+    code, out, err = capvid(*command)
+    if arguments == ["--sampling", ""]:  # as if it were left out
+        assert "no.mp4" in err
+        return
+    assert (code, out) == (2, "") and err.startswith("error: ") and err.count("\n") == 1, err
+
+
+@pytest.mark.parametrize("count", ["0", "-1", "1000000000000", HUGE])
+def test_numbers_of_segments(capvid: Run, count: str) -> None:
+    code, out, err = capvid("caption", Path(__file__), f"--segments={count}")
+    assert (code, out) == (2, "") and f"{count} segments cannot be made" in err
+
+
+@pytest.mark.parametrize("more", [[], ["a.mp4"]])
+@pytest.mark.parametrize("command", [["caption"], ["extract", "--backbone", "colour-grid", "-o", "out"]])
+def test_an_empty_input(
+    capvid: Run, command: list[str], more: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert capvid(*command, "", *more) == (
+        2,
+        "",
+        "error: an INPUT is empty; give a video, a folder or an address, . for this folder\n",
+    )
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"beam_size": 100_000}, "beam_size = 100000: must be at most 1000"),
+        ({"max_length": 10**30}, "max_length = "),
+        ({"num_captions": 10**9, "temperature": 1.0}, "must be at most 10000"),
+        ({"length_penalty": 1e308}, "length_penalty = 1e+308: must be at most 100"),
+        ({"specificity": 1e308}, "must be at most 1000"),
+        ({"temperature": 1e-308}, "temperature = 1e-308: must be 0 or at least 0.001; 0 takes"),
+        ({"temperature": 1e308}, "must be at most 1000"),
+        ({"top_p": float("nan"), "temperature": 1.0}, "top_p = nan"),
+        ({"seed": 10**30}, "must be at most"),
+    ],
+)
+def test_the_library_refuses_the_same(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError) as raised:
+        DecodingOptions(**values)
+    assert message in str(raised.value)
+
+
+def test_a_list_on_stdin_that_does_not_end(capvid: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CAPVID_LIMIT_LIST_BYTES", "100")
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"a.mp4\n" * 1000)))
+    code, _, err = capvid("caption", "--from-file", "-")
+    assert code == 2 and err == "error: the list on stdin is larger than the limit of 100 bytes\n"
+
+
+@pytest.mark.skipif(os.name != "posix", reason="FIFOs are made in another way")
+def test_a_list_that_is_a_pipe(capvid: Run, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "list.txt")
+    code, _, err = capvid("caption", "--from-file", tmp_path / "list.txt")
+    assert code == 2 and "list.txt: the list cannot be read (not a regular file" in err
