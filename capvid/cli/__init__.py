@@ -130,7 +130,7 @@ def _check_working_directory() -> None:
         os.getcwd()  # noqa: PTH109
     except OSError as error:
         raise CapvidError(
-            f"the working directory cannot be used ({error.strerror})", remedy="change to one that exists"
+            f"the working directory cannot be used ({error.strerror})", remedy="change to another one"
         ) from error
 
 

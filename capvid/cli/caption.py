@@ -417,7 +417,7 @@ def _into_folder(
 
         def prepare(result: CaptionResult) -> Commit:
             if result.path not in kept:
-                with common.output_file(folder):
+                with common.output_file(result.path, folder):
                     write(result)
             return lambda: None
 

@@ -246,10 +246,11 @@ def _check_writable(folder: Path) -> None:
 
 
 @contextmanager
-def output_file(folder: Path) -> Iterator[None]:
+def output_file(path: VideoPath, folder: Path) -> Iterator[None]:
     """Turn a failure to write the file of one input into that input's error.
 
     Args:
+        path: path or address of the input.
         folder: output folder of the run.
 
     Raises:
@@ -269,4 +270,4 @@ def output_file(folder: Path) -> Iterator[None]:
             check_writable_folder(folder)
         except UsageError as unusable:
             raise RunError(unusable.message) from error
-        raise CapvidError(f"{cause.filename or folder}: cannot be written ({reason})") from error
+        raise CapvidError(f"{path}: its output cannot be written to {folder} ({reason})") from error

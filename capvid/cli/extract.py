@@ -339,7 +339,7 @@ def extract_into(
                 if result.error is not None or result.features is None:
                     raise result.error or UsageError(f"{result.path}: no features")
                 made = (result.features, *result.further)
-                with common.output_file(folder):
+                with common.output_file(result.path, folder):
                     for path, features in zip(todo[result.path].targets, made, strict=True):
                         save_features(path, features)
                 batch.done += 1
