@@ -118,6 +118,8 @@ STAGES: dict[str, tuple[object, str, Callable[..., bool]]] = {
     "record": (writers, "make_record", is_bad_path),
 }
 
+DEFAULT_STAGES = ("crops", "backbone", "search", "record")
+
 
 def check(run: tuple[int, str, str], found: dict[str, Any], expected: dict[str, Any]) -> None:
     """See that the bad clip alone has failed, by an internal error, and the others are as ever."""
@@ -132,7 +134,10 @@ def check(run: tuple[int, str, str], found: dict[str, Any], expected: dict[str, 
         assert found["bad"]["captions"] == [] and found["bad"]["video"].endswith("bad.mp4")
 
 
-@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize(
+    "stage",
+    [name if name in DEFAULT_STAGES else pytest.param(name, marks=pytest.mark.slow) for name in STAGES],
+)
 def test_every_stage_on_stdout(
     stage: str, model: Path, clips: Path, expected: dict[str, Any], capvid: Run, monkeypatch: Patch
 ) -> None:
