@@ -24,8 +24,10 @@ def input_error(path: str | os.PathLike[str], cause: Exception) -> CapvidError:
         raise cause
     if isinstance(cause, CapvidError):
         return cause
-    if isinstance(cause, MemoryError):
-        return CapvidError(f"{path}: too little memory", remedy="see whether other programs need it")
+    if isinstance(cause, MemoryError) or str(cause).startswith("MemoryError"):  # the latter of a worker
+        return CapvidError(
+            f"{path}: too little memory for this input", remedy="try it alone with --workers 1"
+        )
     return InternalError(path, cause)
 
 

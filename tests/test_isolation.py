@@ -6,7 +6,6 @@ import csv
 import json
 import os
 import socket
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,15 +19,16 @@ from pyarrow import parquet
 from safetensors.numpy import load_file, save_file
 from toy import Run, capvid, save_toy_captioner, write_pictures, write_video
 
+from capvid import describe, pipeline
 from capvid.captioners.checkpoint import Checkpoint
 from capvid.cli import main
 from capvid.describe import Describer
-from capvid.errors import InternalError, RunError
+from capvid.errors import InternalError, RemoteError, RunError
 from capvid.features import ahead, extract, file
 from capvid.features.backbones import Backbone
 from capvid.files import MANIFEST
 from capvid.isolation import input_error
-from capvid.output import manifest, report, rows, writers
+from capvid.output import feature_shards, manifest, report, rows, writers
 from capvid.output.shards import JsonLines
 from capvid.pipeline import CaptionPipeline
 from capvid.video.segments import EqualSegments
@@ -112,8 +112,8 @@ STAGES: dict[str, tuple[object, str, Callable[..., bool]]] = {
     "backbone": (Backbone, "_run", is_bad_batch),
     "features": (extract, "Features", lambda **facts: facts["video"] == "bad"),
     "header": (CaptionPipeline, "_segmented", is_bad_path),
-    "search": (sys.modules["capvid.describe"], "decode", is_bad_mask),
-    "rescoring": (sys.modules["capvid.describe"], "follow", is_bad_mask),
+    "search": (describe, "decode", is_bad_mask),
+    "rescoring": (describe, "follow", is_bad_mask),
     "result": (CaptionPipeline, "_captioned", is_bad_path),
     "record": (writers, "make_record", is_bad_path),
 }
@@ -272,7 +272,7 @@ def test_extraction(shards: bool, clips: Path, capvid: Run, monkeypatch: Patch, 
     options += ["--videos-per-file", 1] if shards else []
     assert capvid(*options, "-o", tmp_path / "expected")[0] == 0
     bad = lambda features, **more: features.video == "bad"  # noqa: E731
-    for module in (file, sys.modules["capvid.output.feature_shards"]):
+    for module in (file, feature_shards):
         monkeypatch.setattr(module, "features_to_bytes", failing(file.features_to_bytes, bad))
     code, _, stderr = capvid(*options, "-o", tmp_path / "found", "--debug")
     assert code == 3
@@ -299,7 +299,6 @@ def test_bad_features_among_good_ones(
     inputs = [*sorted(tmp_path.glob("*.safetensors")), clips / "a.mp4"]
     arguments = ["caption", *inputs, "--workers", 1, "--model", model, "--format", "csv"]
     _, undisturbed, _ = capvid(*arguments)
-    pipeline = sys.modules["capvid.pipeline"]
     for owner, name in ((pipeline, "load_features"), (Checkpoint, "accept")):
         calls = iter([False, True] + 10 * [False])  # the second input fails
         with monkeypatch.context() as patch:
@@ -356,7 +355,8 @@ def test_what_an_exception_costs() -> None:
     for cause in (BrokenPipeError(32, "x"), OSError(28, "full"), OSError(30, "read-only"), RunError("x")):
         with pytest.raises(type(cause)):
             input_error("v.mp4", cause)
-    assert str(input_error("v.mp4", MemoryError())).startswith("v.mp4: too little memory")
+    for memory in (MemoryError(), RemoteError.of(MemoryError("x"))):
+        assert str(input_error("v.mp4", memory)).startswith("v.mp4: too little memory")
     error = input_error("v.mp4", KeyError("x"))
     assert isinstance(error, InternalError)
     assert str(error).startswith("v.mp4: internal error: KeyError: 'x'; please report")

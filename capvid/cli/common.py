@@ -122,7 +122,8 @@ class Batch:
         """Count a failed input and say why on one line, after the traceback of a bug when debugging."""
         self.errors.append(error)
         if error.trace and debugging.get():
-            self.say(error.trace.rstrip())
+            for line in error.trace.splitlines():
+                self.say(line)
         self.say(f"error: {error}")
 
     def lost(self, path: VideoPath | str, frames: int) -> None:
