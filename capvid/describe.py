@@ -22,6 +22,7 @@ from capvid.decoding.constraints import check_repetition
 from capvid.decoding.follow import follow, in_double
 from capvid.decoding.paragraphs import as_tokens
 from capvid.decoding.specificity import check_specificity
+from capvid.errors import RunError
 from capvid.results import Caption, WordScore
 
 _SENTENCES = 4096  # of which it is remembered how probable they are of the average video
@@ -77,9 +78,22 @@ class Describer:
 
     @torch.inference_mode()
     def describe(self, videos: Sequence[Sequence[np.ndarray]]) -> list[list[Described]]:
-        """Caption each segment of each video by its features (T, D), or maps (T, L, D)."""
+        """Caption each segment of each video by its features (T, D), or maps (T, L, D).
+
+        Raises:
+            RunError: there is too little device memory.
+        """
         if not videos:  # a batch of inputs that all failed
             return []
+        try:
+            return self._describe(videos)
+        except torch.OutOfMemoryError as error:
+            raise RunError(
+                f"{self.device} has not the memory to caption {len(videos)} videos at once",
+                remedy="use a smaller --batch-size",
+            ) from error
+
+    def _describe(self, videos: Sequence[Sequence[np.ndarray]]) -> list[list[Described]]:
         clips = [[torch.from_numpy(segment) for segment in video] for video in videos]
         captioner, precise = self._captioner, self._precise
         if isinstance(captioner, ParagraphCaptioner) and captioner.recurrent:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,14 @@ class CapvidError(Exception):
     Args:
         message: what went wrong and where, without a full stop.
         remedy: what to do about it, without a full stop.
+
+    Attributes:
+        trace: formatted traceback of the bug behind an internal error; empty for all other errors.
     """
 
     exit_code = 1
     kind = "error"
+    trace = ""
 
     def __init__(self, message: str, *, remedy: str = "") -> None:
         super().__init__(message, remedy)
@@ -154,16 +159,46 @@ class TrainingMemoryError(TrainingError):
     """Training for which there is not enough memory."""
 
 
+class RunError(CapvidError):
+    """An error that concerns every input, such as too little device memory; it ends the run."""
+
+
+class RemoteError(RuntimeError):
+    """An exception of another process, as text because not every exception can be pickled.
+
+    Attributes:
+        trace: its formatted traceback.
+    """
+
+    def __init__(self, reason: str, trace: str) -> None:
+        super().__init__(reason, trace)
+        self.trace = trace
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+    @classmethod
+    def of(cls, error: BaseException) -> RemoteError:
+        """Convert an exception that was just caught."""
+        return cls(_reason(error), "".join(traceback.format_exception(error)))
+
+
 class InternalError(CapvidError):
     """A bug in capvid, met while handling one input; the other inputs are unaffected."""
 
     kind = "internal"
 
     def __init__(self, path: str | os.PathLike[str], cause: BaseException) -> None:
-        reason = f"{type(cause).__name__}: {cause}" if str(cause) else type(cause).__name__
+        remote = cause if isinstance(cause, RemoteError) else RemoteError.of(cause)
         super().__init__(
-            f"{path}: internal error: {reason}", remedy="please report; --debug shows the traceback"
+            f"{path}: internal error: {remote}", remedy="please report; --debug shows the traceback"
         )
+        # as text: the exception itself would keep the arrays of its frames in memory
+        self.trace = remote.trace
+
+
+def _reason(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 
 class RecipeError(UsageError):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
@@ -20,12 +20,13 @@ import torch
 from capvid.captioners.checkpoint import Checkpoint
 from capvid.decoding import DecodingOptions
 from capvid.describe import Described, Describer, paragraph
-from capvid.errors import CapvidError, DataError, FeatureMismatchError, UsageError
+from capvid.errors import CapvidError, DataError, FeatureMismatchError, RunError, UsageError
 from capvid.features.ahead import Video, holds_features
 from capvid.features.decode import fetched
 from capvid.features.extract import TIMEOUT, ExtractionResult, compute_features, views_of
 from capvid.features.file import Features, load_features
 from capvid.features.parts import DecodeStage, joined
+from capvid.isolation import input_error
 from capvid.results import Caption, CaptionResult, Segment
 from capvid.storage import VideoPath, located
 from capvid.video.sampling import Sampling
@@ -183,8 +184,8 @@ class CaptionPipeline:
         try:
             with fetched(path) as file:
                 features = load_features(file)
-        except CapvidError as error:
-            return ExtractionResult(path=path, features=None, error=error)
+        except Exception as cause:
+            return ExtractionResult(path=path, features=None, error=input_error(path, cause))
         return self._checked(ExtractionResult(path=path, features=features, error=None))
 
     def _checked(self, result: ExtractionResult) -> ExtractionResult:
@@ -195,8 +196,9 @@ class CaptionPipeline:
             self.checkpoint.accept(result.features.header)
             return result
         except FeatureMismatchError as error:
-            named = FeatureMismatchError(f"{result.path}: {error.message}", remedy=error.remedy)
-            return ExtractionResult(path=result.path, features=None, error=named)
+            return result.failed(FeatureMismatchError(f"{result.path}: {error.message}", remedy=error.remedy))
+        except Exception as cause:
+            return result.failed(input_error(result.path, cause))
 
     @property
     def decoding(self) -> DecodeStage:
@@ -259,44 +261,67 @@ class CaptionPipeline:
     def _describe(self, batch: Sequence[ExtractionResult]) -> Iterator[CaptionResult]:
         """Caption one batch; inputs that failed pass through in their places."""
         cut = [result if result.features is None else self._cut(result) for result in batch]
-        described = iter(self._describer.describe([found.clips for found in cut if isinstance(found, _Cut)]))
+        described = iter(self._described([found for found in cut if isinstance(found, _Cut)]))
         for found in cut:
             if isinstance(found, _Cut):
                 yield self._result(found, next(described))
-            else:
-                yield CaptionResult(
-                    path=found.path,
-                    status="error",
-                    captions=(),
-                    error=found.error,
-                    model=self.model,
-                    lost=found.lost,
-                )
+                continue
+            assert found.error is not None
+            yield self._failed(found, found.error)
+
+    def _described(self, videos: Sequence[_Cut]) -> Sequence[Sequence[Described] | Exception]:
+        """Caption videos together; of each the descriptions of its segments, or what was raised.
+
+        Where that fails, they are captioned one by one, which gives the same captions, so that only the
+        video at fault has none.
+        """
+        try:
+            return self._describer.describe([video.clips for video in videos])
+        except RunError:
+            raise
+        except Exception as cause:
+            return [cause] if len(videos) == 1 else [self._described([video])[0] for video in videos]
+
+    def _failed(self, result: ExtractionResult, error: CapvidError) -> CaptionResult:
+        return CaptionResult(
+            path=result.path, status="error", captions=(), error=error, model=self.model, lost=result.lost
+        )
 
     def _cut(self, result: ExtractionResult) -> _Cut | ExtractionResult:
         """A video's features by its segments, or why it cannot be cut."""
+        try:
+            return self._segmented(result)
+        except Exception as cause:
+            return result.failed(input_error(result.path, cause))
+
+    def _segmented(self, result: ExtractionResult) -> _Cut:
         features = result.features
         assert features is not None
         array, times, duration = features.concatenated(), features.times, features.seconds
         spans: list[tuple[float, float | None]] = [(0.0, duration)]
         places = [np.arange(len(array))]
         if self.segments is not None:
-            try:
-                if times is None or duration is None:
-                    raise DataError(
-                        f"{result.path}: segments need times, and these features have none",
-                        remedy="give the video, or leave out --segments",
-                    )
-                found = self.segments.spans(result.path, array, times, duration)
-            except CapvidError as error:
-                return replace(result, features=None, error=error)
+            if times is None or duration is None:
+                raise DataError(
+                    f"{result.path}: segments need times, and these features have none",
+                    remedy="give the video, or leave out --segments",
+                )
+            found = self.segments.spans(result.path, array, times, duration)
             spans = list(found)
             places = [frames_within(span, times, duration) for span in found]
         frames = [here[self._describer.frames(len(here))] for here in places]
         return _Cut(result=result, spans=spans, frames=frames, clips=[array[here] for here in frames])
 
-    def _result(self, cut: _Cut, described: Sequence[Described]) -> CaptionResult:
+    def _result(self, cut: _Cut, described: Sequence[Described] | Exception) -> CaptionResult:
         """The result of a video whose segments were ``described``."""
+        try:
+            if isinstance(described, Exception):
+                raise described
+            return self._captioned(cut, described)
+        except Exception as cause:
+            return self._failed(cut.result, input_error(cut.result.path, cause))
+
+    def _captioned(self, cut: _Cut, described: Sequence[Described]) -> CaptionResult:
         segments = tuple(
             Segment(
                 start=start,

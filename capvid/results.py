@@ -99,3 +99,9 @@ class CaptionResult:
     paragraph: bool = False
     times: np.ndarray | None = None
     pictures: tuple[bytes, ...] = ()
+
+    def failed(self, error: CapvidError) -> CaptionResult:
+        """Return the result of the same input with an error instead of captions."""
+        return CaptionResult(
+            path=self.path, status="error", captions=(), error=error, model=self.model, lost=self.lost
+        )

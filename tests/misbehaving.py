@@ -1,4 +1,4 @@
-"""Decoding that hangs, crashes or is killed, by the name of the video; in the process that decodes."""
+"""Decoding that hangs, crashes, raises or is killed, by the name of the video; in the process that decodes."""
 
 from __future__ import annotations
 
@@ -20,4 +20,8 @@ def decode(path: Path, sampling: Sampling, views: Sequence[View], reader: str, p
         os.kill(os.getpid(), signal.SIGKILL)
     if path.stem == "crashes" or (path.stem == "crashes once" and reader != "pyav"):
         os.kill(os.getpid(), signal.SIGSEGV)
+    if path.stem == "raises":
+        raise ValueError("boom")
+    if path.stem == "runs out of memory":
+        raise MemoryError
     return decode_video(path, sampling, views, reader, pictures)

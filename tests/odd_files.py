@@ -35,7 +35,7 @@ def _noise(
     return path
 
 
-def _broken(folder: Path) -> Files:
+def make_broken_files(folder: Path) -> Files:
     """No video, or one of which nothing is left."""
     before = set(folder.iterdir())
     (folder / "empty.mp4").touch()
@@ -158,7 +158,7 @@ def _named(folder: Path) -> Files:
 def make_odd_files(folder: Path) -> Files:
     """Fill a folder with more than 60 files; gives, by name, whether features can be had of each."""
     found: Files = {}
-    parts: list[Callable[[Path], Files]] = [_rare, _broken, _cut, _named]
+    parts: list[Callable[[Path], Files]] = [_rare, make_broken_files, _cut, _named]
     folder.mkdir(parents=True, exist_ok=True)
     for part in parts:
         found |= part(folder)

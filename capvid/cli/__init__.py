@@ -9,10 +9,12 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from types import FrameType
 
-__all__ = ["main"]
+__all__ = ["debugging", "main"]
 
+debugging = ContextVar("debugging", default=False)  # whether tracebacks are wanted
 
 BROKEN_PIPE = 141  # as a shell shows programs that SIGPIPE ends
 INTERRUPTED = 130
@@ -40,10 +42,12 @@ def main(args: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if args is None else args)
     arguments, debug = _take_debug(arguments)
     streams.prepare()
+    token = debugging.set(debug)
     try:
         with _interrupts():
             code = _run(arguments, debug=debug)
     finally:
+        debugging.reset(token)
         streams.silence()
     if code == INTERRUPTED and args is None:
         threading.Thread(target=_end_at_last, daemon=True).start()
@@ -94,6 +98,7 @@ def _run(arguments: list[str], *, debug: bool) -> int:
     try:
         from capvid.cli.app import run
 
+        _check_working_directory()
         run(arguments)
         sys.stdout.flush()
     except SystemExit as stop:
@@ -115,6 +120,18 @@ def _run(arguments: list[str], *, debug: bool) -> int:
         _explain(f"internal error: {' '.join(text.split())}; run with --debug for the traceback", debug=debug)
         return 1
     return 0
+
+
+def _check_working_directory() -> None:
+    """Raise CapvidError if the working directory was deleted: no relative path would mean anything."""
+    from capvid.errors import CapvidError
+
+    try:
+        os.getcwd()  # noqa: PTH109
+    except OSError as error:
+        raise CapvidError(
+            f"the working directory cannot be used ({error.strerror})", remedy="change to another one"
+        ) from error
 
 
 def _place(error: OSError) -> str:

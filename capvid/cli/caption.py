@@ -6,10 +6,11 @@ import io
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import closing
+from copy import copy
 from enum import Enum
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypedDict
+from typing import TYPE_CHECKING, Annotated, Any, TypedDict, TypeVar
 
 import typer
 
@@ -24,9 +25,14 @@ if TYPE_CHECKING:
     from capvid.output import Writer
     from capvid.pipeline import CaptionPipeline
     from capvid.results import CaptionResult
+    from capvid.storage import VideoPath
     from capvid.video.inputs import VideoInput
 
-    Write = Callable[[CaptionResult], None]
+    Look = Callable[[CaptionResult], list[str]]
+    Commit = Callable[[], object]
+    Prepare = Callable[[CaptionResult], Commit]
+
+_T = TypeVar("_T")
 
 
 class Format(str, Enum):
@@ -261,7 +267,7 @@ def caption(
             with writer(
                 stream=sys.stdout, many=batch.many, settings=pipeline.settings, attention=recorded
             ) as out:
-                _run(pipeline, videos, batch, out.write, look, data_on_stdout=True, fail_fast=fail_fast)
+                _run(pipeline, videos, batch, _to_stream(out), look, data_on_stdout=True, fail_fast=fail_fast)
     batch.finish()
 
 
@@ -284,7 +290,7 @@ def _job(model: str | None, device: str, options: dict[str, Any], attention: boo
 class _How(TypedDict):
     """What is done with every result, wherever its captions go, and whether to stop at one that failed."""
 
-    look: Write
+    look: Look
     attention: bool
     fail_fast: bool
 
@@ -293,30 +299,89 @@ def _run(
     pipeline: CaptionPipeline,
     videos: Sequence[VideoInput],
     batch: common.Batch,
-    write: Write,
-    look: Write,
+    prepare: Prepare,
+    look: Look,
     *,
     data_on_stdout: bool = False,
     fail_fast: bool,
 ) -> None:
-    """Caption the videos, handing each result to ``write`` and ``look`` as it comes and counting it."""
+    """Caption the videos, handing each result to ``prepare`` and ``look`` as it comes and counting it."""
     paths = [video.path for video in videos]
     with (
         closing(pipeline.stream(paths)) as results,
         batch.progress(len(paths), data_on_stdout=data_on_stdout),
     ):
         for result in results:
-            batch.done += result.error is None  # before it is written: what a reader has seen is counted
-            write(result)
-            look(result)
+            result = _deliver(result, batch, prepare, look)
             batch.advance()
             batch.lost(result.path, result.lost)
             if result.error is None:
-                batch.generic += any(segment.captions[0].generic for segment in result.segments)
                 continue
             batch.failed(result.error)
             if fail_fast:
                 return
+
+
+def _deliver(result: CaptionResult, batch: common.Batch, prepare: Prepare, look: Look) -> CaptionResult:
+    """Write a result, or its error in its place if it cannot be written; return what was written.
+
+    Args:
+        result: the result.
+        batch: counts it if it is good.
+        prepare: does what may fail for this result alone, and returns what writes it to a shared stream.
+        look: adds the result to the page and returns its chart.
+    """
+    from capvid.isolation import input_error
+
+    good = result.error is None
+    batch.done += good  # before it is written: what a reader has seen is counted
+    commit: Commit | None
+    try:
+        generic = any(segment.captions[0].generic for segment in result.segments)
+        commit, lines = prepare(result), look(result)
+        batch.generic += generic
+    except Exception as cause:
+        error = input_error(result.path, cause)
+        batch.done -= good
+        result = result.failed(error) if good else result
+        commit, lines = _attempt(prepare, result), _attempt(look, result) or []
+    if commit is not None:
+        commit()
+    for line in lines:
+        batch.say(line)
+    return result
+
+
+def _attempt(step: Callable[[CaptionResult], _T], failed: CaptionResult) -> _T | None:
+    """Record a failed input; None where its record cannot be written either, and stderr alone has it."""
+    from capvid.isolation import input_error
+
+    try:
+        return step(failed)
+    except Exception as cause:
+        input_error(failed.path, cause)
+        return None
+
+
+def _to_stream(out: Writer) -> Prepare:
+    """Return a function that renders a result completely before any of it is written to the stream."""
+
+    def prepare(result: CaptionResult) -> Commit:
+        draft, text = copy(out), io.StringIO()
+        draft.stream = text
+        draft.write(result)
+        text.getvalue().encode("utf-8")  # else one word could make the file of all results unwritable
+
+        def commit() -> None:
+            stream = out.stream
+            vars(out).update(vars(draft))
+            out.stream = stream
+            stream.write(text.getvalue())
+            stream.flush()
+
+        return commit
+
+    return prepare
 
 
 def _into_file(
@@ -326,7 +391,7 @@ def _into_file(
     path: Path,
     writer: type[Writer],
     *,
-    look: Write,
+    look: Look,
     attention: bool,
     fail_fast: bool,
 ) -> None:
@@ -336,7 +401,7 @@ def _into_file(
     batch.interrupted = f"; {path} was not written"
     text = io.StringIO()
     with writer(stream=text, many=batch.many, settings=pipeline.settings, attention=attention) as out:
-        _run(pipeline, videos, batch, out.write, look, fail_fast=fail_fast)
+        _run(pipeline, videos, batch, _to_stream(out), look, fail_fast=fail_fast)
     if batch.done or writer.records_errors:
         atomic_write_text(path.resolve(), text.getvalue())  # a link stays one
 
@@ -350,7 +415,7 @@ def _into_folder(
     *,
     overwrite: bool,
     again: bool,
-    look: Write,
+    look: Look,
     attention: bool,
     fail_fast: bool,
 ) -> None:
@@ -370,9 +435,19 @@ def _into_folder(
     settings = {**pipeline.settings, **({"attention": True} if attention else {})}
     with Manifest(folder, model=pipeline.model, settings=settings) as manifest:
 
+        def is_done(path: VideoPath) -> bool:
+            try:
+                return manifest.is_done(path, names[path])
+            except Exception:  # captioning it will show what is wrong with it
+                return False
+
+        def prepare(result: CaptionResult) -> Commit:
+            if result.path not in kept:
+                with common.output_file(result.path, folder):
+                    write(result)
+            return lambda: None
+
         def write(result: CaptionResult) -> None:
-            if result.path in kept:
-                return
             if result.error is None or writer.records_errors:
                 text = io.StringIO()
                 with writer(stream=text, many=False, settings=pipeline.settings, attention=attention) as out:
@@ -380,9 +455,9 @@ def _into_folder(
                 atomic_write_text(folder / names[result.path], text.getvalue())
             manifest.note(result, names[result.path])
 
-        kept = {v.path for v in videos if not overwrite and manifest.is_done(v.path, names[v.path])}
+        kept = {video.path for video in videos if not overwrite and is_done(video.path)}
         todo = [video for video in videos if again or video.path not in kept]
         batch.skipped = len(videos) - len(todo)
         if again and kept:
             batch.say(f"note: {len(kept)} done already: captioned again for the page, their files stay")
-        _run(pipeline, todo, batch, write, look, fail_fast=fail_fast)
+        _run(pipeline, todo, batch, prepare, look, fail_fast=fail_fast)

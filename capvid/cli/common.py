@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from capvid.cli import completion
+from capvid.cli import completion, debugging
 from capvid.cli.streams import print_line
-from capvid.errors import CapvidError, UsageError
+from capvid.errors import CapvidError, FeatureFileError, RunError, UsageError
 from capvid.escaping import terminal
+from capvid.isolation import is_disk_full
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -158,8 +159,11 @@ class Batch:
     _progress: Progress | None = None
 
     def failed(self, error: CapvidError) -> None:
-        """Count a failed input and say why on one line."""
+        """Count a failed input and say why on one line, after the traceback of a bug when debugging."""
         self.errors.append(error)
+        if error.trace and debugging.get():
+            for line in error.trace.splitlines():
+                self.say(line)
         self.say(f"error: {error}")
 
     def lost(self, path: VideoPath | str, frames: int) -> None:
@@ -280,3 +284,31 @@ def _check_writable(folder: Path) -> None:
             pass
     except OSError as error:
         raise UsageError(f"{folder}: cannot be written ({error.strerror})") from error
+
+
+@contextmanager
+def output_file(path: VideoPath, folder: Path) -> Iterator[None]:
+    """Turn a failure to write the file of one input into that input's error.
+
+    Args:
+        path: path or address of the input.
+        folder: output folder of the run.
+
+    Raises:
+        CapvidError: the file cannot be written.
+        RunError: nothing can be written to the folder any more.
+    """
+    try:
+        yield
+    except (OSError, FeatureFileError) as error:
+        cause = error if isinstance(error, OSError) else error.__cause__
+        if not isinstance(cause, OSError):
+            raise
+        reason = cause.strerror or cause
+        if is_disk_full(cause):
+            raise RunError(f"{cause.filename or folder}: {reason}") from error
+        try:
+            check_writable_folder(folder)
+        except UsageError as unusable:
+            raise RunError(unusable.message) from error
+        raise CapvidError(f"{path}: its output cannot be written to {folder} ({reason})") from error

@@ -15,7 +15,7 @@ import typer
 from capvid.cli import common, completion
 from capvid.cli.given import Shard, read_given
 from capvid.cli.scale import Engine, EngineOption, RayAddress, RetryFailed, Scale, VideosPerFile, run_sharded
-from capvid.errors import CapvidError, UsageError
+from capvid.errors import UsageError
 
 if TYPE_CHECKING:
     from capvid.engine.jobs import Job
@@ -323,6 +323,7 @@ def extract_into(
     from capvid.features.extract import extract_features
     from capvid.features.file import save_features
     from capvid.files import remove_leftovers
+    from capvid.isolation import input_error
 
     batch.interrupted = common.GOES_ON
     jobs = [_Todo.of(video, folder, views) for video in videos]
@@ -344,11 +345,12 @@ def extract_into(
                 if result.error is not None or result.features is None:
                     raise result.error or UsageError(f"{result.path}: no features")
                 made = (result.features, *result.further)
-                for path, features in zip(todo[result.path].targets, made, strict=True):
-                    save_features(path, features)
+                with common.output_file(result.path, folder):
+                    for path, features in zip(todo[result.path].targets, made, strict=True):
+                        save_features(path, features)
                 batch.done += 1
-            except CapvidError as error:
-                batch.failed(error)
+            except Exception as cause:
+                batch.failed(input_error(result.path, cause))
                 if fail_fast:
                     return
 
@@ -359,6 +361,6 @@ def _is_done(path: Path, backbones: Sequence[Backbone], sampling: Sampling) -> b
 
     try:
         header = load_header(path)
-    except CapvidError:
+    except Exception:  # whatever is wrong with the file, it will be replaced
         return False
     return header.streams == tuple(b.header for b in backbones) and header.sampling == sampling.spec()

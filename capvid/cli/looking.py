@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from capvid.cli import common
-from capvid.errors import UsageError
+from capvid.errors import RunError, UsageError
 
 if TYPE_CHECKING:
+    from capvid.output import Report
     from capvid.pipeline import CaptionPipeline
     from capvid.results import CaptionResult
 
-    Write = Callable[[CaptionResult], None]
+    Look = Callable[[CaptionResult], list[str]]
 
 
 def check_report(path: Path, output: Path | None) -> None:
@@ -36,8 +37,8 @@ def check_report(path: Path, output: Path | None) -> None:
 @contextmanager
 def looking(
     pipeline: CaptionPipeline, batch: common.Batch, *, report: Path | None, charts: bool
-) -> Iterator[Write]:
-    """Yield a function that takes each result as it comes, for the page and the charts, if they are wanted.
+) -> Iterator[Look]:
+    """Yield a function that adds a result to the page and returns its chart as lines for stderr.
 
     Raises:
         OSError: the page cannot be written.
@@ -45,22 +46,37 @@ def looking(
     from capvid.output import Report
 
     with ExitStack() as stack:
-        takers: list[Write] = []
+        page = draw = None
         if report is not None:
             page = stack.enter_context(Report(report, model=pipeline.model, settings=pipeline.settings))
-            takers.append(page.add)
         if charts:
-            takers.append(_Charts(batch))
+            draw = _Charts(batch)
 
-        def look(result: CaptionResult) -> None:
-            for take in takers:
-                take(result)
+        def look(result: CaptionResult) -> list[str]:
+            lines = [] if draw is None else draw(result)
+            if page is not None:
+                _add(page, result)
+            return lines
 
         yield look
 
 
+def _add(page: Report, result: CaptionResult) -> None:
+    """Add a result to the page.
+
+    Raises:
+        RunError: the page cannot be written, which concerns every input.
+    """
+    try:
+        page.add(result)
+    except OSError as error:
+        if error.errno is None:  # not by the system: an image that Pillow does not know
+            raise
+        raise RunError(f"{page.path}: {error.strerror}") from error
+
+
 class _Charts:
-    """Prints charts of what each word looked at on stderr; once says that a captioner has none."""
+    """Charts of what each word looked at, for stderr; once says that a captioner has none."""
 
     def __init__(self, batch: common.Batch) -> None:
         from capvid.output.sparklines import levels_for
@@ -69,15 +85,14 @@ class _Charts:
         self._levels = levels_for(sys.stderr.encoding)
         self._none_said = False
 
-    def __call__(self, result: CaptionResult) -> None:
+    def __call__(self, result: CaptionResult) -> list[str]:
         from capvid.output.sparklines import attention_lines
 
         lines = attention_lines(result, width=_width(), levels=self._levels, named=self._batch.many)
-        for line in lines:
-            self._batch.say(line)
         if result.error is None and not lines and not self._none_said:
             self._none_said = True
-            self._batch.say(f"note: {result.model} has no attention over frames to show")
+            lines = [f"note: {result.model} has no attention over frames to show"]
+        return lines
 
 
 def _width() -> int:

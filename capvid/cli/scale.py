@@ -189,7 +189,9 @@ def _count(rows: Generator[Any, None, None], batch: common.Batch, *, fail_fast: 
                 batch.done += 1
                 batch.generic += row.generic
                 continue
-            batch.failed(CapvidError(row.error))
+            error = CapvidError(row.error)
+            error.trace = row.trace
+            batch.failed(error)
             if fail_fast:
                 return
 

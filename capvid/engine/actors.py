@@ -35,11 +35,12 @@ class Counted:
     error: str | None
     lost: int
     generic: bool
+    trace: str
 
     @classmethod
     def of(cls, row: Row) -> Counted:
         """Take from a row what is counted."""
-        return cls(video=row.video, error=row.error, lost=row.lost, generic=row.generic)
+        return cls(video=row.video, error=row.error, lost=row.lost, generic=row.generic, trace=row.trace)
 
 
 class Tally:
@@ -135,8 +136,9 @@ class Writing:
         return table_of(others + _safely(self._written, rows)) if rows else table
 
     def _written(self, rows: Sequence[Row]) -> Iterator[Counted]:
-        self.folder.write(rows)
-        return map(Counted.of, rows)
+        checked = [self.folder.checked(row) for row in rows]
+        self.folder.write(checked)
+        return map(Counted.of, checked)
 
 
 def _go_to(folder: str) -> None:

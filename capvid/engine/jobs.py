@@ -12,8 +12,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from capvid.features.ahead import Video
-from capvid.features.extract import compute_features, views_of
+from capvid.features.extract import ExtractionResult, compute_features, views_of
 from capvid.features.parts import DecodeStage
+from capvid.isolation import input_error
 from capvid.output.feature_shards import ParquetFeatures, WebDataset, features_row
 from capvid.output.parquet import ParquetCaptions
 from capvid.output.records import SCHEMA_VERSION
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
     from capvid.features.backbones import Backbone
     from capvid.pipeline import CaptionPipeline
+    from capvid.results import CaptionResult
     from capvid.video.sampling import Sampling
 
 
@@ -80,8 +82,14 @@ class CaptionJob(Job):
 
     def rows(self, videos: Iterable[Video]) -> Iterator[Row]:
         """Captions of decoded videos."""
-        for result in self.pipeline.describe(self.pipeline.features_of(videos)):
-            yield caption_row(result, self.pipeline.settings, attention=self.attention)
+        return map(self._row, self.pipeline.describe(self.pipeline.features_of(videos)))
+
+    def _row(self, result: CaptionResult) -> Row:
+        try:
+            return caption_row(result, self.pipeline.settings, attention=self.attention)
+        except Exception as cause:
+            failed = result.failed(input_error(result.path, cause))
+            return caption_row(failed, self.pipeline.settings)
 
     @property
     def head(self) -> dict[str, Any]:
@@ -124,7 +132,14 @@ class ExtractJob(Job):
     def rows(self, videos: Iterable[Video]) -> Iterator[Row]:
         """Features of decoded videos."""
         results = compute_features(videos, self.backbones, self.sampling, batch_size=self.batch_size)
-        return map(features_row, results)
+        return map(self._row, results)
+
+    @staticmethod
+    def _row(result: ExtractionResult) -> Row:
+        try:
+            return features_row(result)
+        except Exception as cause:
+            return features_row(result.failed(input_error(result.path, cause)))
 
     @property
     def head(self) -> dict[str, Any]:

@@ -43,7 +43,7 @@ def run_here(
             WorkerPool(workers, timeout=timeout) as pool,
             closing(job.decoding.videos(pool, inputs)) as videos,
         ):
-            for row in job.rows(videos):
+            for row in map(folder.checked, job.rows(videos)):
                 rows.append(row)
                 if len(rows) == per_file:
                     full, rows = rows, []

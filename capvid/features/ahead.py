@@ -10,9 +10,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
-from capvid.errors import CapvidError, DecoderError, VideoError
+from capvid.errors import CapvidError, DecoderError
 from capvid.features.augment import Augmentation
 from capvid.features.decode import Decoded, Timeline, View, decode_video, read_timeline
+from capvid.isolation import input_error
 from capvid.storage import Blob, VideoPath, located
 from capvid.video.sampling import Sampling
 from capvid.video.workers import WorkerDiedError, WorkerPool, WorkerTimeoutError
@@ -28,6 +29,15 @@ class HasPath(Protocol):
     @property
     def path(self) -> VideoPath:
         """Where the video is."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FailedInput:
+    """An input that failed before it could be decoded; it keeps its place among the others."""
+
+    path: VideoPath
+    key: str
+    error: CapvidError
 
 
 Input = str | VideoPath | HasPath
@@ -94,7 +104,7 @@ class Decoder:
         videos, seen, fill = 0, 0, 1
         try:
             for item in inputs:
-                pending.append((item, None if self._passes(item) else self._submit(item, self._reader)))
+                pending.append(self._begin(item))
                 while len(pending) > self._pool.size + fill:
                     video = self._outcome(*pending.popleft())
                     if video.decoded:
@@ -107,6 +117,14 @@ class Decoder:
             for _, future in pending:
                 if future is not None:
                     future.cancel()
+
+    def _begin(self, item: Input) -> tuple[Input, Future[Decoded] | None]:
+        if isinstance(item, FailedInput) or self._passes(item):
+            return item, None
+        try:
+            return item, self._submit(item, self._reader)
+        except Exception as cause:
+            return failed_input(item, cause), None
 
     def _passes(self, item: Input) -> bool:
         return self._stored and holds_features(path_of(item))
@@ -150,6 +168,8 @@ class Decoder:
     def _outcome(self, item: Input, future: Future[Decoded] | None) -> Video:
         path = path_of(item)
         name = getattr(item, "key", path.stem)
+        if isinstance(item, FailedInput):
+            return Video(path=path, name=name, decoded=None, error=item.error)
         if future is None:
             return Video(path=path, name=name, decoded=None, error=None, stored=True)
         decoded: Decoded | None = None
@@ -161,8 +181,6 @@ class Decoder:
                 if not died.crashed or self._reader != "auto":
                     raise
                 decoded = self._submit(item, "pyav").result()  # what crashes one reader another may read
-        except CapvidError as error:
-            failure = error
         except WorkerTimeoutError:
             failure = DecoderError(
                 path, f"not decoded within {self._pool.timeout:g} seconds", remedy="allow more with --timeout"
@@ -171,8 +189,8 @@ class Decoder:
             failure = DecoderError(
                 path, f"the process that decoded it was ended ({died})", remedy="convert it, say with ffmpeg"
             )
-        except Exception as cause:  # whatever a decoder throws, the other videos go on
-            failure = VideoError(path, f"could not be read ({cause})")
+        except Exception as cause:
+            failure = input_error(path, cause)
         parts = getattr(item, "parts_in_all", 1)
         return Video(
             path=path, name=name, decoded=decoded, error=failure, variants=_variants(item), parts=parts
@@ -182,6 +200,16 @@ class Decoder:
 def holds_features(path: VideoPath) -> bool:
     """Whether an input is a file of features, and no video."""
     return path.suffix.lower() == ".safetensors"
+
+
+def failed_input(item: Input, cause: Exception) -> FailedInput:
+    """Put an input's error in its place.
+
+    Raises:
+        Exception: ``cause`` itself if it concerns every input.
+    """
+    path = path_of(item)
+    return FailedInput(path=path, key=getattr(item, "key", path.stem), error=input_error(path, cause))
 
 
 def path_of(item: Input) -> VideoPath:

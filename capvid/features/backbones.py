@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from capvid.errors import CapvidError, UsageError
+from capvid.errors import RunError, UsageError
 from capvid.features.file import StreamHeader
 from capvid.features.lanes import Lanes, lanes
 from capvid.features.networks import build
@@ -80,7 +80,7 @@ class Backbone:
 
         Raises:
             UsageError: windows of other than C frames.
-            CapvidError: the device has not the memory for such a batch.
+            RunError: the device has not the memory for such a batch.
         """
         return self.compute(self.prepare(frames), batch_size=batch_size)
 
@@ -126,7 +126,7 @@ class Backbone:
         """Compute the features of what :meth:`prepare` gives: (T, D) or (T, L, D) float32.
 
         Raises:
-            CapvidError: the device has not the memory for such a batch.
+            RunError: the device has not the memory for such a batch.
         """
         together = self.together(batch_size)
         starts = range(0, len(crops), together)
@@ -140,7 +140,7 @@ class Backbone:
         depend on their number. So a frame's features do not depend on the others.
 
         Returns:
-            The promise of (n, D) or (n, L, D) float32; it raises CapvidError where the memory is not enough.
+            The promise of (n, D) or (n, L, D) float32; it raises RunError where the memory is not enough.
         """
         return self.lanes.submit(self._run, crops, self.together(batch_size))
 
@@ -155,7 +155,7 @@ class Backbone:
                 batch = batch.to(self.device)
             return self.module(self._input(batch))[: len(crops)].float().cpu().numpy()
         except torch.cuda.OutOfMemoryError as error:
-            raise CapvidError(
+            raise RunError(
                 f"{self.device} has not the memory for {len(batch)} frames of {self.entry.name} at once",
                 remedy="use a smaller --batch-size",
             ) from error

@@ -10,16 +10,17 @@ from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from capvid import __version__
-from capvid.errors import CapvidError, FeatureFileError, UsageError
+from capvid.errors import CapvidError, FeatureFileError, RunError, UsageError
 from capvid.features.ahead import Decoder, Input, Video
 from capvid.features.decode import Decoded, View
 from capvid.features.file import FeatureHeader, Features
+from capvid.isolation import input_error
 from capvid.storage import VideoPath
 from capvid.video.workers import WorkerPool
 
@@ -48,6 +49,10 @@ class ExtractionResult:
     further: tuple[Features, ...] = ()
     parts: int = 1
     name: str = ""
+
+    def failed(self, error: CapvidError) -> ExtractionResult:
+        """Return the result of the same input with an error instead of features."""
+        return replace(self, features=None, error=error, pictures=(), further=())
 
 
 def extract_features(
@@ -149,13 +154,14 @@ class _Stream:
         self._batch_size = batch_size
         self._dtype = dtype
         self._waiting: list[np.ndarray] = []  # crops that do not fill a batch
-        self._begun: deque[tuple[int, Future[np.ndarray]]] = deque()  # batches, and how many frames of each
+        self._begun: deque[tuple[np.ndarray, Future[np.ndarray]]] = deque()  # batches of crops
         self._computed: list[np.ndarray] = []  # features that belong to the next videos
+        self._taken = 0  # frames
+        self._failures: dict[int, Exception] = {}  # by number of the frame
 
     def put(self, crops: np.ndarray) -> None:
         """Add the crops of a video, and begin to compute what fills batches."""
-        self._waiting.append(crops)
-        crops = self._waiting[0] if len(self._waiting) == 1 else np.concatenate(self._waiting)
+        crops = np.concatenate([*self._waiting, crops]) if self._waiting else crops
         full = len(crops) - len(crops) % self.together
         for start in range(0, full, self.together):
             self._begin(crops[start : start + self.together])
@@ -168,11 +174,11 @@ class _Stream:
             self._waiting = []
 
     def _begin(self, crops: np.ndarray) -> None:
-        self._begun.append((len(crops), self.backbone.submit(crops, batch_size=self._batch_size)))
+        self._begun.append((crops, self.backbone.submit(crops, batch_size=self._batch_size)))
 
     def begun(self) -> int:
         """Of how many frames features are there or being computed."""
-        return sum(map(len, self._computed)) + sum(frames for frames, _ in self._begun)
+        return sum(map(len, self._computed)) + sum(len(crops) for crops, _ in self._begun)
 
     def busy(self) -> int:
         """How many batches are being computed."""
@@ -181,26 +187,79 @@ class _Stream:
     def there(self, frames: int) -> bool:
         """Whether the features of the next frames can be had without waiting."""
         count = sum(map(len, self._computed))
-        for size, future in self._begun:
+        for crops, future in self._begun:
             if count >= frames or not future.done():
                 break
-            count += size
+            count += len(crops)
         return count >= frames
 
-    def take(self, frames: int) -> np.ndarray:
-        """Wait for the features of the next frames, (frames, D) or (frames, L, D), and remove them."""
-        while sum(map(len, self._computed)) < frames:
-            computed = self._begun.popleft()[1].result()
+    def take(self, frames: int) -> np.ndarray | Exception:
+        """Wait for the features of the next frames, (frames, D) or (frames, L, D), and remove them.
+
+        Returns:
+            The features, or what was raised while those of one of the frames were computed.
+        """
+        while (count := sum(map(len, self._computed))) < frames:
+            computed = self._compute(*self._begun.popleft(), first=self._taken + count)
             with np.errstate(over="ignore"):
                 self._computed.append(computed.astype(self._dtype).astype(np.float32))
+        failures = [
+            self._failures.pop(n) for n in range(self._taken, self._taken + frames) if n in self._failures
+        ]
+        self._taken += frames
+        if not frames:
+            return np.zeros((0, *self._inner), np.float32)
         features = self._computed[0] if len(self._computed) == 1 else np.concatenate(self._computed)
         self._computed = [features[frames:]]
+        if failures:
+            return failures[0]
         return features[:frames].copy()  # a view would keep the features of other videos in memory
+
+    def _compute(self, crops: np.ndarray, future: Future[np.ndarray], *, first: int) -> np.ndarray:
+        """Wait for the features of a batch that begins with frame number ``first``.
+
+        A batch that fails is computed again frame by frame, since it may hold frames of several videos and
+        only one of them may be at fault; features do not depend on the other frames of a batch.
+
+        Raises:
+            RunError: the error concerns every frame.
+        """
+        try:
+            return future.result()
+        except RunError:
+            raise
+        except Exception:
+            return np.concatenate(
+                [self._compute_frame(crops[n : n + 1], first + n) for n in range(len(crops))]
+            )
+
+    def _compute_frame(self, crops: np.ndarray, number: int) -> np.ndarray:
+        try:
+            return self.backbone.submit(crops, batch_size=self._batch_size).result()
+        except RunError:
+            raise
+        except Exception as error:
+            self._failures[number] = error
+            return np.zeros((1, *self._inner), np.float32)
+
+    @property
+    def _inner(self) -> tuple[int, ...]:
+        """Shape of the features of one frame."""
+        header = self.backbone.header
+        return (header.locations, header.width) if header.locations else (header.width,)
 
     def close(self) -> None:
         """Give up what has not been begun."""
         for _, future in self._begun:
             future.cancel()
+
+
+@dataclass
+class _Pending:
+    """A video whose features are being computed, and how many frames of it each stream was given."""
+
+    video: Video
+    frames: list[int] = field(default_factory=list)
 
 
 class _Extraction:
@@ -215,17 +274,13 @@ class _Extraction:
         self.views = views_of(backbones)
         self._enough = 2 * max(stream.backbone.lanes.count for stream in self.streams)
         self._room = self._enough * max(stream.together for stream in self.streams)
-        self._waiting: deque[Video] = deque()
+        self._waiting: deque[_Pending] = deque()
 
     def results(self, videos: Iterable[Video]) -> Iterator[ExtractionResult]:
         """Begin to compute videos as they come, and give those that are complete, in order."""
         try:
             for video in videos:
-                self._waiting.append(video)
-                if video.decoded:
-                    for stream in self.streams:
-                        for crops in video.decoded.crops[self.views.index(stream.view) :: len(self.views)]:
-                            stream.put(crops)
+                self._waiting.append(self._put(video))
                 crowded = len(self._waiting) > self._room  # nobody waits for ever behind inputs that fail
                 if crowded and not self._begun():
                     self._flush()
@@ -236,9 +291,22 @@ class _Extraction:
             for stream in self.streams:
                 stream.close()
 
+    def _put(self, video: Video) -> _Pending:
+        """Give a video's crops to the streams."""
+        pending = _Pending(video, [0] * len(self.streams))
+        try:
+            for number, stream in enumerate(self.streams):
+                crops = video.decoded.crops if video.decoded else ()
+                for each in crops[self.views.index(stream.view) :: len(self.views)]:
+                    stream.put(each)
+                    pending.frames[number] += len(each)
+        except Exception as cause:
+            pending.video = replace(video, decoded=None, error=input_error(video.path, cause))
+        return pending
+
     def _begun(self) -> bool:
         """Whether all of the next video is there or being computed."""
-        return all(stream.begun() >= len(self._waiting[0]) for stream in self.streams)
+        return all(s.begun() >= n for s, n in zip(self.streams, self._waiting[0].frames, strict=True))
 
     def _flush(self) -> None:
         for stream in self.streams:
@@ -251,30 +319,41 @@ class _Extraction:
         can be had, if ``everything`` is.
         """
         while self._waiting and self._begun():
-            there = all(stream.there(len(self._waiting[0])) for stream in self.streams)
+            wanted = zip(self.streams, self._waiting[0].frames, strict=True)
+            there = all(stream.there(frames) for stream, frames in wanted)
             enough = sum(stream.busy() for stream in self.streams) >= self._enough
             if not (there or enough or everything):
                 return
-            video = self._waiting.popleft()
-            if video.decoded:
-                yield self._result(video, video.decoded)
-            else:
-                yield ExtractionResult(
-                    path=video.path, features=None, error=video.error, parts=video.parts, name=video.name
-                )
+            yield self._result(self._waiting.popleft())
 
-    def _result(self, video: Video, decoded: Decoded) -> ExtractionResult:
-        parts = tuple(stream.take(len(video)) for stream in self.streams)
-        for stream, part in zip(self.streams, parts, strict=True):
+    def _result(self, pending: _Pending) -> ExtractionResult:
+        """Wait for the features of a video; also of one that failed, whose frames must leave the streams."""
+        video = pending.video
+        parts = [stream.take(n) for stream, n in zip(self.streams, pending.frames, strict=True)]
+        failed = ExtractionResult(
+            path=video.path, features=None, error=video.error, parts=video.parts, name=video.name
+        )
+        if video.decoded is None:
+            return failed
+        try:
+            return self._features(video, video.decoded, parts)
+        except Exception as cause:
+            return failed.failed(input_error(video.path, cause))
+
+    def _features(
+        self, video: Video, decoded: Decoded, taken: Sequence[np.ndarray | Exception]
+    ) -> ExtractionResult:
+        parts = []
+        for stream, part in zip(self.streams, taken, strict=True):
+            if isinstance(part, Exception):
+                raise part
             if not np.isfinite(part).all():
                 name = stream.backbone.entry.name
-                error = FeatureFileError(
+                raise FeatureFileError(
                     f"{video.path}: {name} gives features that {self.dtype} cannot hold",
                     remedy="store them as float32",
                 )
-                return ExtractionResult(
-                    path=video.path, features=None, error=error, parts=video.parts, name=video.name
-                )
+            parts.append(part)
         header = FeatureHeader(
             streams=tuple(stream.backbone.header for stream in self.streams),
             sampling=self.sampling.spec(),

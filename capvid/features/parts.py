@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from capvid.features.ahead import Decoder, Input, Video, path_of
+from capvid.features.ahead import Decoder, Input, Video, failed_input, path_of
 from capvid.features.decode import Timeline, View
 from capvid.features.extract import ExtractionResult
+from capvid.isolation import input_error
 from capvid.storage import VideoPath
 from capvid.video.sampling import ChosenTimes, Sampling
 from capvid.video.segments import Segmentation
@@ -51,7 +52,7 @@ def decode_in_parts(
     def parts() -> Iterator[Input]:
         with closing(decoder.timelines(inputs, ahead=_AHEAD)) as found:
             for item, timeline in found:
-                yield from [item] if timeline is None else _cut(item, timeline, sampling, cut)
+                yield from [item] if timeline is None else _parts(item, timeline, sampling, cut)
 
     with closing(decoder.videos(parts(), frames=frames)) as videos:
         yield from videos
@@ -100,8 +101,20 @@ def joined(results: Iterable[ExtractionResult]) -> Iterator[ExtractionResult]:
     for result in results:
         gathered.append(result)
         if len(gathered) == result.parts:
-            yield _joined(gathered)
+            try:
+                complete = _joined(gathered)
+            except Exception as cause:
+                complete = result.failed(input_error(result.path, cause))
+            yield complete
             gathered = []
+
+
+def _parts(item: Input, timeline: Timeline, sampling: Sampling, cut: Segmentation) -> list[Input]:
+    """The parts of one video, or its error."""
+    try:
+        return _cut(item, timeline, sampling, cut)
+    except Exception as cause:
+        return [failed_input(item, cause)]
 
 
 def _cut(item: Input, timeline: Timeline, sampling: Sampling, cut: Segmentation) -> list[Input]:

@@ -44,6 +44,7 @@ def features_row(result: ExtractionResult) -> Row:
         features=None if features is None else features_to_bytes(features),
         error=None if error is None else str(error),
         lost=result.lost,
+        trace="" if error is None else error.trace,
     )
 
 

@@ -20,6 +20,7 @@ from typing import Any, ClassVar
 from capvid.digests import Digests, identity
 from capvid.errors import DataError, UsageError
 from capvid.escaping import json_text
+from capvid.isolation import input_error
 from capvid.output.rows import Row
 from capvid.parsing import parse_json
 from capvid.storage import Storage
@@ -206,6 +207,14 @@ class ShardFolder:
         self.storage.write(name, data)
         if isinstance(self.form, Indexed):
             self.storage.write(f"{name}.{INDEX}", self.form.index_of(data))
+
+    def checked(self, row: Row) -> Row:
+        """Return the row, or its error if it cannot be encoded: it would cost all rows of its shard."""
+        try:
+            self.form.encode([row])
+            return row
+        except Exception as cause:
+            return row.failed(input_error(row.video, cause))
 
     def write(self, rows: Sequence[Row]) -> str:
         """Write a shard and give its name.

@@ -7,6 +7,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 
 from capvid.errors import CapvidError, MissingVideoError
+from capvid.isolation import input_error
 from capvid.storage import Blob, StorageError, VideoPath, filesystem, located, patiently, protocol_of
 from capvid.video.archives import is_archive, members
 from capvid.video.patterns import Failed, expand, is_file, is_folder, is_pattern, walk
@@ -101,8 +102,8 @@ class Search:
 
         try:
             folders = picture_folders(archive)
-        except CapvidError as error:
-            self._fail(error)
+        except Exception as cause:
+            self._fail(input_error(archive, cause))
             return
         for folder in folders:
             yield folder, within / folder.relative_to(archive)
@@ -127,8 +128,10 @@ class Search:
             for blob in members(archive):
                 if blob.suffix.lower() in EXTENSIONS:
                     yield blob, within / _safe(blob.member)
-        except (CapvidError, OSError) as error:
-            self._fail(error if isinstance(error, CapvidError) else StorageError(f"{archive}: {error}"))
+        except OSError as error:
+            self._fail(StorageError(f"{archive}: {error}"))
+        except Exception as cause:
+            self._fail(input_error(archive, cause))
 
     def _at(self, blob: Blob, *, literally: bool = False) -> Iterator[Found]:
         """Videos at an address: of a file, an archive, a folder, or what matches a pattern."""

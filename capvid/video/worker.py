@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import IO, Any
 
-from capvid.errors import CapvidError
+from capvid.errors import CapvidError, RemoteError
 from capvid.heap import keep_freed_memory
 
 LENGTH = struct.Struct("<Q")
@@ -63,7 +63,7 @@ def _answer(message: bytes, answers: IO[bytes], shared: int | None) -> None:
 
 def _portable(error: Exception) -> Exception:
     """The error itself if it can be pickled for certain, else one that says the same."""
-    return error if isinstance(error, CapvidError) else RuntimeError(f"{type(error).__name__}: {error}")
+    return error if isinstance(error, CapvidError) else RemoteError.of(error)
 
 
 def _store(shared: int, parts: Sequence[memoryview]) -> None:

@@ -88,7 +88,7 @@ class Worker:
             WorkerTimeoutError: there was no answer in time.
             WorkerDiedError: the process ended instead.
             CapvidError: that of the function.
-            RuntimeError: another error of the function; its message names type and message.
+            RemoteError: another error of the function.
         """
         message = pickle.dumps((function, arguments), protocol=5)
         process = self._send(message)

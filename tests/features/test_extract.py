@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from capvid.errors import CapvidError, MissingVideoError, UsageError, VideoError
+from capvid.errors import CapvidError, InternalError, MissingVideoError, UsageError
 from capvid.features import backbones as loading
 from capvid.features import decode as module
 from capvid.features.augment import Augmentation
@@ -163,8 +163,8 @@ def test_a_bad_file_is_a_result_and_the_others_go_on(made_up_videos: list[str]) 
     assert [str(result.path) for result in results] == paths
     assert [result.features is None for result in results] == [True, False, True, False]
     assert isinstance(results[0].error, MissingVideoError)
-    assert type(results[2].error) is VideoError
-    assert "bug.mp4: could not be read (a decoder's own words)" in str(results[2].error)
+    assert type(results[2].error) is InternalError
+    assert "bug.mp4: internal error: RuntimeError: a decoder's own words" in str(results[2].error)
 
 
 def test_values_that_float16_cannot_hold(made_up_videos: list[str]) -> None:

@@ -1,0 +1,459 @@
+"""One bad input among good ones: it costs itself, and its neighbours get the captions they always get."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import misbehaving
+import numpy as np
+import pytest
+import torch
+from odd_files import make_broken_files
+from pyarrow import parquet
+from safetensors.numpy import load_file, save_file
+from toy import Run, capvid, save_toy_captioner, write_pictures, write_video
+
+from capvid import describe, pipeline
+from capvid.captioners.checkpoint import Checkpoint
+from capvid.cli import main
+from capvid.describe import Describer
+from capvid.errors import InternalError, RemoteError, RunError
+from capvid.features import ahead, extract, file
+from capvid.features.backbones import Backbone
+from capvid.files import MANIFEST
+from capvid.isolation import input_error
+from capvid.output import feature_shards, manifest, report, rows, writers
+from capvid.output.shards import JsonLines
+from capvid.pipeline import CaptionPipeline
+from capvid.video.segments import EqualSegments
+
+__all__ = ["capvid"]
+
+Patch = pytest.MonkeyPatch
+GOOD, BAD = 10, 30
+WHITE = 250  # mean of the bad clip's frames is above, of all others below
+BAD_FRAMES = 2  # of the bad clip; all others have at least four
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A captioner with random weights on a backbone without a network."""
+    folder = tmp_path_factory.mktemp("model")
+    save_toy_captioner(folder, backbone="colour-grid")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def clips(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of three clips, of which tests let the middle one fail."""
+    folder = tmp_path_factory.mktemp("clips")
+    write_video(folder / "a.mp4", seed=1)
+    write_pictures(folder / "bad.mp4", [np.full((48, 64, 3), 255, np.uint8)] * BAD_FRAMES)
+    write_video(folder / "c.mp4", seed=2)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def expected(model: Path, clips: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Records of an undisturbed run, by option and name of the clip."""
+    found = {}
+    for option in ("", "--segments=2"):
+        out = tmp_path_factory.mktemp("expected") / "out.jsonl"
+        assert (
+            main(["caption", str(clips), "--model", str(model), "-o", str(out), *filter(None, [option])]) == 0
+        )
+        found[option] = by_name(out.read_text())
+    return found
+
+
+def by_name(text: str) -> dict[str, Any]:
+    """Records from JSON lines, by name of the clip."""
+    records = [json.loads(line) for line in text.splitlines()]
+    return {Path(record["video"]).stem: record for record in records}
+
+
+def failing(function: Callable[..., Any], is_bad: Callable[..., bool]) -> Callable[..., Any]:
+    """Return the function, but it raises where ``is_bad`` says so of its arguments."""
+
+    def replacement(*args: Any, **kwargs: Any) -> Any:
+        if is_bad(*args, **kwargs):
+            raise ValueError("boom")
+        return function(*args, **kwargs)
+
+    return replacement
+
+
+def is_bad_path(*args: Any, **kwargs: Any) -> bool:
+    """Whether one of the arguments is the bad clip, its features, or a good result of either."""
+    values = [*args, *kwargs.values()]
+    failed = any(getattr(value, "status", "ok") != "ok" for value in values)
+    paths = [getattr(value, "result", value) for value in values]
+    return not failed and any("bad" in str(getattr(path, "path", path))[-20:] for path in paths)
+
+
+def is_bad_mask(
+    captioner: object, features: torch.Tensor, mask: torch.Tensor, *rest: Any, **more: Any
+) -> bool:
+    return bool((mask.sum(1) == BAD_FRAMES).any())
+
+
+def is_bad_batch(backbone: Backbone, crops: np.ndarray, together: int) -> bool:
+    return bool((crops.reshape(len(crops), -1).mean(1) > WHITE).any())
+
+
+STAGES: dict[str, tuple[object, str, Callable[..., bool]]] = {
+    "crops": (extract._Stream, "put", lambda self, crops: is_bad_batch(self.backbone, crops, 0)),
+    "backbone": (Backbone, "_run", is_bad_batch),
+    "features": (extract, "Features", lambda **facts: facts["video"] == "bad"),
+    "header": (CaptionPipeline, "_segmented", is_bad_path),
+    "search": (describe, "decode", is_bad_mask),
+    "rescoring": (describe, "follow", is_bad_mask),
+    "result": (CaptionPipeline, "_captioned", is_bad_path),
+    "record": (writers, "make_record", is_bad_path),
+}
+
+DEFAULT_STAGES = ("crops", "backbone", "search", "record")
+
+
+def check(run: tuple[int, str, str], found: dict[str, Any], expected: dict[str, Any]) -> None:
+    """See that the bad clip alone has failed, by an internal error, and the others are as ever."""
+    code, _, stderr = run
+    assert code == 3, stderr
+    errors = [line for line in stderr.splitlines() if line.startswith("error: ")]
+    assert len(errors) == 1 and "bad.mp4: internal error: ValueError: boom; please report" in errors[0]
+    assert "Traceback" not in stderr
+    assert {name: found[name] for name in ("a", "c")} == {name: expected[name] for name in ("a", "c")}
+    if "bad" in found:
+        assert (found["bad"]["status"], found["bad"]["error"]["kind"]) == ("error", "internal")
+        assert found["bad"]["captions"] == [] and found["bad"]["video"].endswith("bad.mp4")
+
+
+@pytest.mark.parametrize(
+    "stage",
+    [name if name in DEFAULT_STAGES else pytest.param(name, marks=pytest.mark.slow) for name in STAGES],
+)
+def test_every_stage_on_stdout(
+    stage: str, model: Path, clips: Path, expected: dict[str, Any], capvid: Run, monkeypatch: Patch
+) -> None:
+    owner, name, is_bad = STAGES[stage]
+    monkeypatch.setattr(owner, name, failing(getattr(owner, name), is_bad))
+    run = capvid("caption", clips, "--workers", 1, "--model", model, "--format", "jsonl")
+    found = by_name(run[1])
+    assert len(found) == 3
+    check(run, found, expected[""])
+
+
+def test_an_exception_in_a_worker(
+    model: Path, clips: Path, expected: dict[str, Any], capvid: Run, monkeypatch: Patch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(ahead, "decode_video", misbehaving.decode)
+    (tmp_path / "raises.mp4").symlink_to(clips / "bad.mp4")
+    inputs = [clips / "a.mp4", tmp_path / "raises.mp4", clips / "c.mp4"]
+    code, out, stderr = capvid(
+        "caption", *inputs, "--workers", 1, "--model", model, "--format", "jsonl", "--debug"
+    )
+    assert code == 3
+    assert "raises.mp4: internal error: ValueError: boom; please report; --debug" in stderr
+    assert 'misbehaving.py", line' in stderr and 'raise ValueError("boom")\nValueError: boom\n' in stderr
+    assert {name: by_name(out)[name] for name in "ac"} == {name: expected[""][name] for name in "ac"}
+
+
+@pytest.mark.parametrize("step", ["choose", "spans"])
+def test_segments(
+    step: str, model: Path, clips: Path, expected: dict[str, Any], capvid: Run, monkeypatch: Patch
+) -> None:
+    monkeypatch.setattr(EqualSegments, step, failing(getattr(EqualSegments, step), is_bad_path))
+    run = capvid("caption", clips, "--workers", 1, "--model", model, "--format", "jsonl", "--segments", 2)
+    check(run, by_name(run[1]), expected["--segments=2"])
+
+
+def test_one_file_for_everything(
+    model: Path, clips: Path, expected: dict[str, Any], capvid: Run, monkeypatch: Patch, tmp_path: Path
+) -> None:
+    """The very first result fails after the list was begun; a failure on the page is in the file as well."""
+    monkeypatch.setattr(report, "_article", failing(report._article, lambda _, result: is_bad_path(result)))
+    out, page = tmp_path / "out.json", tmp_path / "page.html"
+    inputs = [clips / "bad.mp4", clips / "a.mp4", clips / "c.mp4"]
+    run = capvid("caption", *inputs, "--workers", 1, "--model", model, "-o", out, "--report", page)
+    records = json.loads(out.read_text())
+    assert [record["status"] for record in records] == ["error", "ok", "ok"]
+    check(run, by_name("\n".join(map(json.dumps, records))), expected[""])
+    assert "2 captioned, 1 failed" in page.read_text()
+    assert page.read_text().count('<article class="video') == 3
+
+
+@pytest.mark.parametrize("step", ["manifest", "file"])
+def test_a_file_for_each(
+    step: str,
+    model: Path,
+    clips: Path,
+    expected: dict[str, Any],
+    capvid: Run,
+    monkeypatch: Patch,
+    tmp_path: Path,
+) -> None:
+    out = tmp_path / "out"
+    if step == "manifest":
+        monkeypatch.setattr(manifest.Manifest, "note", failing(manifest.Manifest.note, is_bad_path))
+    else:
+        monkeypatch.setattr(writers, "make_record", failing(writers.make_record, is_bad_path))
+    run = capvid("caption", clips, "--workers", 1, "--model", model, "--format", "json", "--output-dir", out)
+    check(run, {path.stem: json.loads(path.read_text()) for path in out.glob("*.json")}, expected[""])
+    lines = [json.loads(line) for line in (out / MANIFEST).read_text().splitlines()]
+    assert {line["output"]: line["status"] for line in lines} == {
+        "a.json": "ok",
+        "bad.json": "error",
+        "c.json": "ok",
+    }
+    monkeypatch.undo()
+    code, _, stderr = capvid(
+        "caption", clips, "--workers", 1, "--model", model, "--format", "json", "--output-dir", out
+    )
+    assert (code, stderr) == (0, "1 captioned, 2 skipped (already done)\n")
+
+
+def test_a_file_that_cannot_be_written(model: Path, clips: Path, capvid: Run, tmp_path: Path) -> None:
+    (tmp_path / "bad.txt").mkdir()
+    code, _, stderr = capvid("caption", clips, "--workers", 1, "--model", model, "--output-dir", tmp_path)
+    assert code == 3
+    assert f"bad.mp4: its output cannot be written to {tmp_path} (Is a directory)\n" in stderr
+    assert (tmp_path / "a.txt").is_file() and (tmp_path / "c.txt").is_file()
+
+
+@pytest.mark.parametrize("form", ["txt", "json"])
+def test_a_full_disk_ends_the_run(
+    form: str, model: Path, clips: Path, capvid: Run, monkeypatch: Patch, tmp_path: Path
+) -> None:
+    def full(path: Path, text: str) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("capvid.files.atomic_write_text", full)
+    code, _, stderr = capvid(
+        "caption", clips, "--workers", 1, "--model", model, "--format", form, "--output-dir", tmp_path
+    )
+    assert (code, stderr) == (1, f"error: {tmp_path}: No space left on device\n")
+
+
+@pytest.mark.parametrize("step", ["record", "encoding"])
+def test_shards(
+    step: str,
+    model: Path,
+    clips: Path,
+    expected: dict[str, Any],
+    capvid: Run,
+    monkeypatch: Patch,
+    tmp_path: Path,
+) -> None:
+    if step == "record":
+        monkeypatch.setattr(rows, "make_record", failing(rows.make_record, is_bad_path))
+    else:
+        bad = lambda self, some: any("bad" in row.video and not row.error for row in some)  # noqa: E731
+        monkeypatch.setattr(JsonLines, "encode", failing(JsonLines.encode, bad))
+    run = capvid(
+        "caption", clips, "--workers", 1, "--model", model, "--output-dir", tmp_path, "--videos-per-file", 8
+    )
+    (shard,) = tmp_path.glob("captions-*.jsonl")
+    found = by_name(shard.read_text())
+    assert len(found) == 3
+    for name in "ac":
+        found[name]["settings"].pop("attention", None)
+    check(run, found, expected[""])
+
+
+@pytest.mark.parametrize("shards", [False, True])
+def test_extraction(shards: bool, clips: Path, capvid: Run, monkeypatch: Patch, tmp_path: Path) -> None:
+    options = ["extract", clips, "--backbone", "colour-grid", "--frames", 4, "--workers", 1]
+    options += ["--videos-per-file", 1] if shards else []
+    assert capvid(*options, "-o", tmp_path / "expected")[0] == 0
+    bad = lambda features, **more: features.video == "bad"  # noqa: E731
+    for module in (file, feature_shards):
+        monkeypatch.setattr(module, "features_to_bytes", failing(file.features_to_bytes, bad))
+    code, _, stderr = capvid(*options, "-o", tmp_path / "found", "--debug")
+    assert code == 3
+    assert "bad.mp4: internal error: ValueError: boom; please report" in stderr
+    assert 'raise ValueError("boom")' in stderr
+    assert stderr.endswith("2 extracted, 1 failed\n")
+    kind = "*.tar" if shards else "*.safetensors"
+    before, after = (
+        {p.name: p.read_bytes() for p in (tmp_path / x).glob(kind)} for x in ("expected", "found")
+    )
+    assert sum(before.get(name) == content for name, content in after.items()) == 2
+    assert len(after) == (3 if shards else 2)
+
+
+def test_bad_features_among_good_ones(
+    clips: Path, model: Path, capvid: Run, monkeypatch: Patch, tmp_path: Path
+) -> None:
+    assert (
+        capvid("extract", clips, "--backbone", "colour-grid", "--frames", 4, "--workers", 1, "-o", tmp_path)[
+            0
+        ]
+        == 0
+    )
+    inputs = [*sorted(tmp_path.glob("*.safetensors")), clips / "a.mp4"]
+    arguments = ["caption", *inputs, "--workers", 1, "--model", model, "--format", "csv"]
+    _, undisturbed, _ = capvid(*arguments)
+    for owner, name in ((pipeline, "load_features"), (Checkpoint, "accept")):
+        calls = iter([False, True] + 10 * [False])  # the second input fails
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, name, failing(getattr(owner, name), lambda *_, calls=calls: next(calls)))
+            code, out, stderr = capvid(*arguments)
+        assert code == 3
+        assert "bad.safetensors: internal error: ValueError: boom" in stderr
+        assert out.splitlines() == [line for line in undisturbed.splitlines() if "bad.saf" not in line]
+
+
+def test_subtitles_without_times_cost_their_input(
+    clips: Path, model: Path, capvid: Run, tmp_path: Path
+) -> None:
+    features = tmp_path / "features"
+    assert (
+        capvid("extract", clips, "--backbone", "colour-grid", "--frames", 4, "--workers", 1, "-o", features)[
+            0
+        ]
+        == 0
+    )
+    from safetensors import safe_open
+
+    with safe_open(features / "bad.safetensors", "np") as opened:
+        facts = opened.metadata()
+    header = json.loads(facts[file.HEADER_KEY])
+    header.pop("duration")
+    tensors = {
+        name: array for name, array in load_file(features / "bad.safetensors").items() if name != "times"
+    }
+    save_file(tensors, features / "bad.safetensors", {file.HEADER_KEY: json.dumps(header)})
+    inputs = sorted(features.glob("*.safetensors"))
+    out = tmp_path / "out"
+    code, _, stderr = capvid(
+        "caption", *inputs, "--workers", 1, "--model", model, "--format", "srt", "--output-dir", out
+    )
+    assert code == 3
+    assert "bad.safetensors: subtitles need times" in stderr and "2 captioned, 1 failed" in stderr
+    assert {path.name for path in out.glob("*.srt")} == {"a.srt", "c.srt"}
+
+
+def test_too_little_device_memory_ends_the_run(
+    model: Path, clips: Path, capvid: Run, monkeypatch: Patch
+) -> None:
+    def full(*args: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(Describer, "_describe", full)
+    code, out, stderr = capvid("caption", clips, "--model", model)
+    assert (code, out) == (1, "")
+    assert stderr == "error: cpu has not the memory to caption 3 videos at once; use a smaller --batch-size\n"
+
+
+def test_what_an_exception_costs() -> None:
+    for cause in (BrokenPipeError(32, "x"), OSError(28, "full"), OSError(30, "read-only"), RunError("x")):
+        with pytest.raises(type(cause)):
+            input_error("v.mp4", cause)
+    for memory in (MemoryError(), RemoteError.of(MemoryError("x"))):
+        assert str(input_error("v.mp4", memory)).startswith("v.mp4: too little memory")
+    error = input_error("v.mp4", KeyError("x"))
+    assert isinstance(error, InternalError)
+    assert str(error).startswith("v.mp4: internal error: KeyError: 'x'; please report")
+
+
+def test_a_deleted_working_directory(model: Path, capvid: Run, monkeypatch: Patch, tmp_path: Path) -> None:
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    folder.rmdir()
+    for command in (
+        ["caption", "v.mp4", "--model", model],
+        ["extract", "v.mp4", "--backbone", "x", "-o", "y"],
+    ):
+        code, out, stderr = capvid(*command)
+        assert (code, out) == (1, "")
+        assert stderr == (
+            "error: the working directory cannot be used (No such file or directory); change to another one\n"
+        )
+
+
+def make_bad_inputs(folder: Path) -> list[Path]:
+    """Thirty inputs that give no caption where ``misbehaving.decode`` decodes."""
+    make_broken_files(folder)
+    (folder / "loop.mp4").symlink_to("loop.mp4")
+    (folder / "to nowhere.mp4").symlink_to("nowhere.mp4")
+    os.mkfifo(folder / "pipe.mp4")
+    with socket.socket(socket.AF_UNIX) as listener, pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)  # the path of a socket must be short
+        listener.bind("socket.mp4")
+    for name in (os.fsdecode(b"caf\xe9.mp4"), "new\nline.mp4"):
+        (folder / name).write_text("no video\n" * 50)
+    for name in ("raises.mp4", "runs out of memory.mp4", "killed.mp4"):
+        write_video(folder / name, seed=1, frames=4)
+    header = {
+        "streams": [],
+        "sampling": "uniform:4",
+        "reader": None,
+        "dtype": "float16",
+        "capvid_version": "0",
+    }
+    array = {"stream0": np.zeros((4, 8), np.float16)}
+    (folder / "empty.safetensors").touch()
+    (folder / "text.safetensors").write_text("no features\n" * 50)
+    (folder / "giant.safetensors").write_bytes(b"\xff" * 8 + b"{}")
+    save_file(array, folder / "no header.safetensors")
+    save_file(array, folder / "list.safetensors", {file.HEADER_KEY: "[1]"})
+    save_file(array, folder / "other.safetensors", {file.HEADER_KEY: json.dumps(header)})
+    return sorted(folder.glob("*.safetensors"))
+
+
+@pytest.fixture(scope="module")
+def mixed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Path]]:
+    """A folder of thirty bad inputs among ten good clips, and the feature files in it."""
+    folder = tmp_path_factory.mktemp("mixed")
+    features = make_bad_inputs(folder)
+    assert len(list(folder.iterdir())) == BAD
+    for number in range(GOOD):
+        write_video(folder / f"good {number}.mp4", seed=number, frames=4 + number)
+    return folder, features
+
+
+@pytest.mark.skipif(os.name != "posix", reason="pipes, sockets and links are made in other ways")
+@pytest.mark.parametrize("form", ["txt", "json", "csv", "srt", "shards", "parquet"])
+def test_thirty_bad_inputs_among_ten_good_clips(
+    form: str, mixed: tuple[Path, list[Path]], model: Path, capvid: Run, monkeypatch: Patch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(ahead, "decode_video", misbehaving.decode)
+    folder, features = mixed
+    options: list[object] = ["--format", form]
+    if form in ("srt", "parquet"):
+        options += ["--output-dir", tmp_path]
+    if form == "shards":
+        options = ["--output-dir", tmp_path, "--videos-per-file", 7]
+    code, out, stderr = capvid("caption", folder, *features, "--workers", 1, "--model", model, *options)
+    assert code == 3
+    lines = stderr.splitlines()
+    assert len([line for line in lines if line.startswith("error: ")]) == BAD, stderr
+    assert lines[-1] == f"{GOOD} captioned, {BAD} failed"
+    assert len(lines) == BAD + 1, stderr
+
+    records = None
+    if form == "txt":
+        captions = [line.partition("\t")[0] for line in out.splitlines()]
+    elif form == "csv":
+        captions = [row["video"] for row in csv.DictReader(out.splitlines())]
+    elif form == "srt":
+        captions = [path.name for path in tmp_path.glob("*.srt")]
+        assert all(path.read_text().startswith("1\n00:00:00,000 --> ") for path in tmp_path.glob("*.srt"))
+    elif form == "json":
+        records = json.loads(out)
+    elif form == "shards":
+        records = [json.loads(line) for path in tmp_path.glob("captions-*.jsonl") for line in path.open()]
+    else:
+        records = [r for path in tmp_path.glob("*.parquet") for r in parquet.read_table(path).to_pylist()]
+    if records is not None:
+        captions = [record["video"] for record in records if record["status"] == "ok"]
+        failed = [record for record in records if record["status"] == "error"]
+        assert len(failed) == BAD and all(record["error"]["message"] for record in failed)
+    assert sorted(Path(name).stem for name in captions) == [f"good {number}" for number in range(GOOD)]
