@@ -1,4 +1,4 @@
-"""Decoding that hangs, crashes, raises or is killed, by the name of the video; in the process that decodes."""
+"""Decoding that hangs, crashes, raises or is killed in its worker process, by the name of the video."""
 
 from __future__ import annotations
 
