@@ -156,7 +156,8 @@ def opened(path: Path, kind: str | None) -> Any:
         TruncatedVideoError: the file is damaged so much that it cannot be opened.
         VideoError: its frames are larger than the limit.
     """
-    max_pixels = {"max_pixels": str(min(limits().frame_pixels, (1 << 31) - 1))}
+    # FFmpeg counts padded lines, so its own limit has to be higher
+    max_pixels = {"max_pixels": str(min(2 * limits().frame_pixels, (1 << 31) - 1))}
     demuxer = None if kind is None else _DEMUXERS[kind]
     whitelists = {
         "protocol_whitelist": "file",

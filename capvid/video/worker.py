@@ -32,6 +32,8 @@ Call = tuple[Callable[..., Any], tuple[Any, ...]]
 def main() -> None:
     """Answer the calls that come on stdin, on what stdout was when the process began."""
     _limit_memory(limits().worker_bytes)
+    # numpy's threads, one for each core, would reserve address space and do nothing here
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     keep_freed_memory()
     answers = os.fdopen(os.dup(1), "wb")
     null = os.open(os.devnull, os.O_WRONLY)
