@@ -9,6 +9,7 @@ same.
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass
 from itertools import pairwise
@@ -47,7 +48,7 @@ class AutoSegments:
         """Cut between frames with different features, from the beginning to the end of the video."""
         cuts = changes(features, _frames_of(SHORTEST, times))
         inner = (float(times[cut - 1] + times[cut]) / 2 for cut in cuts)
-        return list(pairwise([0.0, *(time for time in inner if time < duration), duration]))
+        return list(pairwise([0.0, *sorted({time for time in inner if 0 < time < duration}), duration]))
 
 
 def changes(features: np.ndarray, shortest: int) -> list[int]:
@@ -112,7 +113,7 @@ def parse_segments(text: str) -> Segmentation:
         if int(text) > MAX_FRAMES:
             raise UsageError(f"{text} segments cannot be made", remedy=f"ask for at most {MAX_FRAMES}")
         return EqualSegments(int(text))
-    if not Path(text).is_file():
+    if not os.path.isfile(text):  # noqa: PTH113  # Path.is_file raises where a name is too long
         raise UsageError(
             f"{text}: no such file of segments", remedy="give a file, a number of equal segments, or auto"
         )

@@ -23,7 +23,7 @@ from capvid.features.thumbnails import as_jpeg, reduced
 from capvid.storage import Blob, StorageError, VideoPath, local_copy
 from capvid.video.clean import useful
 from capvid.video.sampling import Sampling
-from capvid.video.source import Windows, open_video, read_frames
+from capvid.video.source import Windows, memory_errors, open_video, read_frames
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,7 +113,7 @@ def decode_video(
     Raises:
         VideoError: it cannot be read; the subclass says why.
     """
-    with fetched(path) as file:
+    with fetched(path) as file, memory_errors(file):
         return _decode(file, sampling, views, reader, pictures)
 
 

@@ -19,8 +19,12 @@ from capvid.errors import (
     UnsupportedCodecError,
     VideoError,
 )
+from capvid.files import open_regular
+from capvid.limits import limits
 
 _HEAD = 1 << 16
+_MAX_BOXES = 1_000_000  # a day of fragmented video has fewer
+_TS_PACKETS = 16
 _MP4_BOXES = {b"ftyp", b"moov", b"mdat", b"free", b"skip", b"wide", b"pnot", b"styp"}
 _CODECS = {
     "h264": (b"avc1", b"avc3", b"H264", b"h264", b"x264", b"V_MPEG4/ISO/AVC"),
@@ -43,7 +47,7 @@ def kind_of(path: Path) -> str:
     Raises:
         MissingVideoError, EmptyVideoError, NotAVideoError: there is none.
         TruncatedVideoError: an MP4 that ends before its index.
-        VideoError: the file cannot be read.
+        VideoError: the file cannot be read, or its index is larger than the limit.
     """
     _check_regular(path)
     head = _head(path)
@@ -52,9 +56,29 @@ def kind_of(path: Path) -> str:
     kind = _sniff(head)
     if kind is None:
         raise NotAVideoError(path, "not a video file", remedy="no known video format begins like this")
-    if kind == "mp4" and not _index(path):
-        raise TruncatedVideoError(path, "the file ends before its index (moov)", remedy="get it again")
+    if kind == "mp4":
+        index = _index_box(path)
+        if index is None:
+            raise TruncatedVideoError(path, "the file ends before its index (moov)", remedy="get it again")
+        _, length = index
+        if length > limits().header_bytes:
+            raise exceeds_limit(path, f"its index (moov) has {length} bytes", "header_bytes")
     return kind
+
+
+def exceeds_limit(path: Path, reason: str, limit: str) -> VideoError:
+    """Build the error for a file that demands more than a limit allows.
+
+    Args:
+        path: the file.
+        reason: what it demands.
+        limit: field name in :class:`~capvid.limits.Limits`.
+    """
+    return VideoError(
+        path,
+        f"{reason}, more than the limit of {getattr(limits(), limit)}",
+        remedy=f"raise CAPVID_LIMIT_{limit.upper()} if you trust the file",
+    )
 
 
 def codec_of(path: Path, kind: str) -> str:
@@ -98,7 +122,11 @@ def missing_bytes(path: Path, kind: str) -> int:
 def rotation_of(path: Path, kind: str) -> int:
     """By how many degrees, clockwise, an MP4 asks for its pictures to be turned: 0, 90, 180 or 270."""
     index = _index(path) if kind == "mp4" else b""
-    for track in index.split(b"trak")[1:]:
+    start = index.find(b"trak")
+    while start >= 0:
+        end = index.find(b"trak", start + 4)
+        track = index[start : None if end < 0 else end]
+        start = end
         at = track.find(b"tkhd")
         if b"vide" not in track or at < 0:
             continue
@@ -112,7 +140,7 @@ def _check_regular(path: Path) -> None:
     """Refuse what is no file, by its name alone: to open a pipe would wait for ever for its other end."""
     try:
         mode = path.stat().st_mode
-    except (FileNotFoundError, NotADirectoryError) as error:
+    except (FileNotFoundError, NotADirectoryError, ValueError) as error:  # ValueError: a NUL in the name
         raise MissingVideoError(path, "no such file", remedy="check the name") from error
     except OSError as error:
         loop = error.errno == errno.ELOOP
@@ -137,14 +165,15 @@ def breaks_off(path: Path, kind: str) -> bool:
 
 def _head(path: Path) -> bytes:
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             return file.read(_HEAD)
     except OSError as error:
         raise VideoError(path, f"cannot be read ({error.strerror})") from error
 
 
 def _sniff(head: bytes) -> str | None:
-    if head[4:8] in _MP4_BOXES:
+    # a styp box of 16 MiB is none: FFmpeg could take its text for a session description (SDP)
+    if head[4:8] in _MP4_BOXES and not (head[4:8] == b"styp" and head[0]):
         return "mp4"
     starts = {
         b"\x1a\x45\xdf\xa3": "matroska",
@@ -165,7 +194,9 @@ def _sniff(head: bytes) -> str | None:
     if head[:4] == b"RIFF" and head[8:12] == b"WEBP":
         return "webp"
     for size, first in ((188, 0), (192, 4)):  # MPEG transport streams: a packet every so many bytes
-        if len(head) > first + size and head[first] == head[first + size] == 0x47:
+        marks = head[first::size][:_TS_PACKETS]
+        # damage may hit some packets, but text with two G in the right places is no stream
+        if marks.startswith(b"GG") and 2 * marks.count(b"G") >= len(marks):
             return "mpeg-ts"
     return None
 
@@ -173,9 +204,11 @@ def _sniff(head: bytes) -> str | None:
 def _boxes(path: Path) -> Iterator[tuple[int, int, bytes]]:
     """Where an MP4's outermost boxes begin, how long they say they are, and their names."""
     size = path.stat().st_size
-    with path.open("rb") as file:
+    with path.open("rb", buffering=0) as file:
         at = 0
-        while at + 8 <= size:
+        for _ in range(_MAX_BOXES):
+            if at + 8 > size:
+                break
             file.seek(at)
             header = file.read(16)
             length, name = int.from_bytes(header[:4], "big"), header[4:8]
@@ -189,12 +222,21 @@ def _boxes(path: Path) -> Iterator[tuple[int, int, bytes]]:
             at += length
 
 
-def _index(path: Path) -> bytes:
-    """The bytes of an MP4's ``moov`` box; none if the file ends before it does."""
+def _index_box(path: Path) -> tuple[int, int] | None:
+    """Return position and length of an MP4's first ``moov`` or ``moof`` box, if the file holds all of it."""
+    size = path.stat().st_size
     for at, length, name in _boxes(path):
         if name in (b"moov", b"moof"):
-            with path.open("rb") as file:
-                file.seek(at)
-                index = file.read(length)
-            return index if len(index) == length else b""
-    return b""
+            return (at, length) if at + length <= size else None
+    return None
+
+
+def _index(path: Path) -> bytes:
+    """Return the bytes of an MP4's ``moov`` box, as far as the limit allows; none if the box is cut off."""
+    box = _index_box(path)
+    if box is None:
+        return b""
+    at, length = box
+    with path.open("rb") as file:
+        file.seek(at)
+        return file.read(min(length, limits().header_bytes))

@@ -27,9 +27,8 @@ class Decoder:
 
     def __init__(self, packets: Packets) -> None:
         self._packets = packets
-        self._numbers = {} if packets.pts is None else {int(pts): n for n, pts in enumerate(packets.pts)}
         with listening():
-            self._container, self._stream = opened(packets.path)
+            self._container, self._stream = opened(packets.path, packets.kind)
         self._demux = self._container.demux(self._stream)
         self._held: Any = None  # a packet that is read and not decoded
         self._ended = False
@@ -53,6 +52,8 @@ class Decoder:
                 packet.pts = self.number
             try:
                 frames = list(self._stream.codec_context.decode(packet))
+            except MemoryError:
+                raise
             except av.FFmpegError:
                 frames, broken = [], packet is not None
             self.trouble = broken or bool(messages) or any(frame.is_corrupt for frame in frames)
@@ -65,13 +66,15 @@ class Decoder:
         with listening():
             try:
                 self._container.seek(int((pts if dts is None else dts)[number]), stream=self._stream)
-            except (av.FFmpegError, OSError):
+            except MemoryError:
+                raise
+            except (av.FFmpegError, OSError, OverflowError):
                 return False
             self._demux = self._container.demux(self._stream)
             self._ended = False
             for _ in range(_SEEK):
                 packet, _ = self._read()
-                found = -1 if packet is None else self._numbers.get(packet.pts, -1)
+                found = -1 if packet is None else self._packets.number_of(packet.pts)
                 if found == number:
                     self._held, self.number = packet, number - 1
                     return True
@@ -83,6 +86,8 @@ class Decoder:
         """The next packet with data, or ``None``, and whether the file broke off."""
         try:
             return next((packet for packet in self._demux if packet.size), None), False
+        except MemoryError:
+            raise
         except (av.FFmpegError, OSError, ValueError):
             return None, True
 

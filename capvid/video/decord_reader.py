@@ -16,13 +16,16 @@ from typing import Any
 import numpy as np
 
 from capvid.errors import EmptyVideoError, TruncatedVideoError, UnsupportedCodecError, VideoError
+from capvid.limits import limits
 from capvid.video.container import (
     codec_of,
+    exceeds_limit,
     kind_of,
     missing_bytes,
     rotation_of,
     without_decodable_stream,
 )
+from capvid.video.packets import listening, opened
 from capvid.video.source import FrameSource, VideoInfo, frame_duration
 
 _LONGEST = 1e8  # seconds; times beyond are the decoder's mark for "none"
@@ -51,6 +54,9 @@ class DecordSource(FrameSource):
             )
         if missing := missing_bytes(path, kind):
             raise TruncatedVideoError(path, f"the file ends {missing} bytes too early", remedy="get it again")
+        # decord's FFmpeg knows no whitelists: PyAV's looks first what it would take the file for
+        with listening():
+            opened(path, None)[0].close()
         self._path = path
         self._kind = kind
         self._position = 0  # of the frame that the decoder gives next
@@ -58,6 +64,8 @@ class DecordSource(FrameSource):
         count = len(self._reader)
         if not count:
             raise EmptyVideoError(path, "has no frames", remedy="get it again")
+        if count > (most := limits().video_frames):
+            raise exceeds_limit(path, f"it has over {most} frames", "video_frames")
         self._times = repaired_times(
             np.asarray(self._reader.get_frame_timestamp(list(range(count))), np.float64),
             float(self._reader.get_avg_fps()),

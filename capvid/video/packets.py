@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import logging
 import os
+import re
+from array import array
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,13 +23,38 @@ import av
 import av.logging
 import numpy as np
 
-from capvid.errors import EmptyVideoError, NoVideoStreamError, TruncatedVideoError, UnsupportedCodecError
-from capvid.video.container import breaks_off, missing_bytes
+from capvid.errors import (
+    EmptyVideoError,
+    NoVideoStreamError,
+    TruncatedVideoError,
+    UnsupportedCodecError,
+    VideoError,
+)
+from capvid.limits import limits
+from capvid.video.container import breaks_off, exceeds_limit, missing_bytes
 
 _NAMES = {"mpeg1video": "mpeg1", "mpeg2video": "mpeg2", "libdav1d": "av1"}
 _REORDERED = ("h264", "hevc")  # codecs whose pictures AVI cannot place: FFmpeg makes times up for them
 _STEADY = ("mpeg-ts", "mpeg-ps")  # in damaged ones a gap between times means lost packets
 _GAP = 1.5  # frame durations
+
+_DEMUXERS = {  # FFmpeg's name for each kind of container
+    "asf": "asf",
+    "avi": "avi",
+    "flv": "flv",
+    "gif": "gif",
+    "h264": "h264",
+    "matroska": "matroska",
+    "mp4": "mov",
+    "mpeg": "mpegvideo",
+    "mpeg-ps": "mpeg",
+    "mpeg-ts": "mpegts",
+    "ogg": "ogg",
+    "webp": "webp_pipe",
+}
+_NONE = -(1 << 63)  # in place of a time or position that the container does not know
+_FAR = 1 << 61  # ticks; differences between times within it do not overflow
+_TOO_MANY_PIXELS = re.compile(r"Picture size (\d+)x(\d+) exceeds")
 
 Messages = list[tuple[int, str, str]]  # level, who says it, what
 
@@ -49,6 +76,7 @@ class Packets:
 
     Attributes:
         path: the file.
+        kind: of the container.
         codec: the codec's name.
         pts: presentation times (N,) in ``unit``, or ``None`` where the container does not know them.
         dts: decoding times (N,) in ``unit``, or ``None``.
@@ -63,6 +91,7 @@ class Packets:
     """
 
     path: Path
+    kind: str
     codec: str
     pts: np.ndarray | None
     dts: np.ndarray | None
@@ -83,6 +112,19 @@ class Packets:
         shown = np.flatnonzero(self.shown)
         return shown[np.argsort(self.pts[shown], kind="stable")]
 
+    @cached_property
+    def _by_pts(self) -> np.ndarray:
+        assert self.pts is not None
+        return np.argsort(self.pts, kind="stable")
+
+    def number_of(self, pts: int | None) -> int:
+        """Return the number of the packet with this presentation time; -1 if there is none."""
+        if self.pts is None or pts is None:
+            return -1
+        rank = int(np.searchsorted(self.pts, pts, sorter=self._by_pts))
+        number = int(self._by_pts[rank]) if rank < len(self.pts) else -1
+        return number if number >= 0 and self.pts[number] == pts else -1
+
     def times(self, numbers: np.ndarray | None = None) -> np.ndarray:
         """Presentation times in seconds of the packets with these ``numbers``, in the order of showing.
 
@@ -99,20 +141,38 @@ class Packets:
         return np.round(steps * self.unit * self.fps, 3) / self.fps
 
 
-def opened(path: Path) -> Any:
+def opened(path: Path, kind: str | None) -> Any:
     """Open a file with PyAV, and its best video stream decoded by one thread: (container, stream).
+
+    FFmpeg may open this file alone, with a demuxer that refers to no other file or address, and allocates
+    no frame beyond the limit on pixels.
+
+    Args:
+        path: the file.
+        kind: container kind, which decides on the demuxer; None lets FFmpeg choose one of the known kinds.
 
     Raises:
         NoVideoStreamError, UnsupportedCodecError: there is none, or none that can be decoded.
         TruncatedVideoError: the file is damaged so much that it cannot be opened.
+        VideoError: its frames are larger than the limit.
     """
-    try:
-        # an absolute path, since what is before a colon is taken for a protocol
-        container = av.open(os.path.abspath(path))  # noqa: PTH100
-    except (av.FFmpegError, OSError, ValueError) as error:
-        raise TruncatedVideoError(
-            path, "the file is damaged and cannot be opened", remedy="get it again"
-        ) from error
+    # FFmpeg counts padded lines, so its own limit has to be higher
+    max_pixels = {"max_pixels": str(min(2 * limits().frame_pixels, (1 << 31) - 1))}
+    demuxer = None if kind is None else _DEMUXERS[kind]
+    whitelists = {
+        "protocol_whitelist": "file",
+        "format_whitelist": demuxer or ",".join(_DEMUXERS.values()),
+    }
+    with av.logging.Capture() as messages:
+        try:
+            # an absolute path, since what is before a colon is taken for a protocol
+            container = av.open(os.path.abspath(path), format=demuxer, options=whitelists | max_pixels)  # noqa: PTH100
+        except MemoryError:
+            raise
+        except (av.FFmpegError, OSError, ValueError) as error:
+            raise TruncatedVideoError(
+                path, "the file is damaged and cannot be opened", remedy="get it again"
+            ) from error
     stream = container.streams.best("video")
     if stream is None:
         container.close()
@@ -123,9 +183,25 @@ def opened(path: Path) -> Any:
             path, "its codec cannot be decoded here", remedy="convert it to H.264, say with ffmpeg"
         )
     context: Any = stream.codec_context
+    try:
+        _check_frame_size(path, context, messages)
+    except VideoError:
+        container.close()
+        raise
+    context.options = max_pixels
     context.thread_type = "NONE"
     context.thread_count = 1
     return container, stream
+
+
+def _check_frame_size(path: Path, context: Any, messages: Messages) -> None:
+    """Refuse frames beyond the limit, by the container's word or, where it has none, by the decoder's."""
+    width, height = context.width, context.height
+    refused = [match for _, _, text in messages if (match := _TOO_MANY_PIXELS.search(text))]
+    if not width * height and refused:
+        width, height = int(refused[0][1]), int(refused[0][2])
+    if width * height > limits().frame_pixels:
+        raise exceeds_limit(path, f"its frames have {width} x {height} pixels", "frame_pixels")
 
 
 def scan(path: Path, kind: str) -> Packets:
@@ -135,7 +211,7 @@ def scan(path: Path, kind: str) -> Packets:
         VideoError: it cannot be opened, or has no frames.
     """
     with listening() as messages:
-        container, stream = opened(path)
+        container, stream = opened(path, kind)
         try:
             messages.clear()
             return _Scan(path, kind, container, stream, messages).packets()
@@ -150,21 +226,25 @@ class _Scan:
         self._path, self._kind, self._container, self._stream = path, kind, container, stream
         self._messages = messages
         self._codec = stream.codec_context.name
-        self._rows: list[tuple[int | None, int | None, int | None, bool, bool]] = []
+        self._pts, self._dts, self._positions = array("q"), array("q"), array("q")
+        self._keys, self._shown = bytearray(), bytearray()
         self._suspects: set[int] = set()
         self._lost = 0  # packets that are missing between others, or not decodable as such
         self._demux()
 
     def _demux(self) -> None:
+        most = limits().video_frames
         try:
             for packet in self._container.demux(self._stream):
-                number = len(self._rows)
+                number = len(self._keys)
+                if number > most:
+                    raise exceeds_limit(self._path, f"it has over {most} frames", "video_frames")
                 # a parser speaks of this packet, the container of a gap that begins in the last one
                 speakers = {name for _, name, _ in self._messages}
                 self._messages.clear()
                 if self._codec in speakers or _NAMES.get(self._codec) in speakers:
                     self._suspects.add(number)
-                if self._container.format.name in speakers:
+                if any(_DEMUXERS[self._kind] in name.split(",") for name in speakers):
                     self._suspects.add(number - 1)
                 if not packet.size:
                     continue
@@ -173,50 +253,60 @@ class _Scan:
                 # VP8 has pictures that are decoded only for others to be made from them
                 hidden = self._codec == "vp8" and not memoryview(packet)[0] & 0x10
                 shown = not (packet.is_discard or hidden)
-                self._rows.append((packet.pts, packet.dts, packet.pos, packet.is_keyframe, shown))
+                self._pts.append(_NONE if packet.pts is None else packet.pts)
+                self._dts.append(_NONE if packet.dts is None else packet.dts)
+                self._positions.append(_NONE if packet.pos is None else packet.pos)
+                self._keys.append(packet.is_keyframe)
+                self._shown.append(shown)
+        except MemoryError:
+            raise
         except (av.FFmpegError, OSError, ValueError):
-            self._suspects.add(len(self._rows) - 1)
+            self._suspects.add(len(self._keys) - 1)
 
     def packets(self) -> Packets:
-        if not self._rows:
+        count = len(self._keys)
+        if not count:
             raise EmptyVideoError(self._path, "has no frames", remedy="get it again")
-        pts, dts, places, keys, shown = (list(column) for column in zip(*self._rows, strict=True))
-        if not any(shown):
+        pts, dts = np.array(self._pts, np.int64), np.array(self._dts, np.int64)
+        keys, shown = np.array(self._keys, bool), np.array(self._shown, bool)
+        if not shown.any():
             raise EmptyVideoError(self._path, "no frame of it is ever shown", remedy="get it again")
         decoding = _complete(dts)
         showing = _complete(pts, distinct=True)
         if self._kind == "avi":
             # only where pictures are shown in the order of decoding, AVI tells their times
-            in_order = pts == dts and self._codec not in _REORDERED
-            decoding = self._by_index(decoding, places)
+            in_order = np.array_equal(pts, dts) and self._codec not in _REORDERED
+            decoding = self._by_index(decoding)
             showing = decoding if in_order else None
         if self._suspects and self._kind in _STEADY and decoding is not None and len(decoding) > 2:
             self._note_gaps(decoding, float(np.median(np.diff(decoding))))
         missing = missing_bytes(self._path, self._kind) > 0
         if missing or breaks_off(self._path, self._kind):
-            self._suspects.add(len(self._rows) - 1)
-        suspects = self._suspects & set(range(len(self._rows)))
-        count, promised = sum(shown), self._promised(shown, bool(missing or suspects))
+            self._suspects.add(count - 1)
+        suspects = frozenset(number for number in self._suspects if 0 <= number < count)
+        num_shown = int(shown.sum())
+        promised = self._promised(num_shown, count - num_shown, bool(missing or suspects))
         stream = self._stream
         return Packets(
             path=self._path,
+            kind=self._kind,
             codec=_NAMES.get(self._codec, self._codec),
             pts=showing,
             dts=decoding,
-            keys=np.array(keys),
-            shown=np.array(shown),
-            unit=float(stream.time_base),
-            start=stream.start_time or 0,
+            keys=keys,
+            shown=shown,
+            unit=float(stream.time_base or 1),
+            start=max(-_FAR, min(_FAR, stream.start_time or 0)),
             fps=float(stream.average_rate or stream.guessed_rate or 25),
             promised=promised,
-            suspects=frozenset(suspects),
-            damaged=missing or bool(suspects) or promised > count,
+            suspects=suspects,
+            damaged=missing or bool(suspects) or promised > num_shown,
         )
 
-    def _by_index(self, decoding: np.ndarray | None, places: list[int | None]) -> np.ndarray | None:
+    def _by_index(self, decoding: np.ndarray | None) -> np.ndarray | None:
         """Decoding times of an AVI by its index, from which they are right also behind lost packets."""
         index = {entry.pos + 8: entry.timestamp for entry in self._stream.index_entries if entry.size}
-        times = [index.get(place) for place in places]
+        times = [index.get(position) for position in self._positions]
         if decoding is None or any(time is None for time in times) or len(index) <= len(times):
             return decoding
         known = np.array(times, np.int64)
@@ -231,9 +321,8 @@ class _Scan:
                 self._suspects.add(int(number) + 1)
             self._lost += max(0, round(float(decoding[number + 1] - decoding[number]) / step) - 1)
 
-    def _promised(self, shown: list[bool], damaged: bool) -> int:
+    def _promised(self, count: int, hidden: int, damaged: bool) -> int:
         """Pictures to be shown, by the index, or, if data are missing and there is none, by the length."""
-        count, hidden = sum(shown), len(shown) - sum(shown)
         if self._kind == "avi" and self._lost:
             return count + self._lost
         if self._kind == "mp4":  # its index also lists what the edit list leaves out
@@ -246,8 +335,8 @@ class _Scan:
         return count + self._lost
 
 
-def _complete(stamps: list[Any], *, distinct: bool = False) -> np.ndarray | None:
-    """Stamps as an array (N,), if all are there, and distinct if they must be."""
-    if any(stamp is None for stamp in stamps) or (distinct and len(set(stamps)) < len(stamps)):
+def _complete(stamps: np.ndarray, *, distinct: bool = False) -> np.ndarray | None:
+    """Stamps (N,), if all are there and in a sane range, and distinct if they must be."""
+    if (stamps < -_FAR).any() or (stamps > _FAR).any() or (distinct and len(np.unique(stamps)) < len(stamps)):
         return None
-    return np.array(stamps, np.int64)
+    return stamps

@@ -7,24 +7,34 @@ times: each is taken to be shown for two seconds.
 from __future__ import annotations
 
 import io
+import os
+import threading
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
+from typing import IO, Any
 
 import numpy as np
 
 from capvid.errors import EmptyVideoError, MissingVideoError, TruncatedVideoError, VideoError
+from capvid.files import open_regular
+from capvid.limits import limits
 from capvid.video.source import FrameSource, VideoInfo
 
 SUFFIXES = (".jpeg", ".jpg", ".png", ".webp")
 SECONDS = 2.0
+_FORMATS = ("BMP", "GIF", "JPEG", "PNG", "WEBP")  # none that runs a program or opens another file
+_CHUNK = 4096  # bytes that are decompressed at a time
+_ENTRY = 4  # bytes of memory, at least, for each byte of a zip file's directory
+_pillow_lock = threading.Lock()
 
 
 def archive_of(path: Path) -> Path | None:
     """The zip file that ``path`` leads into, or is; None for any other path."""
     for place in (path, *path.parents):
-        if place.suffix.lower() == ".zip" and place.is_file():
+        if place.suffix.lower() == ".zip" and os.path.isfile(place):  # noqa: PTH113
             return place
     return None
 
@@ -40,16 +50,16 @@ def picture_folders(archive: Path) -> list[Path]:
 
 def _contents(archive: Path) -> tuple[zipfile.ZipFile, dict[str, list[str]]]:
     """The open zip file, and the names of each folder's pictures."""
-    status = archive.stat()
     try:
+        status = archive.stat()
         return _open(str(archive), status.st_size, status.st_mtime_ns)
-    except (OSError, zipfile.BadZipFile) as error:
+    except (OSError, zipfile.BadZipFile, ValueError, NotImplementedError) as error:
         raise VideoError(archive, f"is not a zip file that can be read ({error})") from error
 
 
 @lru_cache(maxsize=4)
 def _open(archive: str, size: int, changed: int) -> tuple[zipfile.ZipFile, dict[str, list[str]]]:
-    opened = zipfile.ZipFile(archive)
+    opened = zipfile.ZipFile(_BoundedReads(open_regular(archive), limits().header_bytes // _ENTRY))
     folders: dict[str, list[str]] = {}
     for name in sorted(opened.namelist()):
         folder = PurePosixPath(name).parent
@@ -60,19 +70,96 @@ def _open(archive: str, size: int, changed: int) -> tuple[zipfile.ZipFile, dict[
     return opened, folders
 
 
-def decode_picture(read: Callable[[], bytes]) -> np.ndarray:
-    """Decode the picture whose bytes ``read`` gives: (H, W, 3) uint8 RGB.
+class UnsuitableImageError(ValueError):
+    """An image beyond a limit, or not of the size of the others."""
+
+
+class _BoundedReads:
+    """A file that refuses reads beyond a limit: ``zipfile`` reads a whole directory at once."""
+
+    def __init__(self, file: IO[bytes], max_bytes: int) -> None:
+        self._file = file
+        self._max_bytes = max_bytes
+
+    def read(self, size: int = -1) -> bytes:
+        """Read like the file, up to the limit."""
+        if size > self._max_bytes:
+            raise zipfile.BadZipFile(f"its directory has {size} bytes, more than the limit")
+        return self._file.read(size)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+
+def read_member(archive: zipfile.ZipFile, name: str) -> bytes:
+    """Read a member of a zip file of at most :attr:`~capvid.limits.Limits.member_bytes`.
 
     Raises:
+        UnsuitableImageError: it is larger.
+        zipfile.BadZipFile, OSError, NotImplementedError, RuntimeError: it cannot be read.
+    """
+    most = limits().member_bytes
+    size = archive.getinfo(name).file_size
+    if size > most:
+        raise UnsuitableImageError(
+            f"has {size} bytes, more than the limit of {most}; raise CAPVID_LIMIT_MEMBER_BYTES"
+        )
+    data = bytearray()
+    with archive.open(name) as member:
+        # small pieces, since some decompressors give all that a piece holds, whatever the declared size
+        while piece := member.read(_CHUNK):
+            data += piece
+    return bytes(data)
+
+
+def decode_picture(read: Callable[[], bytes], size: tuple[int, int] | None = None) -> np.ndarray:
+    """Decode the picture whose bytes ``read`` gives: (H, W, 3) uint8 RGB.
+
+    Args:
+        read: the source of the file's bytes.
+        size: width and height that it must have; None allows any size within the limit on pixels.
+
+    Raises:
+        UnsuitableImageError: it is beyond a limit, or not of that size.
         ValueError: it cannot be read or decoded, whatever the reason.
     """
     from PIL import Image
 
     try:
-        with Image.open(io.BytesIO(read())) as image:
+        with _without_pillow_limit():
+            image = Image.open(io.BytesIO(read()), formats=_FORMATS)
+        with image:
+            _check_size(image.size, size)
             return np.array(image.convert("RGB"))
+    except (MemoryError, UnsuitableImageError):
+        raise
     except Exception as error:  # zip files and pictures are broken in ways of many types
         raise ValueError(f"{type(error).__name__}: {error}") from error
+
+
+def _check_size(actual: tuple[int, int], wanted: tuple[int, int] | None) -> None:
+    width, height = actual
+    most = limits().frame_pixels
+    if width * height > most:
+        raise UnsuitableImageError(
+            f"has {width} x {height} pixels, more than the limit of {most}; raise CAPVID_LIMIT_FRAME_PIXELS"
+        )
+    if wanted is not None and actual != wanted:
+        raise UnsuitableImageError("is not of the size of the first picture")
+
+
+@contextmanager
+def _without_pillow_limit() -> Iterator[None]:
+    """Set Pillow's own limit on pixels aside, which warns and cannot be changed per call."""
+    from PIL import Image
+
+    with _pillow_lock:
+        before = Image.MAX_IMAGE_PIXELS
+        Image.MAX_IMAGE_PIXELS = None
+        try:
+            yield
+        finally:
+            Image.MAX_IMAGE_PIXELS = before
 
 
 class PicturesSource(FrameSource):
@@ -91,7 +178,9 @@ class PicturesSource(FrameSource):
         self._names = folders.get(path.relative_to(archive).as_posix(), [])
         if not self._names:
             raise EmptyVideoError(path, "is no folder of pictures", remedy=f"see what is in {archive.name}")
+        self._size: tuple[int, int] | None = None
         height, width = self._decode(0).shape[:2]
+        self._size = width, height
         count = len(self._names)
         self._info = VideoInfo(
             path=path,
@@ -119,21 +208,22 @@ class PicturesSource(FrameSource):
 
         Raises:
             TruncatedVideoError: a picture cannot be decoded.
-            VideoError: its size is not that of the first one.
+            VideoError: it is larger than the limits, or not of the size of the first one.
         """
-        frames = [self._decode(index) for index in indices]
-        size = (self._info.height, self._info.width, 3)
-        for index, frame in zip(indices, frames, strict=True):
-            if frame.shape != size:
-                raise VideoError(self._path, f"{self._names[index]} is not of the size of the first picture")
-        return np.stack(frames) if frames else np.empty((0, *size), np.uint8)
+        frames = np.empty((len(indices), self._info.height, self._info.width, 3), np.uint8)
+        for row, index in zip(frames, indices, strict=True):
+            row[:] = self._decode(index)
+        return frames
 
     def _decode(self, index: int) -> np.ndarray:
+        name = self._names[index]
         try:
-            return decode_picture(lambda: self._archive.read(self._names[index]))
+            return decode_picture(lambda: read_member(self._archive, name), self._size)
+        except UnsuitableImageError as error:
+            raise VideoError(self._path, f"{name} {error}") from error
         except ValueError as error:
             raise TruncatedVideoError(
-                self._path, f"{self._names[index]} cannot be decoded", remedy="get it again"
+                self._path, f"{name} cannot be decoded", remedy="get it again"
             ) from error
 
     def close(self) -> None:

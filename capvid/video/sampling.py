@@ -158,7 +158,8 @@ class WindowSampling(Sampling):
         """
         if len(times) < self.size:
             return np.arange(len(times))[(len(times) - 1) // 2 :][:1]
-        return np.arange(self.size // 2, len(times) - self.size + self.size // 2 + 1, self.stride)
+        stride = min(self.stride, len(times))  # a longer one gives the same, but may not fit an integer
+        return np.arange(self.size // 2, len(times) - self.size + self.size // 2 + 1, stride)
 
     def windows(self, frames: int, reduce: _Reduce | None) -> Windows | None:
         """Give the sampling's own windows, if they are of so many ``frames``."""
@@ -215,8 +216,8 @@ def nearest(wanted: np.ndarray, times: np.ndarray) -> np.ndarray:
     Returns:
         indices, ascending and distinct.
     """
-    if len(times) == 1:
-        return np.arange(1)
+    if len(times) <= 1:
+        return np.arange(len(times))
     after = np.searchsorted(times, wanted).clip(1, len(times) - 1)
     return np.unique(np.where(wanted - times[after - 1] < times[after] - wanted, after - 1, after))
 
@@ -228,7 +229,20 @@ def _end(times: np.ndarray) -> float:
 
 def _middles(times: np.ndarray, length: float, parts: int) -> np.ndarray:
     """Frames nearest to the middles of so many ``parts``, each of ``length`` seconds; of equals the later."""
-    return nearest(times[0] + (np.arange(parts) + 0.5) * length, times)
+    numbers = np.arange(parts) if parts <= 4 * len(times) else _sparse_parts(times, length, parts)
+    return nearest(times[0] + (numbers + 0.5) * length, times)
+
+
+def _sparse_parts(times: np.ndarray, length: float, parts: int) -> np.ndarray:
+    """Return the numbers of parts to which every frame that is nearest to some middle is nearest.
+
+    A timestamp far away makes parts without number, almost all of them nearest to the frames at the ends of
+    a gap. The first part nearest to each frame suffices; its neighbors allow for rounding.
+    """
+    turns = (times[:-1] + times[1:]) / 2  # from where on the next frame is nearer
+    first = np.ceil((turns - times[0]) / length - 0.5)
+    numbers = np.concatenate([[0.0], first - 1, first, first + 1])
+    return np.unique(numbers.clip(0, parts - 1))
 
 
 def parse_sampling(text: str) -> Sampling:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import csv
 import hashlib
-import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +17,9 @@ from typing import Any, Protocol
 import numpy as np
 
 from capvid.errors import DataError
+from capvid.files import read_regular
+from capvid.limits import limits
+from capvid.parsing import parse_json
 from capvid.storage import VideoPath
 from capvid.video.sampling import Sampling, nearest
 
@@ -181,7 +183,7 @@ def read_segments(path: Path) -> GivenSegments:
         DataError: it cannot be read, or says something else; with the place in it.
     """
     try:
-        raw = path.read_bytes()
+        raw = read_regular(path, max_bytes=limits().text_bytes)
         text = raw.decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path}: cannot be read ({error})", remedy=_FORMS) from error
@@ -205,17 +207,14 @@ Row = tuple[str, str | None, Any]  # where it stands, of which video if it is sa
 
 def _json_rows(path: Path, text: str) -> Iterator[Row]:
     try:
-        values = [json.loads(text)]
-    except (ValueError, RecursionError):
+        values = [parse_json(text)]
+    except ValueError:
         try:
-            values = [json.loads(line) for line in text.splitlines() if line.strip()]
-        except (ValueError, RecursionError) as error:
+            values = [parse_json(line) for line in text.splitlines() if line.strip()]
+        except ValueError as error:
             raise DataError(f"{path}: not valid JSON ({error})", remedy=_FORMS) from error
-    try:
-        for value in values:
-            yield from _found_in(value, None, "segment")
-    except RecursionError as error:
-        raise DataError(f"{path}: too deeply nested", remedy=_FORMS) from error
+    for value in values:
+        yield from _found_in(value, None, "segment")
 
 
 def _found_in(value: Any, video: str | None, place: str) -> Iterator[Row]:
@@ -242,7 +241,7 @@ def _table_rows(path: Path, text: str) -> Iterator[Row]:
     first = next((line for line in lines if line.strip()), "")
     rows = csv.reader(lines, delimiter="\t" if "\t" in first else ",")
     columns: Sequence[str] = ("start", "end")
-    for number, cells in enumerate(rows, 1):
+    for number, cells in enumerate(_checked(path, rows), 1):
         cells = [cell.strip() for cell in cells]
         if not any(cells):
             continue
@@ -252,6 +251,13 @@ def _table_rows(path: Path, text: str) -> Iterator[Row]:
         row = dict(zip(columns, cells, strict=False))
         video = next((row[key] for key in _VIDEO if row.get(key)), None)
         yield f"line {number}", video, (row.get("start"), row.get("end"))
+
+
+def _checked(path: Path, rows: Iterator[list[str]]) -> Iterator[list[str]]:
+    try:
+        yield from rows
+    except csv.Error as error:
+        raise DataError(f"{path}: not a valid table ({error})", remedy=_FORMS) from error
 
 
 def _span(path: Path, place: str, value: Any) -> Span:
@@ -275,5 +281,7 @@ def _seconds(value: Any) -> float | None:
         parts = [float(part) for part in str(value).replace(",", ".").split(":")]
     except ValueError:
         return None
+    if len(parts) > 3:
+        return None
     seconds = sum(part * 60**power for power, part in enumerate(reversed(parts)))
-    return seconds if math.isfinite(seconds) and len(parts) <= 3 else None
+    return seconds if math.isfinite(seconds) else None

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
@@ -10,7 +11,8 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from capvid.errors import EmptyVideoError, UsageError, VideoError
+from capvid.errors import DecoderError, EmptyVideoError, UsageError, VideoError
+from capvid.limits import limits
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -181,13 +183,27 @@ def open_video(path: str | Path, *, reader: str = "auto") -> FrameSource:
         VideoError: it cannot be opened; the subclass says why.
         UsageError: there is no such reader.
     """
-    if reader == "auto":
-        from capvid.video.choice import open_suited
-
-        return open_suited(Path(path))
-    if reader not in READERS:
+    if reader not in ("auto", *READERS):
         raise UsageError(f"{reader}: no such reader", remedy=f"choose {', '.join(['auto', *READERS])}")
-    return READERS[reader](Path(path))
+    with memory_errors(Path(path)):
+        if reader == "auto":
+            from capvid.video.choice import open_suited
+
+            return open_suited(Path(path))
+        return READERS[reader](Path(path))
+
+
+@contextmanager
+def memory_errors(path: Path) -> Iterator[None]:
+    """Raise DecoderError where memory runs out, in a worker process usually by its own limit."""
+    try:
+        yield
+    except MemoryError as error:
+        raise DecoderError(
+            path,
+            f"needs more memory than a decoding process may use ({limits().worker_bytes} bytes)",
+            remedy="raise CAPVID_LIMIT_WORKER_BYTES if you trust the file",
+        ) from error
 
 
 def read_frames(
@@ -212,7 +228,7 @@ def read_frames(
     source: FrameSource | None = open_video(path, reader=reader)
     failure: VideoError | None = None
     while source is not None:
-        with source:
+        with source, memory_errors(source.info.path):
             try:
                 return _sample(source, sampling, reduce, windows)
             except VideoError as error:

@@ -1,7 +1,8 @@
 """The other side of :mod:`capvid.video.workers`: a process that calls functions until its parent is gone.
 
 It imports no more than the functions need, and no deep learning library. A message is its length in eight
-bytes and a pickle; arrays of an answer go through the shared file, if there is one, behind each other.
+bytes and a pickle. An answer says whether it is a result or an error and whether memory ran out; its arrays
+go through the shared file, if there is one, behind each other.
 """
 
 from __future__ import annotations
@@ -17,6 +18,12 @@ from typing import IO, Any
 
 from capvid.errors import CapvidError, RemoteError
 from capvid.heap import keep_freed_memory
+from capvid.limits import limits
+
+try:
+    import resource
+except ImportError:  # Windows
+    resource = None  # type: ignore[assignment]
 
 LENGTH = struct.Struct("<Q")
 Call = tuple[Callable[..., Any], tuple[Any, ...]]
@@ -24,6 +31,9 @@ Call = tuple[Callable[..., Any], tuple[Any, ...]]
 
 def main() -> None:
     """Answer the calls that come on stdin, on what stdout was when the process began."""
+    _limit_memory(limits().worker_bytes)
+    # numpy's threads, one for each core, would reserve address space and do nothing here
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     keep_freed_memory()
     answers = os.fdopen(os.dup(1), "wb")
     null = os.open(os.devnull, os.O_WRONLY)
@@ -37,6 +47,14 @@ def main() -> None:
         _answer(calls.get(), answers, shared)
 
 
+def _limit_memory(max_bytes: int) -> None:
+    """Limit this process's address space, so that a malicious file exhausts no more than that."""
+    if resource is not None and max_bytes:
+        _, hard = resource.getrlimit(resource.RLIMIT_AS)
+        limit = max_bytes if hard == resource.RLIM_INFINITY else min(max_bytes, hard)
+        resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
+
+
 def _listen(stream: IO[bytes], calls: queue.SimpleQueue[bytes]) -> None:
     """Hand on calls; when the parent is gone, end at once, even in the midst of decoding."""
     while message := receive(stream):
@@ -48,10 +66,12 @@ def _answer(message: bytes, answers: IO[bytes], shared: int | None) -> None:
     buffers: list[pickle.PickleBuffer] = []
     try:
         function, arguments = pickle.loads(message)
-        body = pickle.dumps((True, function(*arguments)), protocol=5, buffer_callback=buffers.append)
+        answer = (True, function(*arguments), False)
+        body = pickle.dumps(answer, protocol=5, buffer_callback=buffers.append)
         parts = [buffer.raw() for buffer in buffers]
     except Exception as error:
-        body, parts = pickle.dumps((False, _portable(error)), protocol=5), []
+        exhausted = isinstance(error, MemoryError) or isinstance(error.__cause__, MemoryError)
+        body, parts = pickle.dumps((False, _portable(error), exhausted), protocol=5), []
     if shared is not None:
         _store(shared, parts)
     send(answers, pickle.dumps((body, [len(part) for part in parts])))
@@ -82,11 +102,13 @@ def send(stream: IO[bytes], message: bytes) -> None:
     stream.flush()
 
 
-def receive(stream: IO[bytes]) -> bytes:
-    """Read one message; empty when the other side is gone."""
+def receive(stream: IO[bytes], max_bytes: int | None = None) -> bytes:
+    """Read one message; empty when the other side is gone, or announces more than ``max_bytes``."""
     head = stream.read(LENGTH.size)
     if len(head) < LENGTH.size:
         return b""
     size = LENGTH.unpack(head)[0]
+    if max_bytes is not None and size > max_bytes:
+        return b""
     message = stream.read(size)
     return message if len(message) == size else b""

@@ -21,6 +21,8 @@ from concurrent.futures import Future
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from capvid.errors import UsageError
+from capvid.limits import limits
 from capvid.video.worker import receive, send
 
 if TYPE_CHECKING:
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 _START = "import sys; sys.path[:] = sys.argv[2:]; from capvid.video.worker import main; main()"
+_MAX_WORKERS = 1024
 _CALLS = 1000  # after which a process is replaced: codecs leak, a little
 
 
@@ -98,21 +101,25 @@ class Worker:
             late.set()
             process.kill()
 
-        timer = threading.Timer(timeout, stop) if timeout else None
+        # a timer that is due after TIMEOUT_MAX (centuries) would fail
+        timer = threading.Timer(min(timeout, threading.TIMEOUT_MAX), stop) if timeout else None
         if timer:
             timer.daemon = True
             timer.start()
         try:
             answer = self._receive(process)
+        except BaseException:
+            self._discard()  # what is left of the answer would be taken for the next one
+            raise
         finally:
             if timer:
                 timer.cancel()
         if answer is None:
             self._discard()
             raise WorkerTimeoutError if late.is_set() else WorkerDiedError(process.returncode)
-        if late.is_set():  # the answer and the deadline crossed
+        good, result, exhausted = answer
+        if exhausted or late.is_set():  # memory is fragmented, or the answer and the deadline crossed
             self._discard()
-        good, result = answer
         if not good:
             raise result
         return result
@@ -135,14 +142,17 @@ class Worker:
                     raise WorkerDiedError(process.returncode) from None
         raise WorkerDiedError(process.returncode)
 
-    def _receive(self, process: subprocess.Popen[bytes]) -> tuple[bool, Any] | None:
-        """The answer, with whether it is a result; None if the process ended."""
+    def _receive(self, process: subprocess.Popen[bytes]) -> tuple[bool, Any, bool] | None:
+        """Return success, result and whether memory ran out; None if the process ended."""
+        max_bytes = limits().worker_bytes or None
         stream = process.stdout
         try:
-            message = receive(stream) if stream else b""
+            message = receive(stream, max_bytes) if stream else b""
             if not message or stream is None:
                 return None
             body, sizes = pickle.loads(message)
+            if max_bytes is not None and sum(sizes) > max_bytes:
+                return None
             buffers = []
             offset = 0
             for size in sizes:
@@ -155,7 +165,7 @@ class Worker:
                     return None
                 buffers.append(buffer)
                 offset += size
-            answer: tuple[bool, Any] = pickle.loads(body, buffers=buffers)
+            answer: tuple[bool, Any, bool] = pickle.loads(body, buffers=buffers)
             return answer
         except (OSError, ValueError, EOFError):  # closed from another thread, or cut off
             return None
@@ -227,9 +237,17 @@ class WorkerPool:
     Args:
         workers: their number.
         timeout: seconds that a call may take; None sets no limit.
+
+    Raises:
+        UsageError: there are none or too many workers, or the timeout is negative or NaN.
     """
 
     def __init__(self, workers: int, *, timeout: float | None = None) -> None:
+        if not 1 <= workers <= _MAX_WORKERS:
+            raise UsageError(f"workers must be between 1 and {_MAX_WORKERS}, got {workers:g}")
+        if timeout is not None and not timeout >= 0:
+            raise UsageError(f"timeout must be a positive number of seconds, got {timeout}")
+        limits()  # a limit that is not understood fails here and not in every process
         self.size = workers
         self.timeout = timeout
         self._calls: queue.SimpleQueue[Callable[[Worker], None] | None] = queue.SimpleQueue()

@@ -11,6 +11,8 @@ from pathlib import Path
 import numpy as np
 
 from capvid.errors import TruncatedVideoError
+from capvid.video.sampling import UniformSampling
+from capvid.video.source import read_frames
 
 
 def arrays(count: int, size: int) -> dict[str, object]:
@@ -67,3 +69,10 @@ def modules() -> list[str]:
 def ignores_terminations() -> int:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     return os.getpid()
+
+
+def read_hungrily(path: Path) -> int:
+    def grow(frames: np.ndarray) -> np.ndarray:
+        return np.ones((len(frames), 1 << 27, 8))
+
+    return len(read_frames(path, UniformSampling(4), reduce=grow).frames)

@@ -14,7 +14,7 @@ from capvid.errors import DataError, UsageError
 from capvid.features.preprocess import prepare
 from capvid.features.registry import Preprocess
 from capvid.files import atomic_write_text
-from capvid.video.pictures import SUFFIXES, decode_picture
+from capvid.video.pictures import SUFFIXES, decode_picture, read_member
 
 AHEAD = 64
 
@@ -70,7 +70,7 @@ def _inside(path: Path) -> Iterator[Picture]:
     except (OSError, zipfile.BadZipFile) as error:
         raise DataError(f"{path}: neither a folder nor a zip file ({error})") from error
     for name in sorted(name for name in archive.namelist() if name.lower().endswith(SUFFIXES)):
-        yield Picture(plain_name(name), lambda name=name: archive.read(name))  # type: ignore[misc]
+        yield Picture(plain_name(name), lambda name=name: read_member(archive, name))  # type: ignore[misc]
 
 
 def plain_name(name: str) -> str:
