@@ -26,6 +26,7 @@ from capvid.features.decode import fetched
 from capvid.features.extract import TIMEOUT, ExtractionResult, compute_features, views_of
 from capvid.features.file import Features, load_features
 from capvid.features.parts import DecodeStage, joined
+from capvid.limits import limits
 from capvid.results import Caption, CaptionResult, Segment
 from capvid.storage import VideoPath, located
 from capvid.video.sampling import Sampling
@@ -181,7 +182,7 @@ class CaptionPipeline:
 
     def _loaded(self, path: VideoPath) -> ExtractionResult:
         try:
-            with fetched(path) as file:
+            with fetched(path, max_bytes=limits().feature_bytes, timeout=self.timeout) as file:
                 features = load_features(file)
         except CapvidError as error:
             return ExtractionResult(path=path, features=None, error=error)
