@@ -218,10 +218,10 @@ def patiently(url: str, what: str, action: Callable[[], _T], deadline: Deadline 
 
 def _refused(error: Exception) -> bool:
     """Whether a server said that it will not do it, now or later."""
+    if type(error).__name__ in _REFUSALS:
+        return True
     status = getattr(error, "status", None)
-    if isinstance(status, int):
-        return 400 <= status < 500 and status not in (408, 425, 429)
-    return type(error).__name__ in _REFUSALS
+    return isinstance(status, int) and 400 <= status < 500 and status not in (408, 425, 429)
 
 
 _REFUSALS = frozenset(

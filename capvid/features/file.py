@@ -32,8 +32,8 @@ _DTYPES = {"float16": np.float16, "float32": np.float32}
 _MOST_STREAMS = 100
 _MOST_VIEWS = 1_000_000
 _LATEST = 1e13  # seconds; beyond it, times in float64 no longer tell frames apart
-# in names, which are printed: control characters, and halves of characters, which no encoding can write
-_UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+# in names: control characters, and halves of characters but those that stand for bytes of a file name
+_UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udc7f\udd00-\udfff]")
 
 
 @dataclass(frozen=True, kw_only=True)
