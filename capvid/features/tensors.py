@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import re
+import warnings
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -86,7 +87,9 @@ def _safetensors(path: Path) -> dict[str, Tensor]:
 
 def _checkpoint(path: Path) -> dict[str, Tensor]:
     try:
-        found = _tensors(torch.load(path, map_location="cpu", weights_only=True))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of pickle protocols that torch does not expect
+            found = _tensors(torch.load(path, map_location="cpu", weights_only=True))
     except pickle.UnpicklingError as error:
         match = re.search(r"GLOBAL (\S+)", str(error))
         what = f" ({match[1]})" if match else ""

@@ -32,12 +32,13 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _head(self, status: int = 200, **headers: object) -> None:
         self.send_response_only(status)
+        self.send_header("Connection", "close")
         for name, value in headers.items():
             self.send_header(name.replace("_", "-"), str(value))
         self.end_headers()
 
     def _endless(self) -> None:
-        self._head(Connection="close")
+        self._head()
         while not self.stopped.is_set():
             self.wfile.write(BLOCK)
 
@@ -91,7 +92,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _wrong(self) -> None:
         """Send another part than was asked for, without an end."""
-        self._head(206, Content_Range="bytes 7-99/100", Connection="close")
+        self._head(206, Content_Range="bytes 7-99/100")
         while not self.stopped.is_set():
             self.wfile.write(BLOCK)
 
