@@ -32,7 +32,7 @@ class Limits:
         header_bytes: bytes of an index or header that is read as a whole (the ``moov`` box of an MP4).
         feature_bytes: bytes of one feature file.
         model_bytes: bytes of the weights of one captioner or backbone.
-        text_bytes: bytes of a configuration, manifest line, caption list or other text read as a whole.
+        text_bytes: bytes of a configuration, manifest line, caption list, shard or other file read whole.
         nesting: depth of nested arrays and objects in JSON and TOML.
         worker_bytes: address space of a decoding process; 0 sets no limit.
     """

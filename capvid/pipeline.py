@@ -27,6 +27,7 @@ from capvid.features.extract import TIMEOUT, ExtractionResult, compute_features,
 from capvid.features.file import Features, load_features
 from capvid.features.parts import DecodeStage, joined
 from capvid.isolation import input_error
+from capvid.limits import limits
 from capvid.results import Caption, CaptionResult, Segment
 from capvid.storage import VideoPath, located
 from capvid.video.sampling import Sampling
@@ -182,7 +183,7 @@ class CaptionPipeline:
 
     def _loaded(self, path: VideoPath) -> ExtractionResult:
         try:
-            with fetched(path) as file:
+            with fetched(path, max_bytes=limits().feature_bytes, timeout=self.timeout) as file:
                 features = load_features(file)
         except Exception as cause:
             return ExtractionResult(path=path, features=None, error=input_error(path, cause))

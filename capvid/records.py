@@ -11,9 +11,11 @@ from contextlib import suppress
 from pathlib import Path
 
 from capvid.errors import HubError
-from capvid.files import atomic_write_text
+from capvid.files import atomic_write_text, read_regular
+from capvid.parsing import parse_json
 
 _FILE = "capvid-digests.json"
+_MOST_BYTES = 16 << 20
 
 
 def recorded(name: str) -> str | None:
@@ -54,13 +56,13 @@ def _path() -> Path:
 def _read() -> dict[str, str]:
     path = _path()
     try:
-        records = json.loads(path.read_text(encoding="utf-8"))
+        records = parse_json(read_regular(path, max_bytes=_MOST_BYTES))
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
         raise HubError(
             f"{path}: cannot be read ({error})", remedy="delete it; digests are recorded anew"
         ) from error
-    if not isinstance(records, dict):
+    if not isinstance(records, dict) or not all(isinstance(value, str) for value in records.values()):
         raise HubError(f"{path}: not a record of digests", remedy="delete it; digests are recorded anew")
     return records

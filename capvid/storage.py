@@ -14,16 +14,20 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
+from io import BytesIO
 from pathlib import Path, PurePosixPath
-from typing import Any, TypeVar, cast
+from typing import IO, Any, TypeVar, cast
 from urllib.parse import unquote
 
 from capvid.errors import CapvidError, UsageError
-from capvid.files import open_regular
+from capvid.files import open_regular, read_regular
+from capvid.limits import limits
 
 _T = TypeVar("_T")
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
 _BLOCK = 8 << 20  # bytes that are fetched, and fetched again, at a time
+_SILENCE = 60.0  # seconds without a byte after which an HTTP connection counts as broken
+_CONTENT_RANGE = re.compile(r"bytes (\d+)-\d+/(\d+|\*)$")
 _TRIES = 6
 _PAUSE = 0.2  # seconds before the second try, twice as many before each further one
 _PERMANENT = (PermissionError, IsADirectoryError, NotADirectoryError, FileExistsError, NotImplementedError)
@@ -33,6 +37,43 @@ class StorageError(CapvidError):
     """What is at an address cannot be read, or nothing be written there."""
 
     kind = "storage"
+
+
+class Deadline:
+    """Time limit for fetching one object, retries included.
+
+    Args:
+        seconds: from now; None sets no limit.
+    """
+
+    def __init__(self, seconds: float | None = None) -> None:
+        self._seconds = seconds
+        self._end = None if seconds is None else time.monotonic() + seconds
+
+    def remaining(self, url: str) -> float | None:
+        """Return the seconds left, None if there is no limit.
+
+        Raises:
+            StorageError: no time is left; ``url`` is named.
+        """
+        if self._end is None:
+            return None
+        left = self._end - time.monotonic()
+        if left <= 0:
+            raise StorageError(
+                f"{url}: not fetched within {self._seconds:g} seconds", remedy="allow more with --timeout"
+            )
+        return left
+
+    def sleep(self, url: str, seconds: float) -> None:
+        """Wait, but not beyond the deadline.
+
+        Raises:
+            StorageError: the deadline passed meanwhile.
+        """
+        left = self.remaining(url)
+        time.sleep(seconds if left is None else min(seconds, left))
+        self.remaining(url)
 
 
 @dataclass(frozen=True)
@@ -110,7 +151,9 @@ def filesystem(protocol: str) -> Any:
     """
     import fsspec
 
-    options: dict[str, Any] = {"skip_instance_cache": True} if protocol.startswith("http") else {}
+    options: dict[str, Any] = {}
+    if protocol.startswith("http"):
+        options = {"skip_instance_cache": True, "get_client": _http_client}
     if protocol in ("s3", "s3a"):  # whose library would wait beside us, and many times longer
         options["config_kwargs"] = {"retries": {"total_max_attempts": 1, "mode": "standard"}}
     try:
@@ -125,23 +168,33 @@ def filesystem(protocol: str) -> Any:
         ) from error
 
 
+async def _http_client(**options: Any) -> Any:
+    """Create a session without aiohttp's limit of five minutes for a whole object."""
+    import aiohttp
+
+    timeout = aiohttp.ClientTimeout(total=None, sock_connect=_SILENCE, sock_read=_SILENCE)
+    return aiohttp.ClientSession(timeout=timeout, **options)
+
+
 def protocol_of(url: str) -> str:
     """What is before ``://``."""
     return url.split("://", 1)[0].lower()
 
 
-def patiently(url: str, what: str, action: Callable[[], _T]) -> _T:
+def patiently(url: str, what: str, action: Callable[[], _T], deadline: Deadline | None = None) -> _T:
     """Do what reads or writes at an address, again if it fails, and give what comes of it.
 
     Args:
         url: the address, for the message.
         what: cannot be done if it fails, for the message, such as ``read``.
         action: to be done; it begins anew each time.
+        deadline: for all tries together.
 
     Raises:
         FileNotFoundError: there is nothing at the address.
         StorageError: it fails for good.
     """
+    deadline = deadline or Deadline()
     for number in range(1, _TRIES + 1):
         try:
             return action()
@@ -159,16 +212,30 @@ def patiently(url: str, what: str, action: Callable[[], _T]) -> _T:
                     f"{url}: cannot be {what} ({_said(error)})",
                     remedy="see the address, the network and the credentials",
                 ) from error
-            time.sleep(_PAUSE * 2 ** (number - 1))
+            deadline.sleep(url, _PAUSE * 2 ** (number - 1))
     raise AssertionError
 
 
 def _refused(error: Exception) -> bool:
     """Whether a server said that it will not do it, now or later."""
+    if type(error).__name__ in _REFUSALS:
+        return True
     status = getattr(error, "status", None)
-    if isinstance(status, int):
-        return 400 <= status < 500 and status not in (408, 425, 429)
-    return type(error).__name__ in ("NoCredentialsError", "InvalidURL", "PartialCredentialsError")
+    return isinstance(status, int) and 400 <= status < 500 and status not in (408, 425, 429)
+
+
+_REFUSALS = frozenset(
+    (
+        "NoCredentialsError",
+        "PartialCredentialsError",
+        "InvalidURL",
+        "InvalidUrlClientError",
+        "InvalidUrlRedirectClientError",
+        "NonHttpUrlClientError",
+        "NonHttpUrlRedirectClientError",  # such as a redirect to file://
+        "TooManyRedirects",
+    )
+)
 
 
 def _said(error: Exception) -> str:
@@ -176,37 +243,30 @@ def _said(error: Exception) -> str:
     return text or type(error).__name__
 
 
-def read_range(url: str, start: int, stop: int) -> bytes:
+def ask(url: str, method: str, *arguments: Any, deadline: Deadline | None = None, **options: Any) -> Any:
+    """Call a method of the file system of an address, cancelled at the deadline where it is asynchronous."""
+    from fsspec.asyn import sync
+
+    system = filesystem(protocol_of(url))
+    left = (deadline or Deadline()).remaining(url)
+    if getattr(system, "async_impl", False):
+        return sync(system.loop, getattr(system, f"_{method}"), *arguments, timeout=left, **options)
+    return getattr(system, method)(*arguments, **options)
+
+
+def read_range(url: str, start: int, stop: int, *, deadline: Deadline | None = None) -> bytes:
     """Read the bytes from ``start`` to before ``stop`` of what is at an address, or in a file.
 
     Raises:
         FileNotFoundError: there is nothing.
         StorageError: it cannot be read, or is shorter.
     """
-    found = _asked(url, start, stop)
-    return found if len(found) == stop - start else found[start:stop]
+    data = BytesIO()
+    fetch(Blob(url, "range", start, stop - start), data, max_bytes=stop - start, deadline=deadline)
+    return data.getvalue()
 
 
-def _asked(url: str, start: int, stop: int) -> bytes:
-    """What comes if these bytes are asked for: they, or from some servers always all of it."""
-    if not is_url(url):
-        with Path(url).open("rb") as file:
-            file.seek(start)
-            here = file.read(stop - start)
-        if len(here) < stop - start:
-            raise StorageError(f"{url}: is cut off")
-        return here
-
-    def action() -> bytes:
-        found: bytes = filesystem(protocol_of(url)).cat_file(url, start=start, end=stop)
-        if len(found) < stop - start:
-            raise OSError(f"{len(found)} bytes came of {stop - start}")
-        return found
-
-    return patiently(url, "read", action)
-
-
-def size_of(url: str) -> int | None:
+def size_of(url: str, *, deadline: Deadline | None = None) -> int | None:
     """The bytes of what is at an address, or of a file; None if the server does not say.
 
     Raises:
@@ -215,35 +275,47 @@ def size_of(url: str) -> int | None:
     """
     if not is_url(url):
         return Path(url).stat().st_size
+    if protocol_of(url).startswith("http"):
+        download = _HttpDownload(url, 0, 1, BytesIO(), 1)
+        download.run(deadline or Deadline())
+        return download.total
 
     def action() -> int | None:
-        system = filesystem(protocol_of(url))
-        system.invalidate_cache()
-        size = system.info(url).get("size")
+        filesystem(protocol_of(url)).invalidate_cache()
+        size = ask(url, "info", url, deadline=deadline).get("size")
         return None if size is None else int(size)
 
-    return patiently(url, "read", action)
+    return patiently(url, "read", action, deadline)
 
 
-def read_bytes(url: str) -> bytes:
+def read_bytes(url: str, *, max_bytes: int | None = None) -> bytes:
     """Read all of what is at an address.
 
+    Args:
+        url: the address.
+        max_bytes: of the object; None takes the limit for remote objects.
+
     Raises:
-        FileNotFoundError: there is nothing.
-        StorageError: it cannot be read.
+        FileNotFoundError: there is nothing at the address.
+        StorageError: it cannot be read, or is larger.
     """
-    size = size_of(url)
-    if size is None:
-        return patiently(url, "read", lambda: bytes(filesystem(protocol_of(url)).cat_file(url)))
-    starts = range(0, size, _BLOCK)  # an empty file is no block
-    return b"".join(read_range(url, at, min(at + _BLOCK, size)) for at in starts)
+    data = BytesIO()
+    fetch(Blob(url), data, max_bytes=max_bytes)
+    return data.getvalue()
 
 
 @contextmanager
-def local_copy(path: VideoPath) -> Iterator[Path]:
+def local_copy(
+    path: VideoPath, *, max_bytes: int | None = None, timeout: float | None = None
+) -> Iterator[Path]:
     """Give a file of this machine with these bytes: a path itself; for a blob a copy, while the block runs.
 
     The copy has no name where that can be had (Linux), so that nothing is left of it, however a process ends.
+
+    Args:
+        path: a path or a blob.
+        max_bytes: of a blob; None takes the limit for remote objects.
+        timeout: seconds for fetching a blob, retries included; None waits for ever.
 
     Raises:
         FileNotFoundError: there is nothing at the address.
@@ -260,7 +332,7 @@ def local_copy(path: VideoPath) -> Iterator[Path]:
                 name.unlink()
             else:
                 place = name
-            _fetch(path, file.write)
+            fetch(path, cast(IO[bytes], file), max_bytes=max_bytes, deadline=Deadline(timeout))
             file.flush()
             yield place
         finally:
@@ -268,19 +340,169 @@ def local_copy(path: VideoPath) -> Iterator[Path]:
                 name.unlink()
 
 
-def _fetch(blob: Blob, write: Callable[[bytes], Any]) -> None:
-    """Hand the bytes of a blob to ``write``, block by block."""
-    size = blob.size if blob.member else size_of(blob.url)
-    if size is None:  # then there is no asking for a part of it
-        write(read_bytes(blob.url))
-        return
-    at, stop = blob.start, blob.start + size
-    while at < stop:
-        end = min(at + _BLOCK, stop)
-        found = _asked(blob.url, at, end)
-        found = found if len(found) == end - at else found[at:stop]
-        write(found)
-        at += len(found)
+def fetch(
+    blob: Blob, file: IO[bytes], *, max_bytes: int | None = None, deadline: Deadline | None = None
+) -> None:
+    """Write the bytes of a blob to a file, holding no more than a block of them in memory.
+
+    Args:
+        blob: an object at an address, or a member of an archive.
+        file: open for writing.
+        max_bytes: of the blob; None takes the limit for remote objects.
+        deadline: for all of it, retries included.
+
+    Raises:
+        FileNotFoundError: there is nothing at the address.
+        StorageError: it cannot be fetched, is larger than ``max_bytes``, or the deadline passed.
+    """
+    max_bytes = limits().remote_bytes if max_bytes is None else max_bytes
+    stop = blob.start + blob.size if blob.member else None
+    kind: type[_Download] = _LocalCopy
+    if is_url(blob.url):
+        kind = _HttpDownload if protocol_of(blob.url).startswith("http") else _BlockDownload
+    kind(blob.url, blob.start, stop, file, max_bytes).run(deadline or Deadline())
+
+
+class _Download:
+    """One transfer; ``at`` is the next byte of the object, so that a retry continues where one broke off."""
+
+    def __init__(self, url: str, start: int, stop: int | None, file: IO[bytes], max_bytes: int) -> None:
+        self.url = url
+        self.at = start
+        self.stop = stop
+        self.total: int | None = None
+        self._start = start
+        self._max_bytes = max_bytes
+        self._file = file
+        if stop is not None:
+            self._check_size(stop - start)
+
+    def run(self, deadline: Deadline) -> None:
+        raise NotImplementedError
+
+    def _check_size(self, size: int) -> None:
+        if size > self._max_bytes:
+            raise StorageError(
+                f"{self.url}: larger than the limit of {self._max_bytes} bytes",
+                remedy="see the limits in the configuration",
+            )
+
+    def _write(self, block: bytes) -> None:
+        if self.stop is not None:
+            block = block[: self.stop - self.at]
+        self._check_size(self.at + len(block) - self._start)
+        try:
+            self._file.write(block)
+        except OSError as error:
+            raise StorageError(
+                f"{self.url}: cannot be stored ({error.strerror})",
+                remedy="free space in the temporary folder, or set TMPDIR",
+            ) from error
+        self.at += len(block)
+
+    def _check_length(self) -> None:
+        if self.stop is not None and self.at < self.stop:
+            raise OSError(f"{self.at - self._start} bytes came of {self.stop - self._start}")
+
+
+class _LocalCopy(_Download):
+    """A part of a file of this machine, such as a member of an archive."""
+
+    def run(self, deadline: Deadline) -> None:
+        assert self.stop is not None
+        with open_regular(self.url) as file:
+            file.seek(self.at)
+            while self.at < self.stop:
+                deadline.remaining(self.url)
+                block = file.read(min(_BLOCK, self.stop - self.at))
+                if not block:
+                    raise StorageError(f"{self.url}: is cut off")
+                self._write(block)
+
+
+class _BlockDownload(_Download):
+    """An object in a store that knows its size, such as S3, fetched and retried block by block."""
+
+    def run(self, deadline: Deadline) -> None:
+        if self.stop is None:
+            self.total = size_of(self.url, deadline=deadline)
+            if self.total is None:
+                patiently(self.url, "read", self._stream, deadline)
+                return
+            self.stop = self.total
+            self._check_size(self.stop - self._start)
+        while self.at < self.stop:
+            patiently(self.url, "read", lambda: self._block(deadline), deadline)
+
+    def _block(self, deadline: Deadline) -> None:
+        assert self.stop is not None
+        end = min(self.at + _BLOCK, self.stop)
+        block: bytes = ask(self.url, "cat_file", self.url, start=self.at, end=end, deadline=deadline)
+        if len(block) < end - self.at:
+            raise OSError(f"{len(block)} bytes came of {end - self.at}")
+        self._write(block)
+
+    def _stream(self) -> None:
+        with filesystem(protocol_of(self.url)).open(self.url, "rb") as stream:
+            stream.read(self.at)
+            while block := stream.read(_BLOCK):
+                self._write(block)
+
+
+class _HttpDownload(_Download):
+    """An object on a web server, in one request, and further ones for the rest if that breaks off."""
+
+    def run(self, deadline: Deadline) -> None:
+        complete = self.at == self.stop
+        while not complete:
+            complete = patiently(self.url, "read", lambda: self._try(deadline), deadline)
+
+    def _try(self, deadline: Deadline) -> bool:
+        """Whether the rest came; a failure after a good part of it is not counted among the tries."""
+        from fsspec.asyn import sync
+
+        system = filesystem(protocol_of(self.url))
+        before = self.at
+        try:
+            sync(system.loop, self._request, system, timeout=deadline.remaining(self.url))
+        except CapvidError:
+            raise
+        except Exception:  # patiently, which gets it otherwise, knows what to make of it
+            if self.at - before >= _BLOCK:
+                return False
+            raise
+        return True
+
+    async def _request(self, system: Any) -> None:
+        session = await system.set_session()
+        headers = {"Accept-Encoding": "identity"}
+        if self.at or self.stop is not None:
+            headers["Range"] = f"bytes={self.at}-{'' if self.stop is None else self.stop - 1}"
+        async with session.get(system.encode_url(self.url), headers=headers) as response:
+            if response.status in (404, 410):
+                raise FileNotFoundError(self.url)
+            response.raise_for_status()
+            self._check_range(response.status, response.headers.get("Content-Range", ""))
+            if self.stop is None:
+                self._check_size(self.at - self._start + (response.content_length or 0))
+            async for block in response.content.iter_any():
+                self._write(block)
+                if self.at == self.stop:
+                    return
+        self._check_length()
+
+    def _check_range(self, status: int, content_range: str) -> None:
+        """See that what the server sends begins where it should."""
+        if status != 206:
+            if self.at:
+                raise StorageError(
+                    f"{self.url}: the server does not send parts of a file", remedy="fetch the file first"
+                )
+            return
+        match = _CONTENT_RANGE.match(content_range)
+        if match is None or int(match[1]) != self.at:
+            raise StorageError(f"{self.url}: the server sent another part of the file than was asked for")
+        self.total = None if match[2] == "*" else int(match[2])
 
 
 class Storage:
@@ -339,10 +561,9 @@ class Storage:
             StorageError: it cannot be read.
         """
         if self.local is None:
-            return read_bytes(self.place(name))
+            return read_bytes(self.place(name), max_bytes=limits().text_bytes)
         try:
-            with open_regular(self.local / name) as file:
-                return file.read()
+            return read_regular(self.local / name, max_bytes=limits().text_bytes)
         except FileNotFoundError:
             raise
         except OSError as error:

@@ -192,7 +192,7 @@ def caption(
     """
     if output and output_dir:
         raise UsageError("-o and --output-dir exclude each other", remedy="give one of them")
-    given = read_given(inputs, from_file, column=column, shard=shard)
+    given = read_given(inputs, from_file, column=column, shard=shard, timeout=timeout or None)
     scale = Scale(
         engine=engine,
         ray_address=ray_address,

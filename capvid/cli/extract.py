@@ -143,7 +143,7 @@ def extract(
     if views:
         _check_single_frames(backbone)
     chosen = read_sampling(sampling, frames=frames, clean=clean)
-    given = read_given(inputs, from_file, column=column, shard=shard)
+    given = read_given(inputs, from_file, column=column, shard=shard, timeout=timeout or None)
     scale = Scale(
         engine=engine,
         ray_address=ray_address,

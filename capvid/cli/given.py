@@ -43,6 +43,8 @@ class Given:
         column: of the list, if it is a table.
         text: the list itself, where it came from stdin.
         part: of all that they stand for; None takes everything.
+        timeout: seconds for fetching the list, and for each request when inputs are listed; None waits for
+            ever.
     """
 
     inputs: Sequence[str]
@@ -50,6 +52,7 @@ class Given:
     column: str | None = None
     text: bytes | None = None
     part: Part | None = None
+    timeout: float | None = None
 
     @property
     def many(self) -> bool:
@@ -71,7 +74,7 @@ class Given:
         if self.text is not None:
             yield from read_paths(io.BytesIO(self.text))
         elif self.source is not None:
-            yield from read_list(located(self.source), self.column)
+            yield from read_list(located(self.source), self.column, timeout=self.timeout)
 
     def videos(self, batch: Batch, *, recursive: bool, fail_fast: bool) -> list[VideoInput]:
         """Find the videos that the inputs stand for; what gives none counts as failed.
@@ -84,7 +87,9 @@ class Given:
 
         failed = None if fail_fast else batch.failed
         entries = self._some(self.listed(), batch, fail_fast=fail_fast)
-        found = find_videos(self.inputs, listed=entries, recursive=recursive, failed=failed)
+        found = find_videos(
+            self.inputs, listed=entries, recursive=recursive, failed=failed, timeout=self.timeout
+        )
         return found if self.part is None else [v for v in found if identity(v.path) in self.part]
 
     def stream(self, batch: Batch, *, recursive: bool, fail_fast: bool) -> Iterator[VideoInput]:
@@ -94,7 +99,9 @@ class Given:
 
         failed = None if fail_fast else batch.failed
         entries = self._some(self.listed(), batch, fail_fast=fail_fast)
-        found = iter_videos(self.inputs, listed=entries, recursive=recursive, failed=failed)
+        found = iter_videos(
+            self.inputs, listed=entries, recursive=recursive, failed=failed, timeout=self.timeout
+        )
         part = self.part
         return found if part is None else (video for video in found if identity(video.path) in part)
 
@@ -112,14 +119,21 @@ class Given:
 
 
 def read_given(
-    inputs: Sequence[str] | None, source: str | None, *, column: str | None = None, shard: str | None = None
+    inputs: Sequence[str] | None,
+    source: str | None,
+    *,
+    column: str | None = None,
+    shard: str | None = None,
+    timeout: float | None = None,
 ) -> Given:
     """Read what a command is to work on: its arguments, and the list at ``source``, ``-`` for stdin.
 
     Raises:
         UsageError: there are neither, the list cannot be read, or there is no such part.
     """
+    from capvid.limits import limits
     from capvid.storage import Blob, located
+    from capvid.video.lists import open_list
     from capvid.video.search import EXTENSIONS
 
     part = None if shard is None else read_shard(shard)
@@ -132,33 +146,23 @@ def read_given(
             raise UsageError("no input", remedy="give a video, a folder, or a list with --from-file")
         if column is not None:
             raise UsageError("--column is for --from-file", remedy="leave it out")
-        return Given(inputs=inputs, part=part)
+        return Given(inputs=inputs, part=part, timeout=timeout)
     if source == "-":
         if column is not None:
             raise UsageError("a list on stdin has no columns", remedy="leave out --column")
-        return Given(inputs=inputs or [], source=source, text=_read_stdin(), part=part)
+        text = sys.stdin.buffer.read(limits().list_bytes + 1)
+        if len(text) > limits().list_bytes:
+            raise UsageError(
+                f"the list on stdin is larger than the limit of {limits().list_bytes} bytes",
+                remedy="give it as a file",
+            )
+        return Given(inputs=inputs or [], source=source, text=text, part=part, timeout=timeout)
     path = located(source)
     if path.suffix.lower() in EXTENSIONS:
         raise UsageError(f"{source}: is a video, not a list of paths", remedy="leave out --from-file")
     if not isinstance(path, Blob):
-        try:
-            open_regular(path).close()
-        except OSError as error:
-            raise UsageError(f"{source}: the list cannot be read ({error.strerror})") from error
-    return Given(inputs=inputs or [], source=source, column=column, part=part)
-
-
-def _read_stdin() -> bytes:
-    """Read a list from stdin.
-
-    Raises:
-        UsageError: it is larger than the limit.
-    """
-    maximum = limits().list_bytes
-    text = sys.stdin.buffer.read(maximum + 1)
-    if len(text) > maximum:
-        raise UsageError(f"the list on stdin is larger than the limit of {maximum} bytes")
-    return text
+        open_list(path).close()
+    return Given(inputs=inputs or [], source=source, column=column, part=part, timeout=timeout)
 
 
 def read_shard(text: str) -> Part:

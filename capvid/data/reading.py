@@ -15,10 +15,14 @@ import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 from capvid.errors import DataError
+from capvid.files import read_regular
+from capvid.limits import limits
+from capvid.parsing import parse_json
 
 LONGEST_CAPTION = 1000  # words, many times the longest of the published ones
 _LONGEST_TEXT = 20_000  # characters
@@ -142,13 +146,17 @@ def read_bytes(path: Path) -> bytes:
         DataError: there is no such file, or it cannot be read or unpacked.
     """
     try:
-        data = path.read_bytes()
+        data = read_regular(path, max_bytes=limits().text_bytes)
         if data.startswith(_GZIP):
-            data = gzip.decompress(data)
+            with gzip.open(BytesIO(data)) as unpacked:
+                data = unpacked.read(limits().text_bytes + 1)
+            if len(data) > limits().text_bytes:
+                raise OSError(f"unpacks to more than the limit of {limits().text_bytes} bytes")
     except FileNotFoundError:
         raise DataError(f"{path}: no such captions file") from None
     except (OSError, EOFError, zlib.error) as error:
-        raise DataError(f"{path}: not readable ({error})", remedy="give a whole, readable file") from error
+        why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise DataError(f"{path}: not readable ({why})", remedy="give a whole, readable file") from error
     return data.removeprefix(_BYTE_ORDER_MARK)
 
 
@@ -197,7 +205,7 @@ class JsonFile:
         self._text = read_text(path)
         remedy = "it may have been cut off: get the file again"
         try:
-            json.loads(self._text)
+            parse_json(self._text)
         except json.JSONDecodeError as error:
             place = f"{path}, line {error.lineno}, column {error.colno}"
             raise DataError(f"{place}: not JSON ({error.msg})", remedy=remedy) from None

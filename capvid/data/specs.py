@@ -8,6 +8,7 @@ from pathlib import Path
 
 from capvid.data import activitynet, charades, coco, msrvtt, msvd, plain, youcook2
 from capvid.data.captions import CaptionedVideo
+from capvid.data.predictions import whole_text
 from capvid.data.reading import BadRow, Place, RowError, Rows
 from capvid.errors import DataError, UsageError
 
@@ -98,6 +99,7 @@ def _add(spec: Spec, rows: Rows, found: dict[str, tuple[Place, CaptionedVideo]])
     before, bad_before = len(found), len(rows.bad)
     for place, video in KINDS[spec.kind].read(_existing(spec), rows, spec.options):
         with rows.at(place):
+            whole_text(video.id)
             if video.id in found:
                 raise RowError(
                     f"the video {video.id} comes twice (first at {found[video.id][0]})",

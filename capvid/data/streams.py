@@ -14,9 +14,12 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from capvid.errors import DataError
+from capvid.files import open_regular
+from capvid.limits import limits
 
 _BLOCK = 1 << 20
 _LOOK = 1 << 24  # characters at most that are looked at before they are taken
+_LONGEST_VALUE = 1 << 27  # characters of one JSON value, or of one line of a table
 _TOKEN = 16  # characters; what is wrong farther from the end is not cut off
 _OPEN_STRING = "Unterminated string"
 _GZIP = b"\x1f\x8b"
@@ -33,7 +36,7 @@ def opened(path: Path) -> Iterator[BufferedReader]:
         DataError: it cannot be read or unpacked; also when that shows in the block.
     """
     try:
-        with path.open("rb") as raw:
+        with cast(BufferedReader, open_regular(path)) as raw:
             if raw.peek(2).startswith(_GZIP):
                 with gzip.open(raw) as unpacked, BufferedReader(unpacked) as buffered:
                     yield cast(BufferedReader, buffered)
@@ -59,7 +62,7 @@ def text_blocks(path: Path, stream: BinaryIO) -> Iterator[str]:
         DataError: it is not UTF-8; the message names the line.
     """
     decoder = codecs.getincrementaldecoder("utf-8-sig")()
-    line, first = 1, True
+    line, first, size = 1, True, 0
     while True:
         block = stream.read(_BLOCK)
         wrong = block.startswith(_OTHER_MARKS) if first else False
@@ -73,6 +76,12 @@ def text_blocks(path: Path, stream: BinaryIO) -> Iterator[str]:
                 + (", but UTF-16 or UTF-32" if wrong else f" ({error.reason})"),
                 remedy="save the file as UTF-8",
             ) from error
+        size += len(block)
+        if size > limits().text_bytes:
+            raise DataError(
+                f"{path}: larger than the limit of {limits().text_bytes} bytes",
+                remedy="see the limits in the configuration",
+            )
         yield text
         if not block:
             return
@@ -87,12 +96,18 @@ class TextLines:
     """
 
     def __init__(self, path: Path, stream: BinaryIO) -> None:
+        self._path = path
         self._blocks = text_blocks(path, stream)
         self.number = 0
 
     def __iter__(self) -> Iterator[str]:
         rest: list[str] = []
         for block in self._blocks:
+            if len(rest) * _BLOCK > _LONGEST_VALUE:
+                raise DataError(
+                    f"{self._path}, line {self.number + 1}: longer than {_LONGEST_VALUE} characters",
+                    remedy="give a text file",
+                )
             *whole, end = block.split("\n")
             for line in whole:
                 self.number += 1
@@ -233,6 +248,8 @@ class JsonStream:
                     raise self._error(error.pos, error.msg) from None
             except (ValueError, RecursionError) as error:
                 raise self._error(self._at, str(error)) from None
+            if len(self._text) - self._at > _LONGEST_VALUE:
+                raise self._error(self._at, f"a value of more than {_LONGEST_VALUE} characters")
             # each try reads as much again as the one before, so that long values take linear time
             start = len(self._text)
             while len(self._text) - start < size and self._more():

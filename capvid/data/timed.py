@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -47,7 +48,7 @@ def told(
     segments = []
     for pair in times:
         if not isinstance(pair, list) or len(pair) != 2:
-            raise RowError(f"a segment that is not [start, end]: {pair!r:.60}", "give both times")
+            raise RowError(f"a segment that is not [start, end]: {reprlib.repr(pair)}", "give both times")
         start, end = sorted(map(number, pair))
         if start < 0 or end <= 0:
             raise RowError(f"a segment from {start:g} to {end:g} seconds", "give times from 0 on")

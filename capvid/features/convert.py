@@ -8,6 +8,7 @@ shapes alone.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,7 @@ from capvid.features.tensors import read_tensors
 from capvid.files import atomic_path, sha256_file
 
 _COUNTER = "num_batches_tracked"
+_LONGEST_NAME = 500  # characters of a tensor's name
 _NAMED = 3  # tensors that a message names
 # a part of the names without which a checkpoint is none of these: their networks take long to import
 _MARKS = {"clip": "visual_projection", "videomae": "patch_embeddings"}
@@ -167,16 +169,19 @@ def _names(entry: BackboneEntry, tensors: Collection[str], wanted: Collection[st
     spelled: dict[str, str] = {}
     spell = _spelling(entry)
     for name in tensors:
+        if len(name) > _LONGEST_NAME:
+            continue
         spelled.setdefault(spell(name), name)
     telling = sorted((name for name in wanted if not name.endswith(_COUNTER)), key=len)[-_NAMED:]
     prefixes = {
         name.removesuffix(end) for end in telling for name in spelled if f".{name}".endswith(f".{end}")
     }
 
-    def hits(prefix: str) -> int:
-        return sum(prefix + name in spelled for name in wanted)
-
-    best = min(prefixes | {""}, key=lambda prefix: (-hits(prefix), len(prefix), prefix))
+    hits = Counter[str]()  # by prefix; counted in one pass, for there may be as many prefixes as tensors
+    for name in spelled:
+        starts = (0, *(dot.end() for dot in re.finditer(r"\.", name)))
+        hits.update(name[:start] for start in starts if name[start:] in wanted)
+    best = min(prefixes | {""}, key=lambda prefix: (-hits[prefix], len(prefix), prefix))
     return {name: spelled[best + name] for name in wanted if best + name in spelled}
 
 

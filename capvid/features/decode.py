@@ -160,8 +160,13 @@ class Timeline:
 
 
 @contextmanager
-def fetched(path: VideoPath) -> Iterator[Path]:
+def fetched(path: VideoPath, *, max_bytes: int | None = None, timeout: float | None = None) -> Iterator[Path]:
     """Give the file of a video, fetched from where it is if need be, while the block runs.
+
+    Args:
+        path: of the video.
+        max_bytes: that may be fetched; None takes the limit for remote objects.
+        timeout: seconds for fetching it; None waits for ever.
 
     Raises:
         VideoError: it cannot be fetched; errors of the block name the video, not its copy.
@@ -170,7 +175,7 @@ def fetched(path: VideoPath) -> Iterator[Path]:
         yield path
         return
     try:
-        with local_copy(path) as file:
+        with local_copy(path, max_bytes=max_bytes, timeout=timeout) as file:
             try:
                 yield file
             except VideoError as error:

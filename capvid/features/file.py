@@ -7,22 +7,33 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
+import re
+import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from safetensors import SafetensorError, safe_open
 
 from capvid.errors import FeatureFileError, FeatureMismatchError
 from capvid.features.held import HeldFile
 from capvid.features.registry import canonical_backbone
-from capvid.files import atomic_path
+from capvid.files import atomic_path, open_regular
+from capvid.limits import limits
+from capvid.parsing import parse_json
 
 FORMAT_VERSION = 1
 HEADER_KEY = "capvid"
 _VIDEO_KEY, _DURATION_KEY, _VIEW_KEY = "video", "duration", "view"
 _DTYPES = {"float16": np.float16, "float32": np.float32}
+_MOST_STREAMS = 100
+_MOST_VIEWS = 1_000_000
+_LATEST = 1e13  # seconds; beyond it, times in float64 no longer tell frames apart
+# in names: control characters, and halves of characters but those that stand for bytes of a file name
+_UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udc7f\udd00-\udfff]")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +51,20 @@ class StreamHeader:
     weights_sha256: str | None = None
     preprocess: str | None = None
     precision: str | None = None
+
+    @property
+    def inner(self) -> tuple[int, ...]:
+        """The shape of one frame: (D,) or (L, D)."""
+        return (self.width,) if self.locations is None else (self.locations, self.width)
+
+    def check_types(self, prefix: str) -> None:
+        """Raise ValueError, naming the field after ``prefix``, where a field is not of its type."""
+        for name in ("backbone", "layer", "weights_sha256", "preprocess", "precision"):
+            _check_text(prefix + name, getattr(self, name), optional=True)
+        for name in ("width", "locations"):
+            value = getattr(self, name)
+            if not (name == "locations" and value is None) and (type(value) is not int or value < 1):
+                raise ValueError(f"{prefix}{name} is {reprlib.repr(value)}, not a positive whole number")
 
     def mismatches(self, other: StreamHeader) -> list[str]:
         """Name each field in which ``other`` differs from this one; unknown fields never differ."""
@@ -112,7 +137,9 @@ class FeatureHeader:
             FeatureFileError: not JSON, or not the fields of a header that this version knows.
         """
         try:
-            values = json.loads(text)
+            values = parse_json(text)
+            if not isinstance(values, dict):
+                raise ValueError("not an object")
             version = values["format_version"]
             if version != FORMAT_VERSION:
                 raise FeatureFileError(
@@ -121,10 +148,17 @@ class FeatureHeader:
                 )
             for key in (_VIDEO_KEY, _DURATION_KEY, _VIEW_KEY):
                 values.pop(key, None)
-            streams = tuple(StreamHeader(**stream) for stream in values.pop("streams"))
-            if not streams or not all(isinstance(stream.width, int) for stream in streams):
-                raise ValueError("no streams, or a stream without its width")
-            return cls(streams=streams, **values)
+            listed = values.pop("streams")
+            if not isinstance(listed, list) or not 1 <= len(listed) <= _MOST_STREAMS:
+                raise ValueError(f"streams is not a list of 1 to {_MOST_STREAMS}")
+            streams = tuple(StreamHeader(**stream) for stream in listed)
+            for number, stream in enumerate(streams):
+                stream.check_types(f"stream {number + 1} ")
+            header = cls(streams=streams, **values)
+            for name in ("sampling", "reader", "dtype", "capvid_version"):
+                optional = name in ("sampling", "reader")
+                _check_text(name, getattr(header, name), optional=optional)
+            return header
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise FeatureFileError(
                 f"the feature header is not valid ({error})", remedy="extract the features again"
@@ -190,7 +224,7 @@ class Features:
                 f"{self.video}: {len(self.streams)} streams, but the header names {len(self.header.streams)}"
             )
         for header, stream in zip(self.header.streams, self.streams, strict=True):
-            expected = (header.width,) if header.locations is None else (header.locations, header.width)
+            expected = header.inner
             if stream.ndim != 1 + len(expected) or stream.shape[1:] != expected or not len(stream):
                 wanted = ", ".join(("T", *map(str, expected)))
                 raise FeatureFileError(
@@ -263,7 +297,10 @@ def features_to_bytes(features: Features, *, name: str | Path = "") -> bytes:
     if features.times is not None:
         tensors["times"] = np.ascontiguousarray(features.times, dtype=np.float64)
     # one entry, since the order in which safetensors writes several is not always the same
-    header = {**dataclasses.asdict(features.header), _VIDEO_KEY: features.video}
+    header = {
+        **dataclasses.asdict(features.header),
+        _VIDEO_KEY: _UNPRINTABLE.sub("\N{REPLACEMENT CHARACTER}", features.video),
+    }
     if features.duration is not None:
         header[_DURATION_KEY] = round(features.duration, 6)
     if features.view:
@@ -278,11 +315,9 @@ def features_from_bytes(data: bytes, *, name: str = "features") -> Features:
     Raises:
         FeatureFileError: they are none, or damaged.
     """
-    from safetensors import SafetensorError
-
     try:
         held = HeldFile(data)
-    except (SafetensorError, ValueError, KeyError, TypeError) as error:
+    except _TENSOR_ERRORS as error:
         raise FeatureFileError(f"{name}: not a whole file of features ({error})") from error
     return _read(name, held)
 
@@ -300,23 +335,17 @@ def load_features(path: str | Path) -> Features:
 
 def _read(path: str | Path, handle: Any) -> Features:
     """The features in a safetensors file that is open."""
-    from safetensors import SafetensorError
-
     header = header_in(path, handle.metadata())
-    names = set(handle.keys())
+    streams = tuple(
+        read_tensor(path, handle, f"stream{index}", "F16", "F32").astype(np.float32)
+        for index in range(len(header.streams))
+    )
+    times = read_times(path, handle)
+    facts = parse_json(handle.metadata()[HEADER_KEY])
     try:
-        streams = tuple(
-            handle.get_tensor(f"stream{index}").astype(np.float32) for index in range(len(header.streams))
-        )
-        times = handle.get_tensor("times").astype(np.float64) if "times" in names else None
-    except (SafetensorError, TypeError, KeyError) as error:
-        raise FeatureFileError(
-            f"{path}: the tensors named by its header cannot be read ({error})",
-            remedy="extract the features again",
-        ) from error
-    facts = json.loads(handle.metadata()[HEADER_KEY])
-    video, duration = facts.get(_VIDEO_KEY, Path(path).stem), facts.get(_DURATION_KEY)
-    view = facts.get(_VIEW_KEY, 0)
+        video, duration, view = _facts(facts, default_name=Path(path).stem)
+    except ValueError as error:
+        raise FeatureFileError(f"{path}: {error}", remedy="extract the features again") from error
     if not all(np.isfinite(stream).all() for stream in streams):
         raise FeatureFileError(f"{path}: has values that are not finite", remedy="extract the features again")
     try:
@@ -329,6 +358,72 @@ def _read(path: str | Path, handle: Any) -> Features:
         ) from error
 
 
+def _facts(header: Mapping[str, Any], *, default_name: str) -> tuple[str, float | None, int]:
+    """Return the video's name, duration and view of a header; ValueError names the field that is wrong."""
+    video = header.get(_VIDEO_KEY, _UNPRINTABLE.sub("\N{REPLACEMENT CHARACTER}", default_name))
+    _check_text(_VIDEO_KEY, video)
+    duration = header.get(_DURATION_KEY)
+    if duration is not None and not (type(duration) in (int, float) and 0 <= duration <= _LATEST):
+        raise ValueError(f"{_DURATION_KEY} is {reprlib.repr(duration)}, not a number of seconds")
+    view = header.get(_VIEW_KEY, 0)
+    if type(view) is not int or not 0 <= view <= _MOST_VIEWS:
+        raise ValueError(f"{_VIEW_KEY} is {reprlib.repr(view)}, not the number of a view")
+    return video, None if duration is None else float(duration), view
+
+
+def _check_text(name: str, value: Any, *, optional: bool = False) -> None:
+    if optional and value is None:
+        return
+    if not isinstance(value, str):
+        raise ValueError(f"{name} is {reprlib.repr(value)}, not text")
+    if _UNPRINTABLE.search(value):
+        raise ValueError(f"{name} {ascii(value)[:60]} holds characters that cannot be printed")
+
+
+_TENSOR_ERRORS = (SafetensorError, ValueError, TypeError, KeyError, AttributeError, OverflowError)
+
+
+def read_tensor(path: str | Path, handle: Any, name: str, *dtypes: str) -> np.ndarray:
+    """Read one tensor of an open file, of one of the ``dtypes`` as safetensors calls them.
+
+    Raises:
+        FeatureFileError: there is no such tensor, it cannot be read, or is of another dtype.
+    """
+    try:
+        dtype = handle.get_slice(name).get_dtype()  # before the tensor takes memory
+        if dtype in dtypes:
+            tensor: np.ndarray = handle.get_tensor(name)
+            return tensor
+    except _TENSOR_ERRORS as error:
+        raise FeatureFileError(
+            f"{path}: {name} cannot be read ({error})", remedy="extract the features again"
+        ) from error
+    raise FeatureFileError(
+        f"{path}: {name} is {dtype}, expected {' or '.join(dtypes)}", remedy="extract the features again"
+    )
+
+
+def read_times(path: str | Path, handle: Any) -> np.ndarray | None:
+    """Read the times (T,) of the frames in seconds from an open file, if it holds them.
+
+    Raises:
+        FeatureFileError: they cannot be read, are not finite or not in ascending order.
+    """
+    if "times" not in handle.keys():  # noqa: SIM118 - the handle is no mapping
+        return None
+    times = read_tensor(path, handle, "times", "F64", "F32").astype(np.float64)
+    wrong = ""
+    if times.ndim != 1 or not len(times):
+        wrong = f"the shape {times.shape}, expected (T,)"
+    elif not (np.abs(times) <= _LATEST).all():
+        wrong = "values that are not seconds"
+    elif (np.diff(times) < 0).any():
+        wrong = "values that are not in ascending order"
+    if wrong:
+        raise FeatureFileError(f"{path}: times has {wrong}", remedy="extract the features again")
+    return times
+
+
 def load_times(path: str | Path) -> np.ndarray | None:
     """Read the times (T,) of one video's frames in seconds, if they are known, and nothing else.
 
@@ -336,7 +431,35 @@ def load_times(path: str | Path) -> np.ndarray | None:
         FeatureFileError: missing, not safetensors, or cut short.
     """
     with open_safetensors(path) as handle:
-        return handle.get_tensor("times").astype(np.float64) if "times" in handle.keys() else None  # noqa: SIM118
+        return read_times(path, handle)
+
+
+def stream_length(path: str | Path, handle: Any, header: FeatureHeader) -> int:
+    """Return the number of frames T of the streams in an open file, without reading them.
+
+    Raises:
+        FeatureFileError: a stream is missing, or of another shape than the header says.
+    """
+    lengths = set()
+    for index, stream in enumerate(header.streams):
+        try:
+            shape = tuple(handle.get_slice(f"stream{index}").get_shape())
+        except _TENSOR_ERRORS as error:
+            raise FeatureFileError(
+                f"{path}: has no stream{index} ({error})", remedy="extract the features again"
+            ) from error
+        if shape[1:] != stream.inner or not shape[0]:
+            wanted = ", ".join(("T", *map(str, stream.inner)))
+            raise FeatureFileError(
+                f"{path}: stream{index} has the shape {shape}, expected ({wanted})",
+                remedy="extract the features again",
+            )
+        lengths.add(shape[0])
+    if len(lengths) > 1:
+        raise FeatureFileError(
+            f"{path}: streams of different lengths {sorted(lengths)}", remedy="extract the features again"
+        )
+    return int(lengths.pop())
 
 
 def load_header(path: str | Path) -> FeatureHeader:
@@ -347,8 +470,7 @@ def load_header(path: str | Path) -> FeatureHeader:
     """
     with open_safetensors(path) as handle:
         header = header_in(path, handle.metadata())
-        if not {f"stream{index}" for index in range(len(header.streams))} <= set(handle.keys()):
-            raise FeatureFileError(f"{path}: lacks a stream", remedy="extract the features again")
+        stream_length(path, handle, header)
     return header
 
 
@@ -358,11 +480,14 @@ def open_safetensors(path: str | Path) -> Any:
     Raises:
         FeatureFileError: there is no such file, or it is not a whole safetensors file.
     """
-    from safetensors import SafetensorError, safe_open
-
     try:
-        if not Path(path).is_file():
-            raise FileNotFoundError
+        with open_regular(path) as file:
+            size = os.fstat(file.fileno()).st_size
+        if size > limits().feature_bytes:
+            raise FeatureFileError(
+                f"{path}: larger than the limit of {limits().feature_bytes} bytes",
+                remedy="see the limits in the configuration",
+            )
         return safe_open(str(path), framework="np")
     except FileNotFoundError as error:
         raise FeatureFileError(f"{path}: no such features file") from error

@@ -2,10 +2,27 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import numpy as np
+
+from capvid.parsing import parse_json
+
+
+class HeldSlice:
+    """A tensor's entry in the header."""
+
+    def __init__(self, entry: Mapping[str, Any]) -> None:
+        self._entry = entry
+
+    def get_dtype(self) -> str:
+        """Return the dtype as safetensors calls it, such as ``F16``."""
+        return str(self._entry["dtype"])
+
+    def get_shape(self) -> list[int]:
+        """Return the shape."""
+        return list(self._entry["shape"])
 
 
 class HeldFile:
@@ -23,7 +40,9 @@ class HeldFile:
 
         self._tensors = load(data)
         length = int.from_bytes(data[:8], "little")
-        self._metadata = json.loads(data[8 : 8 + length]).get("__metadata__")
+        header = parse_json(data[8 : 8 + length])
+        self._metadata = header.pop("__metadata__", None)
+        self._header = header
 
     def metadata(self) -> Mapping[str, str] | None:
         """What the header says beside the tensors."""
@@ -32,6 +51,10 @@ class HeldFile:
     def keys(self) -> Iterable[str]:
         """Names of the tensors."""
         return self._tensors.keys()
+
+    def get_slice(self, name: str) -> HeldSlice:
+        """Give what the header says of a tensor."""
+        return HeldSlice(self._header[name])
 
     def get_tensor(self, name: str) -> np.ndarray:
         """Give a tensor."""

@@ -26,6 +26,8 @@ from capvid.features.file import (
     load_features,
     load_times,
     open_safetensors,
+    read_tensor,
+    stream_length,
 )
 from capvid.features.registry import canonical_backbone
 from capvid.features.views import viewed
@@ -264,9 +266,7 @@ class _FileSource:
         for video, file in files.items():
             with open_safetensors(file) as handle:
                 header = header_in(file, handle.metadata())
-                if "stream0" not in handle.keys():  # noqa: SIM118 - the handle is no mapping
-                    raise FeatureFileError(f"{file}: has no stream", remedy="extract the features again")
-                length = handle.get_slice("stream0").get_shape()[0]
+                length = stream_length(file, handle, header)
             self._summaries[video] = _Summary(shared.setdefault(header, header), length)
 
     def ids(self) -> Iterable[str]:
@@ -332,12 +332,7 @@ class _PackedSource:
         return Features(header=self.header(video), streams=(values,), times=None, video=video)
 
     def _read(self, name: str) -> np.ndarray:
-        from safetensors import SafetensorError
-
-        try:
-            return self._handle.get_tensor(name)
-        except (SafetensorError, TypeError, AttributeError) as error:
-            raise FeatureFileError(f"{self.path}: {name} cannot be read ({error})") from error
+        return read_tensor(self.path, self._handle, name, "F16", "F32", "F64", "U8", "I8", "U16", "I16")
 
     def _facts(self, metadata: Mapping[str, str], given: Mapping[str, str]) -> dict[str, str]:
         facts = {key: metadata[key] for key in _FRAGMENT_KEYS if key in metadata}

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import re
+import warnings
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 from torch import Tensor
 
 from capvid.errors import WeightsError
+from capvid.files import open_regular
+from capvid.limits import GIB, limits
+
+_MOST_TENSORS = 50_000
+_MOST_EXPANSION = 10  # times the size of a zip file; torch does not compress
 
 # under which names checkpoints keep the tensors, beside an epoch, an optimizer and so on
 _NESTS = ("state_dict", "model_state_dict", "model_state", "model", "net", "network", "module")
@@ -27,18 +35,51 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     Raises:
         WeightsError: no such file, damaged, without tensors, or with more than tensors and plain values.
     """
-    if not path.is_file():
-        raise WeightsError(f"{path}: no such file")
+    try:
+        with open_regular(path) as file:
+            size = os.fstat(file.fileno()).st_size
+            _check_size(path, file, size)
+    except FileNotFoundError:
+        raise WeightsError(f"{path}: no such file") from None
+    except OSError as error:
+        raise WeightsError(f"{path}: cannot be read ({error.strerror or error})") from error
     return _safetensors(path) if path.suffix == ".safetensors" else _checkpoint(path)
 
 
+def _check_size(path: Path, file: BinaryIO, size: int) -> None:
+    """Raise WeightsError if a file, or what a zip file unpacks to, is larger than weights may be."""
+    unpacked = size
+    if zipfile.is_zipfile(file):
+        try:
+            with zipfile.ZipFile(file) as archive:
+                entries = archive.infolist()
+        except (zipfile.BadZipFile, ValueError, NotImplementedError, EOFError) as error:
+            raise WeightsError(
+                f"{path}: not a readable checkpoint ({error})", remedy="download the file again"
+            ) from error
+        _check_count(path, len(entries))
+        unpacked = sum(entry.file_size for entry in entries)
+    if max(size, unpacked) > limits().model_bytes or unpacked > _MOST_EXPANSION * size + GIB:
+        raise WeightsError(
+            f"{path}: holds {max(size, unpacked)} bytes, more than weights may",
+            remedy="see the limits in the configuration",
+        )
+
+
+def _check_count(path: Path, count: int) -> None:
+    if count > _MOST_TENSORS:
+        raise WeightsError(f"{path}: {count} tensors, more than any network has ({_MOST_TENSORS})")
+
+
 def _safetensors(path: Path) -> dict[str, Tensor]:
-    from safetensors import SafetensorError
+    from safetensors import SafetensorError, safe_open
     from safetensors.torch import load_file
 
     try:
+        with safe_open(str(path), framework="pt") as file:
+            _check_count(path, len(file.keys()))
         return load_file(path)
-    except (SafetensorError, OSError) as error:
+    except (SafetensorError, OSError, ValueError, TypeError, KeyError, MemoryError) as error:
         raise WeightsError(
             f"{path}: not a readable safetensors file ({error})", remedy="download the weights again"
         ) from error
@@ -46,7 +87,9 @@ def _safetensors(path: Path) -> dict[str, Tensor]:
 
 def _checkpoint(path: Path) -> dict[str, Tensor]:
     try:
-        found = _tensors(torch.load(path, map_location="cpu", weights_only=True))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of pickle protocols that torch does not expect
+            found = _tensors(torch.load(path, map_location="cpu", weights_only=True))
     except pickle.UnpicklingError as error:
         match = re.search(r"GLOBAL (\S+)", str(error))
         what = f" ({match[1]})" if match else ""
@@ -56,10 +99,14 @@ def _checkpoint(path: Path) -> dict[str, Tensor]:
         ) from error
     except Exception as error:  # torch's reader raises whatever a damaged file leads it to
         lines = str(error).strip().splitlines()
+        reason = lines[0] if lines else type(error).__name__
+        if "weights_only" in str(error):  # torch advises to unpickle everything, which runs foreign code
+            reason = "its format can hold more than tensors, and nothing else is ever unpickled"
         raise WeightsError(
-            f"{path}: not a readable checkpoint ({lines[0] if lines else type(error).__name__})",
+            f"{path}: not a readable checkpoint ({reason})",
             remedy="download the file again",
         ) from error
+    _check_count(path, len(found))
     if not found:
         raise WeightsError(f"{path}: there are no tensors in it", remedy="give the checkpoint of a network")
     return found

@@ -39,6 +39,7 @@ def find_videos(
     listed: Iterable[VideoPath | str] = (),
     recursive: bool = True,
     failed: Failed | None = None,
+    timeout: float | None = None,
 ) -> list[VideoInput]:
     """Find the videos that files, folders and patterns stand for, each once.
 
@@ -59,13 +60,15 @@ def find_videos(
             extension, so that they hardly depend on what else is in the list.
         recursive: whether to look into the folders of a folder.
         failed: is told of each input, and each folder below one, that fails; None raises the first.
+        timeout: seconds for each request to a server; None waits for ever.
 
     Raises:
         CapvidError: without ``failed``: a folder or pattern gives no video, a zip file no folder of pictures,
             or a folder cannot be listed.
     """
     found: dict[VideoPath, tuple[VideoPath, PurePosixPath]] = {}
-    for path, name in _places(inputs, listed, Search(recursive=recursive, failed=failed or _raise)):
+    search = Search(recursive=recursive, failed=failed or _raise, timeout=timeout)
+    for path, name in _places(inputs, listed, search):
         found.setdefault(real(path) if isinstance(path, Path) else path, (path, name))
     keys = _keys(found)
     return [VideoInput(path, key) for (path, _), key in zip(found.values(), keys, strict=True)]
@@ -77,6 +80,7 @@ def iter_videos(
     listed: Iterable[VideoPath | str] = (),
     recursive: bool = True,
     failed: Failed | None = None,
+    timeout: float | None = None,
 ) -> Iterator[VideoInput]:
     """Give the same videos as :func:`find_videos` one after the other, however many there are.
 
@@ -88,9 +92,11 @@ def iter_videos(
         listed: paths and addresses of a list, taken literally.
         recursive: whether to look into the folders of a folder.
         failed: is told of what fails; None raises the first.
+        timeout: seconds for each request to a server; None waits for ever.
     """
     seen, keys = Digests(), Digests()
-    for path, name in _places(inputs, listed, Search(recursive=recursive, failed=failed or _raise)):
+    search = Search(recursive=recursive, failed=failed or _raise, timeout=timeout)
+    for path, name in _places(inputs, listed, search):
         digest = identity(path)
         if not seen.add(digest):
             continue

@@ -8,7 +8,17 @@ from typing import Any, TypeVar
 
 from capvid.errors import CapvidError, MissingVideoError
 from capvid.isolation import input_error
-from capvid.storage import Blob, StorageError, VideoPath, filesystem, located, patiently, protocol_of
+from capvid.storage import (
+    Blob,
+    Deadline,
+    StorageError,
+    VideoPath,
+    ask,
+    filesystem,
+    located,
+    patiently,
+    protocol_of,
+)
 from capvid.video.archives import is_archive, members
 from capvid.video.patterns import Failed, expand, is_file, is_folder, is_pattern, walk
 
@@ -27,9 +37,12 @@ class Search:
         recursive: whether to look into the folders of a folder.
         failed: is told of each input, and each folder below one, that fails; once, if it is come to in
             several ways.
+        timeout: seconds for each request to a server, and for the headers of each remote archive; None waits
+            for ever.
     """
 
-    def __init__(self, *, recursive: bool, failed: Failed) -> None:
+    def __init__(self, *, recursive: bool, failed: Failed, timeout: float | None = None) -> None:
+        self._timeout = timeout
         self.failures = 0
         self._said: set[str] = set()
         self._last: CapvidError | None = None
@@ -125,7 +138,7 @@ class Search:
     def _inside(self, archive: VideoPath, within: PurePosixPath) -> Iterator[Found]:
         """The videos in a tar archive, if there are any."""
         try:
-            for blob in members(archive):
+            for blob in members(archive, timeout=self._timeout):
                 if blob.suffix.lower() in EXTENSIONS:
                     yield blob, within / _safe(blob.member)
         except OSError as error:
@@ -160,27 +173,35 @@ class Search:
         except FileNotFoundError:
             self._fail(MissingVideoError(blob, "there is nothing at this address"))
 
-    @staticmethod
-    def _is_there(blob: Blob) -> bool:
-        return patiently(blob.url, "read", lambda: bool(_fresh(blob.url).exists(blob.url)))
+    def _ask(self, url: str, method: str, **options: Any) -> Any:
+        """Call a method of the file system, which has forgotten what it listed before."""
+        deadline = Deadline(self._timeout)
 
-    @staticmethod
-    def _is_remote_folder(blob: Blob) -> bool:
+        def action() -> Any:
+            _system(url).invalidate_cache()
+            return ask(url, method, url, deadline=deadline, **options)
+
+        return patiently(url, "listed", action, deadline)
+
+    def _is_there(self, blob: Blob) -> bool:
+        return bool(self._ask(blob.url, "exists"))
+
+    def _is_remote_folder(self, blob: Blob) -> bool:
         if protocol_of(blob.url).startswith("http"):
             return False
-        return patiently(blob.url, "listed", lambda: bool(_fresh(blob.url).isdir(blob.url)))
+        return bool(self._ask(blob.url, "isdir"))
 
     def _remote_folder(self, blob: Blob, within: PurePosixPath) -> Iterator[Found]:
         depth = None if self._recursive else 1
         base = blob.url.rstrip("/")
-        paths = patiently(base, "listed", lambda: _fresh(base).find(base, maxdepth=depth))
+        paths = self._ask(base, "find", maxdepth=depth)
         yield from self._some(
             self._remote(base, sorted(paths), within),
             lambda: CapvidError(f"{base}: no videos in this folder", remedy="give a folder with video files"),
         )
 
     def _remote_match(self, blob: Blob) -> Iterator[Found]:
-        paths = patiently(blob.url, "listed", lambda: _fresh(blob.url).glob(blob.url))
+        paths = self._ask(blob.url, "glob")
         fixed: list[str] = []
         for part in blob.url.split("/"):
             if any(sign in part for sign in "*?["):
@@ -254,10 +275,3 @@ def _safe(name: str) -> PurePosixPath:
 
 def _system(url: str) -> Any:
     return filesystem(protocol_of(url))
-
-
-def _fresh(url: str) -> Any:
-    """The file system, which has forgotten what it listed before."""
-    system = _system(url)
-    system.invalidate_cache()
-    return system
