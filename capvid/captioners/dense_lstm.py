@@ -33,7 +33,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from capvid.captioners.base import State, Trace, choice, may_be_zero
-from capvid.captioners.layers import AdditiveAttention, LSTMCell, at_least_float32, masked_softmax
+from capvid.captioners.layers import (
+    AdditiveAttention,
+    LSTMCell,
+    at_least_float32,
+    at_least_one_frame,
+    masked_softmax,
+)
 from capvid.captioners.recurrent import FirstState, RecurrentCaptioner, RecurrentConfig
 from capvid.errors import UsageError
 
@@ -229,6 +235,7 @@ class DenseLSTM(RecurrentCaptioner):
 
     def encode(self, features: Tensor, mask: Tensor) -> State:
         """Features (B, T, D), the real frames first by ``mask`` (B, T) -> the state before the first word."""
+        features, mask = at_least_one_frame(features, mask)
         frames = self.dropout(self.encoder.of(self.frames(features, mask), mask))  # (B, T, 2 H_e)
         s, c = self.initial.of(frames, mask)
         video = {"frames": frames, "keys": self.attention.keys(frames), "mask": mask}

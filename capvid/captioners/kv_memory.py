@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from capvid.captioners.base import State, Trace, choice, may_be_zero
-from capvid.captioners.layers import AdditiveAttention, LSTMCell, at_least_float32
+from capvid.captioners.layers import AdditiveAttention, LSTMCell, at_least_float32, at_least_one_frame
 from capvid.captioners.recurrent import FirstState, RecurrentCaptioner, RecurrentConfig
 from capvid.errors import UsageError
 
@@ -114,6 +114,7 @@ class KeyValueMemory(RecurrentCaptioner):
 
     def encode(self, features: Tensor, mask: Tensor) -> State:
         """Features (B, T, D) and mask (B, T) of real frames -> the state before the first word."""
+        features, mask = at_least_one_frame(features, mask)
         width = self.frame_width(self.config)
         streams = self.frames(features, mask)  # (B, T, frame width), and values after it if there are any
         frames, values = streams[..., :width], streams[..., -self.value_width :]
