@@ -32,7 +32,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from capvid.captioners.base import State, Trace, choice, may_be_zero
+from capvid.captioners.base import State, Trace
 from capvid.captioners.layers import (
     AdditiveAttention,
     LSTMCell,
@@ -42,6 +42,7 @@ from capvid.captioners.layers import (
 )
 from capvid.captioners.recurrent import FirstState, RecurrentCaptioner, RecurrentConfig
 from capvid.errors import UsageError
+from capvid.fields import bounded, choice
 
 FIRST_CAPACITY = 8
 
@@ -59,7 +60,7 @@ class DenseLSTMConfig(RecurrentConfig):
 
     embedding: int = 512
     hidden: int = 1024
-    projection: int = may_be_zero(512)
+    projection: int = bounded(512, least=0)
     encoder: int = 1024
     fusion: str = choice("latest-guiding", "none", "add", "mean", "self-attention")
     version: int = 2

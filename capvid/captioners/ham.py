@@ -39,7 +39,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from capvid.captioners.base import State, Trace
+from capvid.captioners.base import MOST_LAYERS, State, Trace
 from capvid.captioners.layers import (
     AdditiveAttention,
     LSTMCell,
@@ -48,6 +48,7 @@ from capvid.captioners.layers import (
     masked_softmax,
 )
 from capvid.captioners.recurrent import RecurrentCaptioner, RecurrentConfig
+from capvid.fields import bounded
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +64,7 @@ class HAMConfig(RecurrentConfig):
     """
 
     memory_width: int = 512
-    layers: int = 2
+    layers: int = bounded(2, most=MOST_LAYERS)
     bottleneck: int = 200
     temporal_model: bool = True
     memory: bool = True

@@ -31,7 +31,7 @@ def masked_softmax(scores: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def at_least_one_frame(features: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Add a frame that ``mask`` (B, T) leaves out where there is none, since LSTMs refuse sequences without."""
+    """Add a masked frame where no video has any: an LSTM refuses sequences without elements."""
     if features.shape[1]:
         return features, mask
     return features.new_zeros(len(features), 1, *features.shape[2:]), mask.new_zeros(len(mask), 1)
