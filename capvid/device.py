@@ -115,9 +115,10 @@ def check_precision(dtype: torch.dtype, device: torch.device, module: nn.Module,
         UsageError: the device has no fast path for the precision.
     """
     if not has_fast_path(dtype, device):
+        place = "this processor" if device.type == "cpu" else f"this {device.type} device"
         name, family = str(dtype).removeprefix("torch."), layer_family(module)
         raise UsageError(
-            f"{device.type} has no instructions for {name}, and {family} would take {_SLOWDOWN[family]}",
+            f"{place} has no instructions for {name}, and {family} would take {_SLOWDOWN[family]}",
             remedy=remedy,
         )
 
