@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from capvid.errors import CheckpointError
 from capvid.features.registry import Preprocess
+from capvid.fields import LARGEST, short
+from capvid.files import read_regular
+from capvid.limits import MIB
+from capvid.parsing import parse_json
 
 GIT = "git"  # as transformers calls the type
 GIT_CONFIG = "config.json"
@@ -16,17 +19,63 @@ GIT_WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 _PREPROCESS = ("preprocessor_config.json", "processor_config.json")
 GIT_REQUIRED = (_PREPROCESS, ("tokenizer.json", "vocab.txt"), GIT_WEIGHTS)  # of each the first that there is
 GIT_OPTIONAL = ("tokenizer_config.json", "special_tokens_map.json")
+_TEXT_BYTES = 64 * MIB  # of a configuration or a vocabulary
+_SIZES = ("_size", "_heads", "_channels", "_position_embeddings", "_dim")
+_MOST = {"num_hidden_layers": 256, "num_image_with_embedding": 1000, "image_size": 4096}
 _FILTERS = {2: "bilinear", 3: "bicubic"}  # by Pillow's numbers
 
 
 def model_type(folder: Path) -> str | None:
     """Say of which type the model in a folder is, as transformers calls it; None if it is no such model."""
     try:
-        config = json.loads((folder / GIT_CONFIG).read_text(encoding="utf-8"))
+        config = read_json(folder / GIT_CONFIG)
     except (OSError, ValueError):
         return None
     kind = config.get("model_type") if isinstance(config, dict) else None
     return kind if isinstance(kind, str) and kind else None
+
+
+def read_json(path: Path) -> Any:
+    """Read a JSON file of a model.
+
+    Raises:
+        OSError: it cannot be read, is no regular file, or too large.
+        ValueError: it is not JSON.
+    """
+    return parse_json(read_regular(path, max_bytes=_TEXT_BYTES).decode())
+
+
+def check_files(folder: Path) -> None:
+    """See that the library, which opens them by name, finds regular files of bounded size and depth.
+
+    Raises:
+        CheckpointError: a text file of the folder is none of these, or the sizes of the network are out of
+            range.
+    """
+    path = folder / GIT_CONFIG
+    try:
+        for path in sorted(folder.iterdir()):
+            if path.suffix == ".json":
+                read_json(path)
+            elif path.suffix in (".txt", ".jinja", ".model"):
+                read_regular(path, max_bytes=_TEXT_BYTES)
+        path = folder / GIT_CONFIG
+        _check_sizes(read_json(path))
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise CheckpointError(f"{path}: {reason}", remedy="copy it anew, or ask who published it") from error
+
+
+def _check_sizes(config: Any, prefix: str = "") -> None:
+    """Raise ValueError where a size of the network has the wrong type or is out of range."""
+    if not isinstance(config, dict):
+        raise ValueError(f"{prefix or 'the file'} must be an object, got {short(config)}")
+    for name, value in config.items():
+        most = _MOST.get(name, LARGEST if name.endswith(_SIZES) else 0)
+        if most and not ((type(value) is int and 1 <= value <= most) or value is None):
+            raise ValueError(f"{prefix}{name} must be an integer between 1 and {most}, got {short(value)}")
+    if "vision_config" in config and not prefix:
+        _check_sizes(config["vision_config"], "vision_config.")
 
 
 def weights_file(folder: Path) -> Path:
@@ -49,7 +98,7 @@ def read_preprocess(folder: Path) -> Preprocess:
     """
     path = _first(folder, _PREPROCESS)
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = read_json(path)
         return _preprocess(values.get("image_processor", values))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(

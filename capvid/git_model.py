@@ -16,15 +16,17 @@ from capvid.captioners.git import FRAME_PLACES, GIT
 from capvid.errors import CheckpointError
 from capvid.features.backbones import Backbone
 from capvid.features.file import FeatureHeader, StreamHeader
-from capvid.features.libraries import Named, without_numbers
+from capvid.features.libraries import Named
 from capvid.features.registry import BackboneEntry, Layer, Preprocess
 from capvid.features.tensors import read_tensors
 from capvid.features.weights import fill_from
 from capvid.files import file_digest
-from capvid.git_files import GIT_CONFIG, read_preprocess, weights_file
+from capvid.git_files import GIT_CONFIG, check_files, read_preprocess, weights_file
+from capvid.limits import limits
 from capvid.text.wordpieces import WordPieces
 
 LAYER = "image_encoder"
+_WIDEST = 8  # bytes in memory of a byte in a file: half precision, and layers that share their weights
 
 
 def load_git(folder: Path, *, name: str, device: torch.device) -> tuple[Checkpoint, Backbone]:
@@ -39,6 +41,7 @@ def load_git(folder: Path, *, name: str, device: torch.device) -> tuple[Checkpoi
         CheckpointError: a file is missing or damaged, or asks for what capvid does not do.
         WeightsError: the weights are damaged, or not all there.
     """
+    check_files(folder)
     preprocess, path = read_preprocess(folder), weights_file(folder)
     config, tokenizer = _read(folder)
     size = preprocess.size or (preprocess.crop, preprocess.crop)
@@ -120,9 +123,17 @@ def _network(config: Any, path: Path, name: str) -> Any:
     """
     from transformers import GitForCausalLM
 
+    size = path.stat().st_size
+    if size > limits().model_bytes:
+        raise CheckpointError(f"{path}: {size} bytes, more than the limit model-bytes")
     tensors = read_tensors(path)
     try:
-        network = without_numbers(lambda: GitForCausalLM(config))
+        with torch.device("meta"):
+            network = GitForCausalLM(config)
+        needed = sum(tensor.nbytes for tensor in network.state_dict().values())
+        if needed > _WIDEST * size:
+            raise ValueError(f"it takes {needed} bytes, and {path.name} has {size}")
+        network = network.to_empty(device="cpu")
     except (ValueError, TypeError, KeyError, RuntimeError, ZeroDivisionError) as error:
         lines = str(error).strip().splitlines()
         raise CheckpointError(

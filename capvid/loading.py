@@ -93,11 +93,17 @@ def load(
     if options.max_length > most:
         raise UsageError(f"{label}: its captions have {most} words at most", remedy="ask for no more")
     options = replace(options, **_trained_decoding(checkpoint, label, without=decoding))
-    sampling = (
-        parse_sampling(checkpoint.header.sampling)
-        if checkpoint.header.sampling
-        else UniformSampling(int(checkpoint.info.get("max_frames", DEFAULT_FRAMES)))
-    )
+    try:
+        sampling = (
+            parse_sampling(checkpoint.header.sampling)
+            if checkpoint.header.sampling
+            else UniformSampling(int(checkpoint.info.get("max_frames", DEFAULT_FRAMES)))
+        )
+    except UsageError as error:
+        raise CheckpointError(
+            f"{label}: captioner.json: features.sampling: {error.message}",
+            remedy="train it again or copy it anew",
+        ) from error
     if cut is None and checkpoint.captioner.paragraphs:
         cut = parse_segments("auto")
     return CaptionPipeline(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,8 +13,10 @@ from capvid.errors import CheckpointError, UsageError
 from capvid.features.file import FeatureHeader
 from capvid.features.registry import BackboneEntry, captioners
 from capvid.features.weights import own_file_name
-from capvid.files import file_digest
+from capvid.files import file_digest, read_regular
 from capvid.hub_models import WEIGHTS_FOLDER, check_repository, known_backbone, published_apart, upload
+from capvid.limits import limits
+from capvid.parsing import parse_json
 
 CARD = "README.md"
 RECIPE, METRICS, TEST = "recipe.json", "metrics.jsonl", "test.json"
@@ -240,7 +241,7 @@ def _line(value: Any) -> str:
 
 def _text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return read_regular(path, max_bytes=limits().header_bytes).decode("utf-8")
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
         raise CheckpointError(f"{path}: cannot be read ({reason})", remedy="train it again") from error
@@ -248,7 +249,7 @@ def _text(path: Path) -> str:
 
 def _record(text: str, path: Path) -> Mapping[str, Any]:
     try:
-        record = json.loads(text)
+        record = parse_json(text)
     except ValueError as error:
         raise CheckpointError(f"{path}: damaged ({error})", remedy="train it again") from error
     if not isinstance(record, dict):

@@ -17,9 +17,12 @@ from torch import Tensor, nn
 
 from capvid.captioners.layers import Standardise
 from capvid.errors import UsageError
+from capvid.fields import bounded, checked_fields
 
 Trace = dict[str, Tensor]
 Carried = dict[str, Tensor]
+
+MOST_LAYERS = 256
 
 _ON_OFF = {"on": True, "off": False}
 
@@ -79,16 +82,6 @@ class State:
         return replace(self, video=video, written=written)
 
 
-def choice(default: str, *others: str) -> Any:
-    """A configuration field that takes one of a few words."""
-    return field(default=default, metadata={"choices": (default, *others)})
-
-
-def may_be_zero(default: int) -> Any:
-    """A configuration field that takes a whole number or 0, by which something is left out."""
-    return field(default=default, metadata={"least": 0})
-
-
 @dataclass(frozen=True, kw_only=True)
 class CaptionerConfig:
     """What all captioners are told; saved beside the weights.
@@ -101,10 +94,10 @@ class CaptionerConfig:
         standardise: subtract the training set's mean from the features and divide by its deviation.
     """
 
-    vocabulary_size: int
+    vocabulary_size: int = bounded(least=4)
     feature_width: int
-    locations: int = may_be_zero(0)
-    dropout: float = 0.5
+    locations: int = 0
+    dropout: float = bounded(0.5, least=0, most=0.99)
     standardise: bool = False
 
     def to_dict(self) -> dict[str, Any]:
@@ -118,29 +111,12 @@ class CaptionerConfig:
         Raises:
             UsageError: a name that is not known, or a value that does not fit.
         """
-        known = {field.name: field for field in fields(cls)}
-        chosen = {}
-        for name, value in values.items():
-            if name not in known:
-                raise UsageError(
-                    f"{name}: no such model option", remedy=f"known are {', '.join(sorted(known))}"
-                )
-            wanted, metadata = str(known[name].type), known[name].metadata
-            if wanted == "bool" and isinstance(value, str):
-                value = _ON_OFF.get(value, value)
-            right = {"int": (int,), "float": (int, float), "bool": (bool,), "str": (str,)}[wanted]
-            if type(value) not in right:
-                raise UsageError(f"{name} = {value!r}: not a value for this model option ({wanted})")
-            if value not in metadata.get("choices", (value,)):
-                raise UsageError(
-                    f"{name} = {value!r}: not known", remedy=f"choose {', '.join(metadata['choices'])}"
-                )
-            if name == "dropout" and not 0 <= value < 1:
-                raise UsageError(f"dropout = {value}: must be from 0 to below 1")
-            if wanted == "int" and value < metadata.get("least", 1):
-                raise UsageError(f"{name} = {value}: must be positive")
-            chosen[name] = value
-        return cls(**chosen)
+        switches = {option.name for option in fields(cls) if option.type == "bool"}
+        plain = {
+            name: _ON_OFF.get(value, value) if name in switches and isinstance(value, str) else value
+            for name, value in values.items()
+        }
+        return cls(**checked_fields(cls, plain, what="model option"))
 
 
 class Captioner(nn.Module, ABC):

@@ -6,25 +6,42 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from capvid.captioners import build
+from capvid.captioners import sketch
 from capvid.captioners.base import Captioner
 from capvid.errors import CapvidError, CheckpointError, FeatureMismatchError
-from capvid.features.file import FeatureHeader
-from capvid.files import atomic_path, atomic_write_text
+from capvid.features.file import FeatureHeader, StreamHeader
+from capvid.fields import bounded, checked_fields, choice, short
+from capvid.files import atomic_path, atomic_write_text, open_regular, read_regular
+from capvid.limits import MIB, limits
+from capvid.parsing import parse_json
 from capvid.text.vocabulary import Vocabulary
 
 WEIGHTS = "captioner.safetensors"
 CONFIG = "captioner.json"
+CONFIG_BYTES = 32 * MIB  # of a captioner.json: a million words are half of it
 FORMAT = 1
+_REAL, _WHOLE = {"F64", "F32", "F16", "BF16"}, {"I64", "I32", "BOOL"}  # types of stored numbers
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Notes:
+    """Notes of a checkpoint that captioning depends on; all others are free."""
+
+    recipe: str = ""
+    max_frames: int = bounded(1, most=10_000)
+    frames: str = choice("spread", "first")
+    max_segments: int = 1
+    max_words: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,7 +142,7 @@ def save_info(folder: Path, info: dict[str, Any]) -> None:
         OSError: it cannot be written.
     """
     try:
-        record = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+        record = read_config(folder)
         written = json.dumps({**record, "info": info}, ensure_ascii=False, indent=1)
     except (OSError, ValueError, TypeError) as error:
         raise CheckpointError(f"{folder}: no captioner that can be read ({error})") from error
@@ -146,34 +163,132 @@ def load_checkpoint(folder: Path) -> Checkpoint:
     folder = Path(folder)
     if not (folder / CONFIG).is_file() and (folder / "best" / CONFIG).is_file():
         folder = folder / "best"
-    if not (folder / CONFIG).is_file():
+    if not (folder / CONFIG).exists():
         raise CheckpointError(
             f"{folder}: no captioner in this folder ({CONFIG} is missing)",
             remedy="give the folder that capvid train wrote",
         )
-    damaged = "train it again or copy it anew"
     try:
-        record = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+        record = read_config(folder)
         if record["format"] != FORMAT:
             raise CheckpointError(
-                f"{folder}: checkpoint format {record['format']}, this capvid reads {FORMAT}",
+                f"{folder}: checkpoint format {short(record['format'])}, this capvid reads {FORMAT}",
                 remedy="use the capvid version that wrote it",
             )
-        captioner = build(record["captioner"], record["config"])
-        captioner.load_state_dict(load_file(folder / WEIGHTS))
-        header = FeatureHeader.from_json(json.dumps(record["features"]))
-        vocabulary = Vocabulary(record["vocabulary"])
+        name = _part(record, "captioner", str)
+        vocabulary, header, info = _vocabulary(record), _header(record), _info(record)
+        captioner = _sketch(name, record, vocabulary, header)
+        _fill(captioner, folder / WEIGHTS)
         captioner.function_words = vocabulary.function_words()
     except CheckpointError:
         raise
     except (OSError, SafetensorError, ValueError, KeyError, TypeError, RuntimeError, CapvidError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise CheckpointError(f"{folder}: damaged checkpoint ({reason})", remedy=damaged) from error
+        raise CheckpointError(
+            f"{folder}: damaged checkpoint ({_reason(error)})", remedy="train it again or copy it anew"
+        ) from error
     return Checkpoint(
         captioner=captioner.eval(),
         vocabulary=vocabulary,
         header=header,
-        name=record["captioner"],
-        info=record.get("info", {}),
+        name=name,
+        info=info,
         folder=folder,
     )
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """Read the ``captioner.json`` of a folder.
+
+    Raises:
+        OSError: it cannot be read, is no regular file, or too large.
+        ValueError: it is not a JSON object.
+    """
+    record = parse_json(read_regular(folder / CONFIG, max_bytes=CONFIG_BYTES).decode("utf-8"))
+    if not isinstance(record, dict):
+        raise ValueError(f"{CONFIG} must be an object, got {short(record)}")
+    return {"format": None, **record}
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return f"{Path(error.filename).name}: {error.strerror}" if error.filename else error.strerror
+    return str(error).splitlines()[0] if str(error) else type(error).__name__
+
+
+def _part(record: Mapping[str, Any], name: str, kind: type, default: Any = None) -> Any:
+    value = record.get(name, default)
+    if not isinstance(value, kind):
+        expected = "a string" if kind is str else "an object"
+        raise ValueError(f"{CONFIG}: {name} must be {expected}, got {short(value)}")
+    return value
+
+
+def _vocabulary(record: Mapping[str, Any]) -> Vocabulary:
+    try:
+        return Vocabulary.checked(record.get("vocabulary"))
+    except ValueError as error:
+        text = str(error)
+        raise ValueError(f"{CONFIG}: vocabulary{'' if text.startswith('[') else ' '}{text}") from error
+
+
+def _header(record: Mapping[str, Any]) -> FeatureHeader:
+    """Return the header of the features; each of its fields has its type."""
+    header = FeatureHeader.from_json(json.dumps(_part(record, "features", dict)))
+    values = {name: value for name, value in asdict(header).items() if name != "streams"}
+    checked_fields(FeatureHeader, values, prefix=f"{CONFIG}: features.")
+    for number, stream in enumerate(header.streams):
+        checked_fields(StreamHeader, asdict(stream), prefix=f"{CONFIG}: features.streams[{number}].")
+    header.check_alike()
+    return header
+
+
+def _info(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the notes; those that captioning depends on have their types."""
+    info: dict[str, Any] = _part(record, "info", dict, {})
+    known = {name: info[name] for name in info.keys() & _Notes.__dataclass_fields__.keys()}
+    checked_fields(_Notes, known, prefix=f"{CONFIG}: info.")
+    return info
+
+
+def _sketch(name: str, record: Mapping[str, Any], vocabulary: Vocabulary, header: FeatureHeader) -> Captioner:
+    """Return the captioner without memory for its tensors; its sizes are those of vocabulary and features."""
+    config = _part(record, "config", dict)
+    try:
+        captioner = sketch(name, config)
+    except CapvidError as error:
+        raise ValueError(f"{CONFIG}: config.{error.message}") from error
+    sizes = {
+        "vocabulary_size": len(vocabulary),
+        "feature_width": header.width,
+        "locations": header.locations,
+    }
+    for option, size in sizes.items():
+        value = getattr(captioner.config, option)
+        if value != size:
+            source = "vocabulary" if option == "vocabulary_size" else "features"
+            raise ValueError(f"{CONFIG}: config.{option} must be {size}, as {source} says, got {value}")
+    return captioner
+
+
+def _fill(captioner: Captioner, path: Path) -> None:
+    """Give a sketched captioner memory and the weights in a file, whose header is compared with it first."""
+    with open_regular(path) as file:
+        size = file.seek(0, 2)
+    if size > limits().model_bytes:
+        raise ValueError(f"{path.name} has {size} bytes, more than the limit model-bytes")
+    expected = captioner.state_dict()
+    with safe_open(path, "pt") as file:
+        stored = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+        for name in sorted(expected.keys() | stored.keys()):
+            if name not in stored or name not in expected:
+                problem = "lacks" if name in expected else "has an unknown"
+                raise ValueError(f"{path.name} {problem} tensor {name[:100]!r}")
+            shape, wanted = tuple(stored[name].get_shape()), tuple(expected[name].shape)
+            types = _REAL if expected[name].is_floating_point() else _WHOLE
+            if shape != wanted or stored[name].get_dtype() not in types:
+                raise ValueError(
+                    f"{path.name}: {name} must be {wanted} of {'/'.join(sorted(types))}, "
+                    f"got {shape} of {stored[name].get_dtype()}"
+                )
+    captioner.to_empty(device="cpu")
+    captioner.load_state_dict(load_file(path))

@@ -32,10 +32,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from capvid.captioners.base import State, Trace, choice, may_be_zero
-from capvid.captioners.layers import AdditiveAttention, LSTMCell, at_least_float32, masked_softmax
+from capvid.captioners.base import State, Trace
+from capvid.captioners.layers import (
+    AdditiveAttention,
+    LSTMCell,
+    at_least_float32,
+    at_least_one_frame,
+    masked_softmax,
+)
 from capvid.captioners.recurrent import FirstState, RecurrentCaptioner, RecurrentConfig
 from capvid.errors import UsageError
+from capvid.fields import bounded, choice
 
 FIRST_CAPACITY = 8
 
@@ -53,7 +60,7 @@ class DenseLSTMConfig(RecurrentConfig):
 
     embedding: int = 512
     hidden: int = 1024
-    projection: int = may_be_zero(512)
+    projection: int = bounded(512, least=0)
     encoder: int = 1024
     fusion: str = choice("latest-guiding", "none", "add", "mean", "self-attention")
     version: int = 2
@@ -229,6 +236,7 @@ class DenseLSTM(RecurrentCaptioner):
 
     def encode(self, features: Tensor, mask: Tensor) -> State:
         """Features (B, T, D), the real frames first by ``mask`` (B, T) -> the state before the first word."""
+        features, mask = at_least_one_frame(features, mask)
         frames = self.dropout(self.encoder.of(self.frames(features, mask), mask))  # (B, T, 2 H_e)
         s, c = self.initial.of(frames, mask)
         video = {"frames": frames, "keys": self.attention.keys(frames), "mask": mask}

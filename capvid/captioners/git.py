@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from capvid.captioners.base import Captioner, CaptionerConfig, State, Trace
+from capvid.captioners.layers import at_least_one_frame
 
 FRAME_PLACES = ("img_temporal_embedding", "img_temperal_embedding")  # versions of transformers spell it so
 
@@ -50,6 +51,7 @@ class GIT(Captioner):
 
     def encode(self, features: Tensor, mask: Tensor) -> State:
         """Features (B, T, L, D) and mask (B, T) of real frames -> the state, with their keys and values."""
+        features, mask = at_least_one_frame(features, mask)
         git, (locations, width) = self.network.git, features.shape[2:]
         places = torch.arange(self.frames, device=features.device)
         chosen = (2 * places + 1) * mask.sum(1, keepdim=True) // (2 * self.frames)  # (B, F) middles of slices

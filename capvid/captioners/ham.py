@@ -39,9 +39,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from capvid.captioners.base import State, Trace
-from capvid.captioners.layers import AdditiveAttention, LSTMCell, at_least_float32, masked_softmax
+from capvid.captioners.base import MOST_LAYERS, State, Trace
+from capvid.captioners.layers import (
+    AdditiveAttention,
+    LSTMCell,
+    at_least_float32,
+    at_least_one_frame,
+    masked_softmax,
+)
 from capvid.captioners.recurrent import RecurrentCaptioner, RecurrentConfig
+from capvid.fields import bounded
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +64,7 @@ class HAMConfig(RecurrentConfig):
     """
 
     memory_width: int = 512
-    layers: int = 2
+    layers: int = bounded(2, most=MOST_LAYERS)
     bottleneck: int = 200
     temporal_model: bool = True
     memory: bool = True
@@ -251,6 +258,7 @@ class HAM(RecurrentCaptioner):
 
     def encode(self, features: Tensor, mask: Tensor) -> State:
         """Maps (B, T, L, D), or vectors (B, T, D), and mask (B, T) -> the state before the first word."""
+        features, mask = at_least_one_frame(features, mask)
         if self.temporal is not None:
             h, c = self.initial.of(self.frames(mean_place(features, mask), mask.any(1)))
             states, h, c = self.temporal(features, mask, h, c, self.frames)

@@ -22,10 +22,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from capvid.captioners.base import State, Trace, choice, may_be_zero
-from capvid.captioners.layers import AdditiveAttention, LSTMCell, at_least_float32
+from capvid.captioners.base import State, Trace
+from capvid.captioners.layers import AdditiveAttention, LSTMCell, at_least_float32, at_least_one_frame
 from capvid.captioners.recurrent import FirstState, RecurrentCaptioner, RecurrentConfig
 from capvid.errors import UsageError
+from capvid.fields import choice
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +46,7 @@ class KeyValueConfig(RecurrentConfig):
     addressing: str = choice("memory-lstm", "last-read", "none")
     encoder: str = choice("lstm", "none")
     encoder_hidden: int = 512
-    value_width: int = may_be_zero(0)
+    value_width: int = 0
 
 
 class TwoStreams(nn.Module):
@@ -114,6 +115,7 @@ class KeyValueMemory(RecurrentCaptioner):
 
     def encode(self, features: Tensor, mask: Tensor) -> State:
         """Features (B, T, D) and mask (B, T) of real frames -> the state before the first word."""
+        features, mask = at_least_one_frame(features, mask)
         width = self.frame_width(self.config)
         streams = self.frames(features, mask)  # (B, T, frame width), and values after it if there are any
         frames, values = streams[..., :width], streams[..., -self.value_width :]

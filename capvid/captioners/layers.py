@@ -18,11 +18,23 @@ def at_least_float32(x: Tensor) -> Tensor:
 
 
 def masked_softmax(scores: Tensor, mask: Tensor | None) -> Tensor:
-    """Softmax over the last axis, not in half precision; where ``mask`` is False the weight is 0."""
+    """Softmax over the last axis, not in half precision; where ``mask`` is False the weight is 0.
+
+    Where nothing is real, in a video without frames, all weights are 0.
+    """
     scores = at_least_float32(scores)
-    if mask is not None:
-        scores = scores.masked_fill(~mask, float("-inf"))
-    return scores.softmax(-1)
+    if mask is None:
+        return scores.softmax(-1)
+    # not -inf: a row of nothing but -inf would become NaN
+    scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
+    return scores.softmax(-1).masked_fill(~mask, 0)
+
+
+def at_least_one_frame(features: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Add a masked frame where no video has any: an LSTM refuses sequences without elements."""
+    if features.shape[1]:
+        return features, mask
+    return features.new_zeros(len(features), 1, *features.shape[2:]), mask.new_zeros(len(mask), 1)
 
 
 class Standardise(nn.Module):

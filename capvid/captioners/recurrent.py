@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from capvid.captioners.base import Captioner, CaptionerConfig, State, Trace, may_be_zero
+from capvid.captioners.base import Captioner, CaptionerConfig, State, Trace
 from capvid.captioners.layers import DeepOutput, LSTMCell, at_least_float32
 
 
@@ -29,7 +29,7 @@ class RecurrentConfig(CaptionerConfig):
     embedding: int = 468
     hidden: int = 512
     attention: int = 512
-    projection: int = may_be_zero(0)
+    projection: int = 0
 
 
 class RecurrentCaptioner(Captioner):

@@ -26,9 +26,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from capvid.captioners.base import CaptionerConfig, ParagraphCaptioner, State
+from capvid.captioners.base import MOST_LAYERS, CaptionerConfig, ParagraphCaptioner, State
 from capvid.captioners.layers import masked_softmax
 from capvid.errors import UsageError
+from capvid.fields import bounded
 
 COLUMNS_AT_FIRST = 8
 
@@ -47,10 +48,10 @@ class TransformerConfig(CaptionerConfig):
 
     hidden: int = 768
     heads: int = 12
-    layers: int = 2
+    layers: int = bounded(2, most=MOST_LAYERS)
     feed_forward: int = 768
     word_width: int = 300
-    dropout: float = 0.1
+    dropout: float = bounded(0.1, least=0, most=0.99)
 
 
 def sinusoids(positions: Tensor, width: int, like: Tensor) -> Tensor:

@@ -13,7 +13,6 @@ import typer
 
 from capvid.cli.common import MAX_SHARDS, Batch
 from capvid.errors import CapvidError, UsageError
-from capvid.files import open_regular
 from capvid.limits import limits
 
 if TYPE_CHECKING:
@@ -131,7 +130,6 @@ def read_given(
     Raises:
         UsageError: there are neither, the list cannot be read, or there is no such part.
     """
-    from capvid.limits import limits
     from capvid.storage import Blob, located
     from capvid.video.lists import open_list
     from capvid.video.search import EXTENSIONS

@@ -162,6 +162,7 @@ def train(
         )
 
     from capvid.training.recipe import DistilRecipe, load_recipe
+    from capvid.training.run_lock import locked_run
 
     overrides = [*(settings or []), *([f"training.seed={seed}"] if seed is not None else [])]
     chosen = load_recipe(recipe, overrides)
@@ -172,17 +173,18 @@ def train(
             raise UsageError(f"{recipe} trains a backbone, which takes no --search", remedy="leave it out")
         from capvid.cli.distil import distil
 
-        distil(
-            chosen,
-            pictures=pictures or [],
-            data=data,
-            features=features or [],
-            folder=output,
-            weights=weights,
-            device=device,
-            resume=resume,
-            overwrite=overwrite,
-        )
+        with locked_run(output):
+            distil(
+                chosen,
+                pictures=pictures or [],
+                data=data,
+                features=features or [],
+                folder=output,
+                weights=weights,
+                device=device,
+                resume=resume,
+                overwrite=overwrite,
+            )
         return
     from capvid.cli.captioner import Inputs, train_captioner
 
@@ -198,17 +200,18 @@ def train(
     )
     if pictures:
         raise UsageError(f"{recipe} trains a captioner, which takes no --pictures", remedy="leave them out")
-    train_captioner(
-        chosen,
-        inputs,
-        folder=output,
-        device=device,
-        self_critical=self_critical,
-        search=search,
-        resume=resume,
-        overwrite=overwrite,
-        plot=plot,
-    )
+    with locked_run(output):
+        train_captioner(
+            chosen,
+            inputs,
+            folder=output,
+            device=device,
+            self_critical=self_critical,
+            search=search,
+            resume=resume,
+            overwrite=overwrite,
+            plot=plot,
+        )
 
 
 def _print_recipes() -> None:

@@ -66,7 +66,7 @@ class Calibration:
                 map(math.isfinite, [*found.average, found.intercept, found.slope])
             ):
                 raise ValueError("not numbers")
-        except (TypeError, ValueError, KeyError) as error:
+        except (TypeError, ValueError, KeyError, OverflowError) as error:
             raise CheckpointError(
                 f"the captioner's calibration is damaged ({error})", remedy="train it again or copy it anew"
             ) from error

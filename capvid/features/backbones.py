@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from capvid.device import check_precision, has_fast_path
 from capvid.errors import RunError, UsageError
 from capvid.features.file import StreamHeader
 from capvid.features.lanes import Lanes, lanes
@@ -63,6 +64,7 @@ class Backbone:
         if place == self.device:
             return replace(self, threads=torch.get_num_threads())
         dtype = _dtype_for(self.precision, self.entry, place)
+        _check_precision(self.entry, dtype, place, self.module)
         header = replace(self.header, precision=str(dtype).removeprefix("torch."))
         module = self.module.to(place, dtype)
         return replace(self, module=module, device=place, dtype=dtype, header=header)
@@ -175,15 +177,23 @@ def _dtype_for(precision: str, entry: BackboneEntry, device: torch.device) -> to
         UsageError: there is no such precision, or the network cannot compute in it.
     """
     if precision == "auto":
-        fast = device.type == "cuda" or (
-            device.type == "cpu" and bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
-        )
+        fast = device.type in ("cuda", "cpu") and has_fast_path(torch.float16, device)
         return torch.float16 if fast and entry.half else torch.float32
     if precision not in PRECISIONS:
         raise UsageError(f"{precision}: no such precision", remedy=f"use auto, {', '.join(PRECISIONS)}")
     if PRECISIONS[precision] != torch.float32 and entry.half is False:
         raise UsageError(f"{entry.name} computes in fp32 only", remedy="leave out --precision")
     return PRECISIONS[precision]
+
+
+def _check_precision(
+    entry: BackboneEntry, dtype: torch.dtype, device: torch.device, module: nn.Module
+) -> None:
+    """Raise UsageError where the network would be far slower in ``dtype`` than in float32."""
+    try:
+        check_precision(dtype, device, module, remedy="use --precision fp32")
+    except UsageError as error:
+        raise UsageError(f"{entry.name}: {error.message}", remedy=error.remedy) from error
 
 
 def load_backbone(
@@ -214,6 +224,7 @@ def load_backbone(
     entry, place = backbone_entry(name), torch.device(device)
     layer, dtype = entry.layer(layer), _dtype_for(precision, entry, place)
     module = build(entry, layer)
+    _check_precision(entry, dtype, place, module)
     digest = None
     if entry.source != "none":
         path, digest = find_weights(entry, weights, search)

@@ -112,7 +112,7 @@ class Trainer:
             self.optimizer, learning_rate_factor(options, options.epochs * len(self.batches))
         )
         self.average = AveragedWeights(self.captioner, options.average) if options.average else None
-        self.bf16 = wants_bf16(options.precision, self.device)
+        self.bf16 = wants_bf16(options.precision, self.device, self.captioner)
         self.objective = self.accelerator.prepare_model(self._objective(), device_placement=False)
         self.learner = Learner(
             module=self.captioner,
@@ -125,10 +125,9 @@ class Trainer:
         torch.manual_seed(torch.initial_seed() + self.accelerator.process_index)  # dropout of its own
         self.unseen = torch.zeros((), dtype=torch.float64, device=self.device)  # losses since the last look
         self.progress = Progress()
-        if resume and self.state.is_file():
-            found = load_state(self.state, self.learner, self._run())
-            best = found.pop("best")
-            self.progress = Progress(**found, best=None if best is None else EpochResult(**best))
+        if resume and self.state.exists():
+            found = load_state(self.state, self.learner, self._run(), Progress.from_dict)
+            self.progress = Progress.from_dict(found)
 
     @property
     def state(self) -> Path:

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from capvid.captioners import Captioner
 from capvid.captioners.base import ParagraphCaptioner
+from capvid.device import has_fast_path
 from capvid.text.vocabulary import PAD
 from capvid.training.recipe import TrainingOptions
 
@@ -163,8 +164,8 @@ def _averaged(module: nn.Module) -> list[Tensor]:
 def bf16_in_hardware(device: torch.device) -> bool:
     """Whether matrices are multiplied in bfloat16 by instructions made for it."""
     if device.type == "cuda":
-        return torch.cuda.is_bf16_supported(including_emulation=False)
-    if device.type != "cpu":
+        return has_fast_path(torch.bfloat16, device)
+    if device.type != "cpu" or not has_fast_path(torch.bfloat16, device):
         return False
     probes = ("_is_amx_tile_supported", "_is_avx512_bf16_supported")
     return any(getattr(torch.cpu, probe, lambda: False)() for probe in probes)

@@ -13,7 +13,9 @@ from typing import TypeVar
 import torch
 from accelerate import Accelerator
 from accelerate.utils import DistributedDataParallelKwargs, InitProcessGroupKwargs, gather_object
+from torch import nn
 
+from capvid.device import check_precision, has_fast_path
 from capvid.training.optimise import bf16_in_hardware
 
 PATIENCE = timedelta(hours=6)  # for each other: one may have to extract far longer videos than the rest
@@ -56,14 +58,21 @@ def merged(accelerator: Accelerator, found: dict[str, _T]) -> dict[str, _T]:
     return {key: value for part in gather_object([found]) for key, value in part.items()}
 
 
-def wants_bf16(precision: str, device: torch.device) -> bool:
+def wants_bf16(precision: str, device: torch.device, module: nn.Module) -> bool:
     """Whether to multiply in bfloat16: as the recipe says, else the launcher, else what hardware is made for.
 
     Args:
         precision: fp32, bf16 or auto.
         device: where.
+        module: the network that is trained.
+
+    Raises:
+        UsageError: bf16 is asked for, and the device has no fast path for it.
     """
     launched = os.environ.get("ACCELERATE_MIXED_PRECISION")
     if precision == "auto" and processes() > 1 and launched in ("bf16", "no"):
-        return launched == "bf16"
+        return launched == "bf16" and has_fast_path(torch.bfloat16, device)
+    if precision == "bf16":
+        remedy = "use --set training.precision=fp32"
+        check_precision(torch.bfloat16, device, module, remedy=remedy)
     return precision == "bf16" or (precision == "auto" and bf16_in_hardware(device))

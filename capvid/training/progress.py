@@ -68,6 +68,22 @@ class Progress:
     best: EpochResult | None = None
     log: list[str] = field(default_factory=list)
 
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Progress:
+        """Restore what was written of a run.
+
+        Raises:
+            ValueError, TypeError, KeyError: it is not the progress of a run.
+        """
+        best = None if values["best"] is None else EpochResult(**values["best"])
+        progress = cls(**{**values, "best": best})
+        whole = (progress.epoch, progress.batch, progress.words)
+        if not all(type(number) is int and number >= 0 for number in whole) or progress.epoch < 1:
+            raise ValueError("epoch, batch and words are not whole numbers")
+        for line in progress.log:
+            json.loads(line)
+        return progress
+
     def next_epoch(self, result: EpochResult) -> None:
         """Note the epoch that is done and go on to the next."""
         self.best = result if result.best else self.best

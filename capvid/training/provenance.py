@@ -23,13 +23,16 @@ from capvid.data.captions import SPLITS, CaptionedVideo
 from capvid.errors import CheckpointError
 from capvid.features.file import FeatureHeader
 from capvid.features.registry import models_file
-from capvid.files import atomic_write_text
+from capvid.files import atomic_write_text, read_regular
+from capvid.limits import MIB
+from capvid.parsing import parse_json
 from capvid.text.vocabulary import Vocabulary
 from capvid.training.progress import Progress
 from capvid.training.recipe import Recipe
 
 RUN, VOCABULARY, FEATURES = "run.json", "vocabulary.json", "features.json"
 _FORMAT = 1
+_BYTES = 32 * MIB  # of run.json
 _PACKAGES = ("torch", "accelerate", "numpy")
 
 
@@ -178,8 +181,8 @@ def _read(path: Path) -> Mapping[str, Any]:
     if not path.exists():
         return {"began": None, "resumed": []}
     try:
-        record = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+        record = parse_json(read_regular(path, max_bytes=_BYTES).decode())
+    except (OSError, ValueError) as error:
         raise CheckpointError(f"{path}: damaged ({error})", remedy="remove it, and resume again") from error
     if not isinstance(record, dict) or not isinstance(record.get("resumed"), list):
         raise CheckpointError(f"{path}: damaged (not a record)", remedy="remove it, and resume again")

@@ -10,6 +10,7 @@ from typing import Any
 from capvid.captioners import captioner_class
 from capvid.errors import RecipeError, UsageError
 
+SMALLEST = {"vocabulary_size": 4, "feature_width": 1}  # sizes that the data decide
 SECTIONS = ("model", "data", "training", "decoding")
 
 
@@ -113,7 +114,7 @@ def check_model(captioner: str, model: Mapping[str, Any], option: str, value: An
         UsageError: the other options do not fit.
     """
     kind: Any = captioner_class(captioner).config_class
-    others = {"vocabulary_size": 1, "feature_width": 1, **model}
+    others = {**SMALLEST, **model}
     kind.from_dict(others)
     try:
         kind.from_dict({**others, option: value})

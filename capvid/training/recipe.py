@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from capvid.captioners import captioner_class
+from capvid.captioners import captioner_class, sketch
 from capvid.decoding import DecodingOptions
-from capvid.errors import RecipeError
+from capvid.errors import RecipeError, UsageError
+from capvid.fields import LARGEST, bounded, checked_fields, choice, short
+from capvid.files import read_regular
+from capvid.limits import MIB
 from capvid.names import did_you_mean
+from capvid.parsing import parse_toml
 from capvid.recipes import read_recipe, recipe_names
 from capvid.training.distil.recipe import DistilRecipe, distil_recipe
-from capvid.training.options import checked
-from capvid.training.ranges import Space, check_model, checked_space
+from capvid.training.ranges import SMALLEST, Space, check_model, checked_space
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+RECIPE_BYTES = 1 * MIB  # of a recipe file
+_COPIES = 4  # of the weights in training: they, their gradients, and the optimizer's two moments
+_SEEDS = 2**32 - 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,16 +46,16 @@ class DataOptions:
             comes with capvid.
     """
 
-    max_frames: int = 28
-    frames: str = "spread"
-    frame_dropout: float = 0.0
+    max_frames: int = bounded(28, most=10_000)
+    frames: str = choice("spread", "first")
+    frame_dropout: float = bounded(0.0, least=0, most=1)
     captions_per_video: int = 20
     views: bool = True
     max_segments: int = 12
     max_words: int = 30
-    long_captions: str = "drop"
+    long_captions: str = choice("drop", "cut")
     min_count: int = 1
-    max_vocabulary: int = 20_000
+    max_vocabulary: int = bounded(20_000, most=LARGEST - 4)
     vocabulary: str = ""
 
 
@@ -92,28 +93,28 @@ class TrainingOptions:
         seed: of weights, batches and dropout.
     """
 
-    optimizer: str = "adam"
-    learning_rate: float = 1e-3
-    beta1: float = 0.9
-    beta2: float = 0.999
-    schedule: str = "constant"
-    warmup: float = 0.1
+    optimizer: str = choice("adam", "adamw", "adadelta")
+    learning_rate: float = bounded(1e-3, least=0, most=100)
+    beta1: float = bounded(0.9, least=0, most=0.999999)
+    beta2: float = bounded(0.999, least=0, most=0.999999)
+    schedule: str = choice("constant", "one-cycle", "linear")
+    warmup: float = bounded(0.1, least=0, most=1)
     epochs: int = 50
     patience: int = 10
-    batch_size: int = 64
-    accumulate: int = 1
-    weight_decay: float = 0.0
-    label_smoothing: float = 0.0
-    scheduled_sampling: float = 0.0
+    batch_size: int = bounded(64, most=65_536)
+    accumulate: int = bounded(1, most=65_536)
+    weight_decay: float = bounded(0.0, least=0, most=100)
+    label_smoothing: float = bounded(0.0, least=0, most=1)
+    scheduled_sampling: float = bounded(0.0, least=0, most=1)
     own_memory: bool = False
-    init_range: float = 0.0
-    clip_value: float = 0.0
-    clip_norm: float = 0.0
-    average: float = 0.0
-    stored: str = "float32"
-    precision: str = "auto"
-    save_every: float = 5.0
-    seed: int = 1
+    init_range: float = bounded(0.0, least=0, most=100)
+    clip_value: float = bounded(0.0, least=0, most=1e9)
+    clip_norm: float = bounded(0.0, least=0, most=1e9)
+    average: float = bounded(0.0, least=0, most=1)
+    stored: str = choice("float32", "float16")
+    precision: str = choice("auto", "fp32", "bf16")
+    save_every: float = bounded(5.0, least=0, most=1e9)
+    seed: int = bounded(1, least=0, most=_SEEDS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,13 +131,13 @@ class SelfCriticalOptions:
         contrast: how much of a caption's mean CIDEr-D for other videos is subtracted from that for its own.
     """
 
-    learning_rate: float = 1e-4
+    learning_rate: float = bounded(1e-4, least=0, most=100)
     epochs: int = 5
     patience: int = 5
-    batch_size: int = 64
-    samples: int = 5
-    temperature: float = 0.7
-    contrast: float = 0.0
+    batch_size: int = bounded(64, most=65_536)
+    samples: int = bounded(5, most=1000)
+    temperature: float = bounded(0.7, least=0, most=100)
+    contrast: float = bounded(0.0, least=0, most=100)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,24 +169,11 @@ class Recipe:
         }
 
 
-_SHARES = {  # options that are at most 1
-    "data": {"frame_dropout"},
-    "training": {"average", "label_smoothing", "scheduled_sampling", "warmup"},
-}
 _SECTIONS: dict[str, type] = {
     "data": DataOptions,
     "training": TrainingOptions,
     "decoding": DecodingOptions,
     "self_critical": SelfCriticalOptions,
-}
-_CHOICES: dict[str, dict[str, tuple[str, ...]]] = {
-    "data": {"frames": ("spread", "first"), "long_captions": ("drop", "cut")},
-    "training": {
-        "optimizer": ("adam", "adamw", "adadelta"),
-        "schedule": ("constant", "one-cycle", "linear"),
-        "stored": ("float32", "float16"),
-        "precision": ("auto", "fp32", "bf16"),
-    },
 }
 
 
@@ -200,9 +188,11 @@ def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe | DistilReci
     if name.endswith(".toml"):
         path = Path(name)
         try:
-            text = path.read_text(encoding="utf-8")
+            text = read_regular(path, max_bytes=RECIPE_BYTES).decode()
         except OSError as error:
             raise RecipeError(f"{path}: the recipe cannot be read ({error.strerror})") from error
+        except ValueError as error:
+            raise RecipeError(f"{path}: the recipe is not UTF-8") from error
         stem = path.stem
     else:
         if name not in recipe_names():
@@ -213,8 +203,8 @@ def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe | DistilReci
         text = read_recipe(name)
         stem = name
     try:
-        values = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+        values = parse_toml(text)
+    except ValueError as error:
         raise RecipeError(f"{name}: not valid TOML ({error})") from error
     for override in overrides:
         _set(values, override)
@@ -230,10 +220,13 @@ def _set(values: dict[str, Any], override: str) -> None:
             remedy="write model|data|training|decoding|self_critical.KEY=VALUE, or search.SECTION.KEY=[A, B]",
         )
     try:
-        value = tomllib.loads(f"value = {text.strip()}")["value"]
-    except tomllib.TOMLDecodeError:
+        value = parse_toml(f"value = {text.strip()}")["value"]
+    except ValueError:
         value = text.strip()
-    values.setdefault(section, {})[option] = value
+    table = values.setdefault(section, {})
+    if not isinstance(table, dict):
+        raise RecipeError(f"{section} must be a table, got {short(table)}")
+    table[option] = value
 
 
 def _recipe(name: str, values: Mapping[str, Any]) -> Recipe:
@@ -246,7 +239,13 @@ def _recipe(name: str, values: Mapping[str, Any]) -> Recipe:
         section: cls(**_checked(section, section, values.get(section, {})))
         for section, cls in _SECTIONS.items()
     }
-    captioner, model = values["captioner"], dict(values.get("model", {}))
+    captioner, model = values["captioner"], values.get("model", {})
+    for key in ("model", "search"):
+        if not isinstance(values.get(key, {}), dict):
+            raise RecipeError(f"{name}: {key} must be a table, got {short(values[key])}")
+    if not isinstance(values.get("description", ""), str):
+        raise RecipeError(f"{name}: description must be a string, got {short(values['description'])}")
+    _check_model(captioner, model)
     if sections["training"].own_memory and not captioner_class(captioner).paragraphs:
         raise RecipeError(
             f"training.own_memory = true: {captioner} writes single captions, and has none to remember",
@@ -268,20 +267,25 @@ def _recipe(name: str, values: Mapping[str, Any]) -> Recipe:
     )
 
 
+def _check_model(captioner: str, model: Mapping[str, Any]) -> None:
+    """Raise RecipeError where the captioner has no such options, or no machine like this could train it."""
+    kind = captioner_class(captioner)
+    try:
+        known = kind.config_class.from_dict({**SMALLEST, **model})
+        features = {
+            "feature_width": 1 + getattr(known, "value_width", 0),
+            "locations": int(kind.needs_maps(known)),
+        }
+        sketch(captioner, {**SMALLEST, **features, **model}, copies=_COPIES)
+    except UsageError as error:
+        raise RecipeError(f"model.{error.message}", remedy=error.remedy) from error
+
+
 def _checked(section: str, said: str, values: Mapping[str, Any]) -> dict[str, Any]:
     """The values of a section, which messages call ``said``, if they fit."""
-    cls, choices = _SECTIONS[section], _CHOICES.get(section, {})
-    chosen = checked(cls, said, values, choices=choices, may_be_zero=_may_be_zero(cls))
-    for option in _SHARES.get(section, set()) & set(chosen):
-        if chosen[option] > 1:
-            raise RecipeError(f"{said}.{option} = {chosen[option]}: must be at most 1")
-    return chosen
-
-
-def _may_be_zero(cls: type) -> set[str]:
-    """Options that may be 0: seeds, numbers that need not be whole, and those that are 0 by default."""
-    return {
-        option.name
-        for option in fields(cls)
-        if option.type == "float" or option.default == 0 or option.name == "seed"
-    }
+    if not isinstance(values, Mapping):
+        raise RecipeError(f"{said} must be a table, got {short(values)}")
+    try:
+        return checked_fields(_SECTIONS[section], values, prefix=f"{said}.")
+    except UsageError as error:
+        raise RecipeError(error.message, remedy=error.remedy) from error

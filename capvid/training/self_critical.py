@@ -110,7 +110,7 @@ class VideoBatches:
         for place, rows in enumerate(order.split(options.batch_size)):
             some = [self.examples[row] for row in rows.tolist()]
             seen = [limited(torch.arange(e.length), data.max_frames, data.frames) for e in some]
-            yield VideoPlan(list(zip(some, seen, strict=True)), first * 100_003 + place)
+            yield VideoPlan(list(zip(some, seen, strict=True)), (first * 100_003 + place) % 2**63)
 
 
 class SelfCriticalTrainer(Trainer):

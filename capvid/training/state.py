@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,12 +19,14 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from capvid.errors import CheckpointError
-from capvid.files import atomic_path
+from capvid.files import atomic_path, open_regular
+from capvid.parsing import parse_json
 from capvid.training.optimise import AveragedWeights
 from capvid.training.recipe import Recipe
 
 STATE = "state.safetensors"
 _FORMAT = 2
+_DAMAGES = (OSError, SafetensorError, LookupError, ValueError, RuntimeError, TypeError, AttributeError)
 _FREE = ("accumulate", "save_every")  # options that a run may be resumed with others of
 
 
@@ -60,6 +62,11 @@ class Learner:
             found["generators.cuda"] = self._of_all(torch.cuda.get_rng_state(self.device))
         return {name: tensor.detach().cpu().contiguous() for name, tensor in found.items()}
 
+    @property
+    def optimizer_weights(self) -> list[Tensor]:
+        """The weights in the order in which the optimizer numbers them."""
+        return [weight for group in self.optimizer.param_groups for weight in group["params"]]
+
     def _of_all(self, state: Tensor) -> Tensor:
         """The generators' states of all processes, (processes, bytes)."""
         gathered: Tensor = self.accelerator.gather(state.unsqueeze(0).to(self.device))
@@ -84,6 +91,9 @@ class Learner:
         state["state"] = {}
         for name, tensor in _below("optimizer.", tensors).items():
             number, _, key = name.partition(".")
+            weight = self.optimizer_weights[int(number)]
+            if tensor.shape not in (weight.shape, ()):
+                raise ValueError(f"optimizer.{name} is of another shape than its weight")
             state["state"].setdefault(int(number), {})[key] = tensor
         for group, rate in zip(state["param_groups"], numbers["rates"], strict=True):
             group["lr"] = rate
@@ -125,15 +135,18 @@ def save_state(path: Path, learner: Learner, run: Mapping[str, Any], progress: M
             save_file(tensors, temporary, metadata={"capvid": json.dumps(note)})
 
 
-def load_state(path: Path, learner: Learner, run: Mapping[str, Any]) -> dict[str, Any]:
-    """Take over the state in the file and give the progress.
+def load_state(
+    path: Path, learner: Learner, run: Mapping[str, Any], check: Callable[[dict[str, Any]], object]
+) -> dict[str, Any]:
+    """Restore the state in the file and return the progress; ``check`` raises an error where it is none.
 
     Raises:
         CheckpointError: the file is damaged, or of a run with another recipe or other data.
     """
     try:
+        open_regular(path).close()
         with safe_open(path, "pt") as file:
-            note = json.loads((file.metadata() or {})["capvid"])
+            note = parse_json((file.metadata() or {})["capvid"])
         if note["format"] != _FORMAT:
             raise ValueError(f"format {note['format']}")
         for name, value in run.items():
@@ -144,7 +157,16 @@ def load_state(path: Path, learner: Learner, run: Mapping[str, Any]) -> dict[str
                 )
         learner.restore(load_file(path), note)
         progress: dict[str, Any] = note["progress"]
-    except (OSError, SafetensorError, KeyError, ValueError, RuntimeError) as error:
+        check(progress)
+    except (
+        OSError,
+        SafetensorError,
+        LookupError,
+        ValueError,
+        RuntimeError,
+        TypeError,
+        AttributeError,
+    ) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise CheckpointError(
             f"{path}: damaged, no state to resume from ({reason})", remedy="begin anew with --overwrite"

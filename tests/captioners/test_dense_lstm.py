@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 import torch
+from fast_paths import needs_bf16
 from reference import (
     Matrix,
     Vector,
@@ -230,6 +231,7 @@ def test_beams_of_long_sentences(variant: str) -> None:
     assert max(len(h.tokens) for hypotheses in found for h in hypotheses) > 8
 
 
+@needs_bf16
 @pytest.mark.parametrize("variant", ["dense-lstm", "dense-lstm-self-attention-2"])
 def test_half_precision(variant: str) -> None:
     torch.manual_seed(0)

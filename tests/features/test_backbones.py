@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from fast_paths import where_fast
 from safetensors.numpy import load_file
 from safetensors.torch import load_file as load_torch_file
 from safetensors.torch import save_file
@@ -118,7 +119,7 @@ def test_features_are_the_networks_output_for_the_prepared_frames(known: Path, l
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16"])
+@pytest.mark.parametrize("precision", ["fp32", where_fast("fp16"), where_fast("bf16")])
 def test_features_do_not_depend_on_the_batch(known: Path, precision: str) -> None:
     """Not in their last digit: which frames are computed together is chance."""
     backbone = load_backbone("googlenet", weights=known, precision=precision)
@@ -129,7 +130,7 @@ def test_features_do_not_depend_on_the_batch(known: Path, precision: str) -> Non
     assert np.abs(whole[0] - whole[4]).max() > 0.01 * whole.max()
 
 
-@pytest.mark.parametrize("precision", ["bf16", "auto"])
+@pytest.mark.parametrize("precision", [where_fast("bf16"), "auto"])
 def test_elsewhere_it_computes_as_precisely_as_was_asked_for(known: Path, precision: str) -> None:
     there = load_backbone("googlenet", weights=known, precision=precision).on("meta")
     asked = {"bf16": torch.bfloat16, "auto": torch.float32}[precision]

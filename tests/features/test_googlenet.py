@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from fast_paths import where_fast
 from safetensors.torch import load_file
 from torch.nn import functional as F
 
@@ -68,7 +69,7 @@ def test_max_pooling_rounds_sizes_up_as_caffe_does(side: int, pooled: int) -> No
     np.testing.assert_array_equal(found, np.array(expected))
 
 
-@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("dtype", map(where_fast, TYPES))
 @pytest.mark.parametrize("size", [(3, 3), (7, 7), (8, 5), (9, 12), (28, 28)])
 @pytest.mark.parametrize("stride", [1, 2])
 def test_max_pooling_equals_torchs(stride: int, size: tuple[int, int], dtype: torch.dtype) -> None:
@@ -130,7 +131,7 @@ def test_places_of_the_map_go_row_by_row() -> None:
 
 
 @torch.inference_mode()
-@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("dtype", map(where_fast, HALVES))
 def test_half_precision_is_close(dtype: torch.dtype) -> None:
     network = random_network()
     network.conv1_7x7_s2.weight.mul_(4)  # activations before both normalisations in the hundreds
@@ -147,7 +148,7 @@ def test_half_precision_is_close(dtype: torch.dtype) -> None:
 
 @pytest.mark.slow
 @torch.inference_mode()
-@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("dtype", map(where_fast, TYPES))
 def test_result_does_not_depend_on_what_else_is_in_the_batch(dtype: torch.dtype) -> None:
     network = random_network().to(dtype)
     images = (torch.randn(5, 3, 224, 224, generator=torch.Generator().manual_seed(0)) * 50).to(dtype)
@@ -189,7 +190,9 @@ def test_the_numbers_are_caffes(shared_data: Path) -> None:
 
 @torch.inference_mode()
 @pytest.mark.shared
-@pytest.mark.parametrize(("dtype", "bound"), [(torch.float16, 2e-3), (torch.bfloat16, 1e-2)])
+@pytest.mark.parametrize(
+    ("dtype", "bound"), [where_fast(torch.float16, 2e-3), where_fast(torch.bfloat16, 1e-2)]
+)
 def test_half_precision_is_close_to_caffe(shared_data: Path, dtype: torch.dtype, bound: float) -> None:
     folder = shared_data / "data" / "weights"
     reference = load_file(folder / "googlenet_reference.safetensors")

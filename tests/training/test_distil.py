@@ -212,7 +212,7 @@ def test_bad_pictures_and_recipes_are_named(inputs: DistilInputs, tmp_path: Path
         run(recipe(), replace(inputs, videos=inputs.videos[:2]), tmp_path / "run2")
     with pytest.raises(RecipeError, match=r"training\.epoch: no such option"):
         recipe(epoch=3)
-    with pytest.raises(RecipeError, match="must be positive"):
+    with pytest.raises(RecipeError, match="batch_size must be an integer between 1 and 65536, got 0"):
         recipe(batch_size=0)
 
 

@@ -13,6 +13,7 @@ import pytest
 import timm
 import torch
 from distilling import CPU, Silent, StoppedError, Stopping, recipe, run, toy_inputs
+from fast_paths import needs_bf16
 from PIL import Image
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
@@ -309,6 +310,7 @@ def test_depthwise_convolutions_are_changed_for_bfloat16_alone_and_repeatably() 
 
 
 @pytest.mark.slow
+@needs_bf16
 def test_a_run_in_bfloat16_is_repeatable(inputs: DistilInputs, tmp_path: Path) -> None:
     toy = recipe(epochs=1, precision="bf16")
     first, second = (run(toy, inputs, tmp_path / name)[0] for name in ("a", "b"))

@@ -163,7 +163,7 @@ def test_captioners_and_data_that_do_not_fit(tmp_path: Path) -> None:
         Trainer(load_recipe("mart-small", TRAINING), videos=vectors, **options)
     with pytest.raises(DataError, match="m3 writes one sentence per video and expects captions"):
         Trainer(load_recipe("m3-small", TRAINING), videos=told, **options)
-    with pytest.raises(UsageError, match="fusion = 'sum': not known; choose latest-guiding, none, add, mean"):
+    with pytest.raises(UsageError, match="fusion must be one of latest-guiding, none, add, mean"):
         Trainer(load_recipe("dense-lstm-small", ["model.fusion=sum"]), videos=vectors, **options)
     with pytest.raises(UsageError, match="m3 has no values beside its features"):
         Trainer(load_recipe("m3-small", TRAINING), videos=vectors, value_width=3, **options)

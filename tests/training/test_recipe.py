@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -44,13 +47,24 @@ def test_settings_override() -> None:
     [
         ("epochs=3", "not understood"),
         ("training.epoch=3", "training.epoch: no such option"),
-        ("training.epochs=many", "expected int"),
-        ("training.epochs=0", "must be positive"),
+        ("training.epochs=many", "must be an integer between 1 and 1000000, got 'many'"),
+        ("training.epochs=0", "training.epochs must be an integer between 1 and 1000000, got 0"),
         ("training.dropout=0.1", "no such option"),
-        ("training.optimizer=sgd", "choose adam, adamw, adadelta"),
-        ("decoding.beam_size=0", "must be positive"),
-        ("data.frames=middle", "choose spread, first"),
-        ("training.beta1=-0.1", "must be positive"),
+        ("training.optimizer=sgd", "must be one of adam, adamw, adadelta, got 'sgd'"),
+        ("decoding.beam_size=0", "decoding.beam_size must be an integer between"),
+        ("data.frames=middle", "must be one of spread, first"),
+        ("training.beta1=-0.1", "training.beta1 must be a number between 0 and 0.999999, got -0.1"),
+        ("training.learning_rate=nan", "training.learning_rate must be a number between 0 and 100, got nan"),
+        ("training.learning_rate=inf", "got inf"),
+        ("training.learning_rate=-1", "got -1.0"),
+        ("training.learning_rate=[1]", r"got \[1\]"),
+        ("training.epochs=1000000000000", "got 1000000000000"),
+        ("training.batch_size=1000000000", "must be an integer between 1 and 65536"),
+        ("training.seed=" + "9" * 5000, "training.seed must be an integer between 0 and 4294967295"),
+        ("model.hidden=1e8", "model.hidden must be an integer between 1 and 1000000, got 100000000.0"),
+        ("model.hidden=1000000", "model.hidden = 1000000: the captioner takes .* choose smaller sizes"),
+        ("model.depth=3", "model.depth: no such model option"),
+        ("training.epochs=" + "[" * 5000, "training.epochs must be an integer"),
     ],
 )
 def test_bad_settings_say_what_is_wrong(setting: str, said: str) -> None:
@@ -77,10 +91,10 @@ def test_bad_model_options_and_recipes() -> None:
     sizes = {"vocabulary_size": 20, "feature_width": 8}
     with pytest.raises(UsageError, match="memory_rows: no such model option"):
         build("soft-attention", {**sizes, "memory_rows": 3})
-    with pytest.raises(UsageError, match="hidden = 'wide'"):
+    with pytest.raises(UsageError, match=r"hidden must be an integer .*, got 'wide'"):
         build("m3", {**sizes, "hidden": "wide"})
     for option, value in (("dropout", 3.0), ("memory_rows", 0), ("projection", -1)):
-        with pytest.raises(UsageError, match=f"{option} = {value}: must be"):
+        with pytest.raises(UsageError, match=f"{option} must be .* between .*, got {value}"):
             build("m3", {**sizes, option: value})
     with pytest.raises(UsageError, match="no such captioner"):
         build("m4", sizes)
@@ -111,3 +125,27 @@ def test_averaged_weights_by_hand() -> None:
     assert layer.weight.item() == pytest.approx(expected)
     average.swap(layer)
     assert layer.weight.item() == 8.0
+
+
+def test_recipe_files_that_are_none(tmp_path: Path) -> None:
+    path = tmp_path / "recipe.toml"
+    for text, message in {
+        "a = " + "[" * 50_000: "nested too deeply|not valid TOML",
+        "captioner = 3": "names no captioner",
+        'captioner = "m3"\nmodel = 3': "model must be a table, got 3",
+        'captioner = "m3"\ntraining = [1]': r"training must be a table, got \[1\]",
+        'captioner = "m3"\nsearch = 1': "search must be a table",
+        'captioner = "m3"\ndescription = 1': "description must be a string",
+        'backbone = "capvid-small"\nteachers = 1': "teachers must be a table",
+        'backbone = "capvid-small"\nteachers.a = 1': "teachers.a must be a table",
+    }.items():
+        path.write_text(text)
+        with pytest.raises(RecipeError, match=message):
+            load_recipe(str(path))
+    path.write_bytes(b"\xff")
+    with pytest.raises(RecipeError, match="not UTF-8"):
+        load_recipe(str(path))
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(RecipeError, match="not a regular file"):
+        load_recipe(str(path))

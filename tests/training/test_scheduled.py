@@ -91,6 +91,6 @@ def test_it_grows_from_nothing_and_is_resumed_exactly(
 
 @pytest.mark.parametrize("option", ["training.scheduled_sampling", "data.frame_dropout", "training.warmup"])
 def test_a_rate_above_one_is_refused(option: str) -> None:
-    with pytest.raises(RecipeError, match=f"{option} = 1.5: must be at most 1"):
+    with pytest.raises(RecipeError, match=f"{option} must be a number between 0 and 1, got 1.5"):
         load_recipe("m3-small", [f"{option}=1.5"])
     load_recipe("m3-small", [f"{option}=1"])

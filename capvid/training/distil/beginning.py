@@ -75,7 +75,7 @@ def begin(
     options, how = recipe.training, backbone_entry(recipe.backbone).preprocess
     size, pictures = picture_size(how), data.shown[0].pictures
     generator = torch.Generator().manual_seed(options.seed)
-    bf16 = wants_bf16(options.precision, device)
+    bf16 = wants_bf16(options.precision, device, student)
 
     def shuffled() -> Tensor:
         return data.train[torch.randperm(len(data.train), generator=generator)]

@@ -23,7 +23,8 @@ from torch import Tensor, nn
 from capvid.errors import CheckpointError, DataError, DivergedError
 from capvid.features.normalise import normalise
 from capvid.features.registry import BackboneEntry
-from capvid.files import atomic_path, atomic_write_text
+from capvid.files import atomic_path, atomic_write_text, open_regular
+from capvid.parsing import parse_json
 from capvid.training.distil.augment import views, whole
 from capvid.training.distil.depthwise import fast_depthwise
 from capvid.training.distil.lessons import Lesson, Lessons
@@ -128,7 +129,7 @@ class Distiller:
             )
         self.factor = one_cycle(options.warmup, options.epochs * self.batches)
         self.average = AveragedWeights(self.model, options.average)
-        self.bf16 = wants_bf16(options.precision, device)
+        self.bf16 = wants_bf16(options.precision, device, self.student)
         self.epoch, self.step = 0, 0
         self.log: list[str] = []
         if resume:
@@ -275,10 +276,11 @@ class Distiller:
 
         path = self.folder / STATE
         try:
+            open_regular(path).close()
             with safe_open(path, "pt") as file:
                 note = file.metadata() or {}
             tensors = load_file(path)
-            recipe, self.epoch, self.step = json.loads(note["recipe"]), int(note["epoch"]), int(note["step"])
+            recipe, self.epoch, self.step = parse_json(note["recipe"]), int(note["epoch"]), int(note["step"])
             self.average.steps = int(note["averaged"])
         except (OSError, SafetensorError, KeyError, ValueError) as error:
             raise CheckpointError(f"{path}: no state to resume from ({error})") from error

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from capvid.errors import RecipeError
-from capvid.training.options import checked
+from capvid.errors import RecipeError, UsageError
+from capvid.fields import bounded, checked_fields, choice, short
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,8 +24,8 @@ class TeacherOptions:
 
     layer: str
     head: tuple[str, ...] = ()
-    features: float = 1.0
-    classes: float = 0.5
+    features: float = bounded(1.0, least=0, most=1e6)
+    classes: float = bounded(0.5, least=0, most=1e6)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,19 +49,19 @@ class DistilOptions:
         seed: of weights and views.
     """
 
-    words: int = 1000
-    word_weight: float = 0.05
-    temperature: float = 2.0
-    least_area: float = 0.4
-    views: int = 0
-    learning_rate: float = 3e-3
-    warmup: float = 0.05
+    words: int = bounded(1000, least=0)
+    word_weight: float = bounded(0.05, least=0, most=1e6)
+    temperature: float = bounded(2.0, least=0.01, most=1000)
+    least_area: float = bounded(0.4, least=0.01, most=1)
+    views: int = bounded(0, least=0, most=1000)
+    learning_rate: float = bounded(3e-3, least=1e-12, most=100)
+    warmup: float = bounded(0.05, least=0, most=1)
     epochs: int = 40
-    batch_size: int = 128
-    weight_decay: float = 0.05
-    average: float = 0.999
-    precision: str = "auto"
-    seed: int = 1
+    batch_size: int = bounded(128, most=65_536)
+    weight_decay: float = bounded(0.05, least=0, most=100)
+    average: float = bounded(0.999, least=0, most=1)
+    precision: str = choice("auto", "fp32", "bf16")
+    seed: int = bounded(1, least=0, most=2**32 - 1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,6 +92,8 @@ def distil_recipe(name: str, values: Mapping[str, Any]) -> DistilRecipe:
     unknown = set(values) - {"backbone", "begin", "description", "teachers", "training"}
     if unknown:
         raise RecipeError(f"{name}: unknown in a distillation recipe: {', '.join(sorted(unknown))}")
+    if not isinstance(values.get("teachers", {}), Mapping):
+        raise RecipeError(f"{name}: teachers must be a table, got {short(values['teachers'])}")
     teachers = {
         teacher: TeacherOptions(**_checked(TeacherOptions, f"teachers.{teacher}", table))
         for teacher, table in values.get("teachers", {}).items()
@@ -109,22 +111,13 @@ def distil_recipe(name: str, values: Mapping[str, Any]) -> DistilRecipe:
     )
 
 
-_CHOICES = {"precision": ("auto", "fp32", "bf16")}
-_MAY_BE_ZERO = {
-    "average",
-    "classes",
-    "features",
-    "seed",
-    "views",
-    "warmup",
-    "weight_decay",
-    "word_weight",
-    "words",
-}
-
-
 def _checked(cls: type, section: str, values: Mapping[str, Any]) -> dict[str, Any]:
-    chosen = checked(cls, section, values, choices=_CHOICES, may_be_zero=_MAY_BE_ZERO)
+    if not isinstance(values, Mapping):
+        raise RecipeError(f"{section} must be a table, got {short(values)}")
+    try:
+        chosen = checked_fields(cls, values, prefix=f"{section}.")
+    except UsageError as error:
+        raise RecipeError(error.message, remedy=error.remedy) from error
     if cls is TeacherOptions and "layer" not in chosen:
         raise RecipeError(f"{section}: names no layer")
     return chosen

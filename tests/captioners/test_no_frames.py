@@ -1,0 +1,61 @@
+"""Videos without frames: finite logits, and nothing changes for the videos beside them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from captioners.variants import VARIANTS, clip, make, tokens
+from torch import Tensor
+
+from capvid.captioners import Captioner
+from capvid.captioners.layers import masked_softmax
+from capvid.decoding import DecodingOptions, decode
+from capvid.decoding.padding import pad_frames
+
+WORDS = tokens([1, 5, 6], [1, 7, 8])
+
+
+def stepped(captioner: Captioner, features: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Logits (B, L, V) of words read one by one, and the last word's attention (B, T)."""
+    state = captioner.encode(features, mask)
+    logits = []
+    for column in WORDS.unbind(1):
+        step, state, trace = captioner.step(column, state)
+        logits.append(step)
+    return torch.stack(logits, 1), trace["attention"]
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_no_video_of_a_batch_has_frames(variant: str) -> None:
+    captioner = make(variant)
+    features, mask = clip(captioner, 2, 0), torch.zeros(2, 0, dtype=torch.bool)
+    assert captioner(features, mask, WORDS).isfinite().all()
+    assert stepped(captioner, features, mask)[0].isfinite().all()
+    assert all(hypotheses for hypotheses in decode(captioner, features, mask, DecodingOptions(beam_size=2)))
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_one_video_of_a_batch_has_no_frames(variant: str) -> None:
+    captioner = make(variant)
+    video = clip(captioner, 3)
+    empty, empty_mask = pad_frames([video, video[:0]])
+    other, other_mask = pad_frames([video, video[:2]])
+    expected = captioner(other, other_mask, WORDS)[0]
+    logits = captioner(empty, empty_mask, WORDS)
+    assert logits.isfinite().all()
+    assert torch.equal(logits[0], expected)
+    logits, attention = stepped(captioner, empty, empty_mask)
+    assert logits.isfinite().all()
+    assert torch.equal(logits[0], stepped(captioner, other, other_mask)[0][0])
+    assert attention[0].sum() > 0
+    assert not attention[1].any()
+    captioner(empty, empty_mask, WORDS).sum().backward()
+    assert all(p.grad is None or p.grad.isfinite().all() for p in captioner.parameters())
+
+
+def test_a_softmax_over_nothing_is_zero() -> None:
+    scores = torch.randn(3, 4)
+    mask = torch.tensor([[True] * 4, [True, False, True, False], [False] * 4])
+    weights = masked_softmax(scores, mask)
+    assert torch.equal(weights[:2], scores.masked_fill(~mask, float("-inf")).softmax(-1)[:2])
+    assert not weights[2].any()

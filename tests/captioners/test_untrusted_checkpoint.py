@@ -1,0 +1,179 @@
+"""Untrusted checkpoints: each fault is one CheckpointError that names it, and costs little memory."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from capvid.bundled import FOLDER
+from capvid.captioners import build, sketch
+from capvid.captioners.checkpoint import CONFIG, CONFIG_BYTES, WEIGHTS, load_checkpoint, save_checkpoint
+from capvid.errors import CheckpointError, UsageError
+from capvid.features.file import FeatureHeader, StreamHeader
+from capvid.text.vocabulary import Vocabulary, is_word
+
+WORDS = ["a", "man", "dog", "runs", "eats", "sleeps"]
+SIZES = {"vocabulary_size": 10, "feature_width": 5, "embedding": 4, "hidden": 6, "attention": 3, "output": 7}
+HEADER = FeatureHeader(
+    streams=(StreamHeader(backbone="toy", layer="embedding", width=5),),
+    sampling="uniform:4",
+    reader=None,
+    dtype="float32",
+    capvid_version="0",
+)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    captioner = build("soft-attention", SIZES)
+    save_checkpoint(tmp_path, captioner, Vocabulary(WORDS), HEADER, {"max_frames": 4})
+    return tmp_path
+
+
+def change(folder: Path, *path: Any, value: Any) -> None:
+    """Set one value of the configuration."""
+    record = json.loads((folder / CONFIG).read_text())
+    part = record
+    for key in path[:-1]:
+        part = part[key]
+    part[path[-1]] = value
+    (folder / CONFIG).write_text(json.dumps(record))
+
+
+def refused(folder: Path) -> str:
+    """The message of the error, after little memory was taken."""
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(CheckpointError) as error:
+        load_checkpoint(folder)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 500_000  # kilobytes
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def test_an_untouched_checkpoint_is_loaded(folder: Path) -> None:
+    loaded = load_checkpoint(folder)
+    stored = load_file(folder / WEIGHTS)
+    for name, tensor in loaded.captioner.state_dict().items():
+        assert torch.equal(tensor, stored[name])
+    assert all(parameter.requires_grad for parameter in loaded.captioner.parameters())
+
+
+FAULTS: dict[str, tuple[tuple[Any, ...], Any, str]] = {
+    "vocabulary_size": (
+        ("config", "vocabulary_size"),
+        20_000_000,
+        "captioner.json: config.vocabulary_size must be an integer between 4 and 1000000, got 20000000",
+    ),
+    "vocabulary_size other": (("config", "vocabulary_size"), 11, "config.vocabulary_size must be 10"),
+    "feature_width": (("config", "feature_width"), 10**9, "config.feature_width must be an integer between"),
+    "feature_width other": (("config", "feature_width"), 6, "config.feature_width must be 5"),
+    "hidden": (("config", "hidden"), 900_000, "config.hidden = 900000: the captioner takes"),
+    "hidden other": (("config", "hidden"), 7, "captioner.safetensors: attention.query.weight must be"),
+    "hidden list": (("config", "hidden"), [6], r"config.hidden must be an integer .*, got \[6\]"),
+    "dropout": (("config", "dropout"), "much", "config.dropout must be a number between 0 and 0.99"),
+    "option": (("config", "depth"), 3, "config.depth: no such model option"),
+    "config null": (("config",), None, "config must be an object, got null"),
+    "config list": (("config",), [1], r"config must be an object, got \[1\]"),
+    "captioner": (("captioner",), [1], "captioner must be a string"),
+    "unknown": (("captioner",), "m4", "m4: no such captioner"),
+    "features": (("features",), [], "features must be an object"),
+    "streams": (("features", "streams"), 3, "the feature header is not valid"),
+    "sampling": (("features", "sampling"), [4], "features.sampling must be a string"),
+    "layer": (("features", "streams", 0, "layer"), {}, r"features.streams\[0\].layer must be a string"),
+    "backbone": (("features", "streams", 0, "backbone"), 5, r"streams\[0\].backbone must be a string, got 5"),
+    "width": (("features", "streams", 0, "width"), -5, r"streams\[0\].width must be an integer between"),
+    "info": (("info",), [3], "info must be an object"),
+    "max_words": (("info", "max_words"), "ten", "info.max_words must be an integer between"),
+    "max_frames": (("info", "max_frames"), 1e9, "info.max_frames must be an integer between 1 and 10000"),
+    "frames": (("info", "frames"), "last", "info.frames must be one of spread, first"),
+    "vocabulary null": (("vocabulary",), None, "vocabulary must be a list"),
+    "no special words": (("vocabulary",), WORDS, "vocabulary must be a list that begins with <pad>"),
+    "number": (("vocabulary", 5), 5, r"vocabulary\[5\] must be a word without control characters, got 5"),
+    "twice": (("vocabulary", 5), "a", "vocabulary must hold each word once, got 'a' twice"),
+    "format": (("format",), {}, "checkpoint format {}, this capvid reads 1"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_faults_of_the_configuration(folder: Path, fault: str) -> None:
+    path, value, message = FAULTS[fault]
+    change(folder, *path, value=value)
+    with pytest.raises(CheckpointError, match=message):
+        load_checkpoint(folder)
+    refused(folder)
+
+
+@pytest.mark.parametrize(
+    "word", ["", " ", "two\nlines", "\x1b[2J", "tab\t", "\ud800", "\u2028", "\u202eesrever", "a" * 1000]
+)
+def test_words_that_steer_a_terminal(folder: Path, word: str) -> None:
+    change(folder, "vocabulary", 6, value=word)
+    assert "vocabulary[6] must be a word" in refused(folder)
+    assert Vocabulary.build([[word, "dog"]], min_count=1, max_size=9).words[4:] == ["dog"]
+
+
+def test_words_of_any_language() -> None:
+    assert all(map(is_word, ["naïve", "犬", "नमस्ते", "👩\u200d🍳", "don't", "<unk>"]))
+
+
+def make_fifo(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def make_sparse(path: Path) -> None:
+    with path.open("r+b") as file:
+        file.truncate(70 << 30)
+
+
+def make_deep(path: Path) -> None:
+    path.write_text("[" * 100_000)
+
+
+@pytest.mark.parametrize(
+    ("name", "damage", "message"),
+    [
+        (WEIGHTS, make_fifo, "captioner.safetensors: not a regular file"),
+        (WEIGHTS, make_sparse, "more than the limit model-bytes"),
+        (WEIGHTS, Path.unlink, "captioner.safetensors: No such file"),
+        (CONFIG, make_fifo, "captioner.json: not a regular file"),
+        (CONFIG, make_sparse, f"larger than the limit of {CONFIG_BYTES} bytes"),
+        (CONFIG, make_deep, "nested too deeply"),
+    ],
+)
+def test_files_that_are_none(folder: Path, name: str, damage: Callable[[Path], object], message: str) -> None:
+    damage(folder / name)
+    assert message in refused(folder)
+
+
+def test_weights_of_another_captioner(folder: Path) -> None:
+    tensors = load_file(folder / WEIGHTS)
+    name = "output.vocabulary.bias"
+    save_file({**tensors, name: tensors[name].int()}, folder / WEIGHTS)
+    assert f"{name} must be (10,) of BF16/F16/F32/F64, got (10,) of I32" in refused(folder)
+    save_file({**tensors, "extra": torch.zeros(1)}, folder / WEIGHTS)
+    assert "has an unknown tensor 'extra'" in refused(folder)
+    save_file({key: tensor for key, tensor in tensors.items() if key != name}, folder / WEIGHTS)
+    assert f"lacks tensor '{name}'" in refused(folder)
+
+
+def test_models_that_come_with_capvid_have_the_bits_of_their_files() -> None:
+    for name in ("m3", "kv-memory"):
+        loaded = load_checkpoint(FOLDER / name)
+        for key, stored in load_file(FOLDER / name / WEIGHTS).items():
+            assert torch.equal(loaded.captioner.state_dict()[key], stored.float())
+
+
+def test_sketches_take_no_memory() -> None:
+    sizes = {"vocabulary_size": 1_000_000, "feature_width": 2000}
+    assert all(tensor.is_meta for tensor in sketch("m3", sizes).state_dict().values())
+    with pytest.raises(UsageError, match="hidden = 500000: the captioner takes"):
+        sketch("m3", {**sizes, "vocabulary_size": 4, "hidden": 500_000})
