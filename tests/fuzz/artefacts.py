@@ -279,7 +279,7 @@ def _manifest(folder: Path) -> Path:
         for name in ("a.mp4", "b.mp4", "é.mp4"):
             clip = _content(name, "no video", folder)
             _content(f"{name}.json", "{}", folder)
-            result = CaptionResult(path=clip, model="m3@0", captions=())
+            result = CaptionResult(path=clip, model="m3@0", status="ok", captions=(), error=None)
             manifest.note(result, f"{name}.json")
     return manifest.path
 
@@ -292,7 +292,8 @@ def read_manifest(path: Path) -> None:
     with Manifest(path.parent, model="m3@0", settings={"beam_size": 5}) as manifest:
         for name in ("a.mp4", "b.mp4", "é.mp4", "new.mp4"):
             manifest.is_done(path.parent / name, f"{name}.json")
-        manifest.note(CaptionResult(path=path.parent / "new.mp4", model="m3@0", captions=()), "new.mp4.json")
+        new = CaptionResult(path=path.parent / "new.mp4", model="m3@0", status="ok", captions=(), error=None)
+        manifest.note(new, "new.mp4.json")
 
 
 def _rows(*, features: bytes | None) -> list[Any]:

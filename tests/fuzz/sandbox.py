@@ -1,9 +1,13 @@
-"""Reading mutants in a process of their own, with a deadline and a limit on the memory of each."""
+"""Reading mutants in a process of their own, with a deadline and a limit on the memory of each.
+
+``python tests/fuzz/sandbox.py ARTEFACT FILE`` reads a single file, to reproduce a failure.
+"""
 
 from __future__ import annotations
 
 import resource
 import shutil
+import sys
 import traceback
 from pathlib import Path
 
@@ -42,7 +46,7 @@ def read_mutant(name: str, path: Path) -> str:
     except InternalError:
         return traceback.format_exc()
     except CapvidError as error:
-        str(error).encode("utf-8", "surrogateescape")
+        str(error)
     except OSError as error:
         if not error.strerror:
             return traceback.format_exc()
@@ -79,3 +83,7 @@ class Sandbox:
 
     def close(self) -> None:
         self._worker.close()
+
+
+if __name__ == "__main__":
+    ARTEFACTS[sys.argv[1]].read(Path(sys.argv[2]))

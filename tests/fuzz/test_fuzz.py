@@ -29,10 +29,11 @@ def sandbox() -> Iterator[Sandbox]:
 
 
 def cause(report: str) -> str:
-    """Name the cause of a failure: the error and the last line of capvid in its traceback."""
+    """Name the cause of a failure: the error's type and the last line of capvid in its traceback."""
     lines = report.strip().splitlines()
-    frames = [line.strip() for line in lines if "/capvid/" in line]
-    return f"{lines[-1][:150]} {frames[-1] if frames else ''}"
+    frames = [line.strip() for line in lines if "/capvid/" in line and "/site-packages/" not in line]
+    errors = [line for line in lines if not line.startswith((" ", "Traceback"))]
+    return f"{errors[-1].partition(':')[0] if frames else errors[-1]} {frames[-1] if frames else ''}"
 
 
 @pytest.mark.parametrize("name", ARTEFACTS)
@@ -57,11 +58,13 @@ def test_mutants_are_read_or_refused(
         mutant.write_bytes(artefact.mutate(data, other, random.Random(f"{SEED} {name} {number}")))
         if report := sandbox.read(name, original, mutant):
             kept = shutil.copytree(folder, tmp_path / f"failed-{number}") / original.name
-            failures.setdefault(cause(report), []).append(f"{kept}\n{report}")
+            failures.setdefault(cause(report), []).append(
+                f"python tests/fuzz/sandbox.py {name} '{kept}'\n{report[-2000:]}"
+            )
     record_property(COUNT, mutants)
     if failures:
         count = sum(map(len, failures.values()))
-        causes = "\n\n".join(f"{len(reports)} x {why}: {reports[0]}" for why, reports in failures.items())
+        causes = "\n\n".join(f"{len(reports)} x {why}:\n{reports[0]}" for why, reports in failures.items())
         pytest.fail(f"{count} of {mutants} mutants:\n{causes}", pytrace=False)
 
 
