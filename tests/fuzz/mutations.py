@@ -134,22 +134,21 @@ def mutate_tree(tree: Any, rng: random.Random) -> Any:
     for _ in range(rng.choice((1, 1, 2))):
         nodes = _nodes(tree)
         if not nodes or rng.randrange(40) == 0:
-            return rng.choice(_VALUES)
+            return copy.deepcopy(rng.choice(_VALUES))
         parent, key = rng.choice(nodes)
         change = rng.randrange(10)
         if change < 6:
-            parent[key] = rng.choice(_VALUES)
+            parent[key] = copy.deepcopy(rng.choice(_VALUES))
         elif change == 6:
             del parent[key]
         elif change == 7:
             other_parent, other_key = rng.choice(nodes)
             parent[key] = copy.deepcopy(other_parent[other_key])
         elif isinstance(parent, dict):
-            parent[rng.choice(("", "x", "\ud800", "a\nb", f"{key} "))] = (
-                parent[key] if change == 8 else parent.pop(key)
-            )
+            name = rng.choice(("", "x", "\ud800", "a\nb", f"{key} "))
+            parent[name] = copy.deepcopy(parent[key]) if change == 8 else parent.pop(key)
         else:
-            parent[key:key] = [parent[key]] * rng.choice((1, 2, 100))
+            parent[key:key] = copy.deepcopy([parent[key]]) * rng.choice((1, 2, 100))
     return tree
 
 

@@ -142,7 +142,7 @@ def test_every_backbone_computes_the_same(name: str) -> None:
     torch.testing.assert_close(found, expected, rtol=2e-3, atol=2e-3 * float(expected.abs().max()))
     there = moved.module(images.to(DEVICE)).cpu()
     torch.testing.assert_close(there, single, rtol=2e-3, atol=2e-3 * scale)
-    if entry.half is False or not (CUDA or entry.clip is None):  # 3D convolutions: minutes on a processor
+    if entry.half is False or not CUDA:  # a processor without fast half precision would take minutes
         return
     for dtype, alike in ((torch.float16, 0.999), (torch.bfloat16, 0.98)):
         low = moved.module.to(dtype)(images.to(DEVICE, dtype)).float().cpu()
@@ -152,7 +152,7 @@ def test_every_backbone_computes_the_same(name: str) -> None:
         assert torch.cosine_similarity(low.flatten(), single.flatten(), dim=0) > alike
 
 
-@pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16"])
+@pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16"] if CUDA else ["fp32"])
 def test_the_bundled_backbone_in_every_precision(precision: str) -> None:
     """Several batches on all lanes, through pinned memory on CUDA, come back in their order."""
     frames = np.random.default_rng(0).integers(0, 256, (50, 96, 128, 3), dtype=np.uint8)
