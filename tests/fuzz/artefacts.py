@@ -65,7 +65,7 @@ def _video(name: str, codec: str, pixels: str, folder: Path) -> Path:
 
     path = folder / name
     noise = np.random.default_rng(0).integers(0, 200, (48, 64, 3))
-    with av.open(str(path), "w") as container:
+    with av.open(str(path), "w", options={"fflags": "+bitexact"}) as container:
         stream = container.add_stream(codec, rate=10, options={"g": "4"})
         stream.width, stream.height, stream.pix_fmt = 64, 48, pixels
         for number in range(6):
@@ -102,7 +102,8 @@ def _zip(folder: Path) -> Path:
             noise = np.random.default_rng(number).integers(0, 255, (24, 32, 3), dtype=np.uint8)
             Image.fromarray(noise).save(stream, {"jpg": "JPEG", "png": "PNG", "webp": "WEBP"}[suffix])
             kind = zipfile.ZIP_DEFLATED if number % 2 else zipfile.ZIP_STORED
-            archive.writestr(f"video{number // 2}/{number}.{suffix}", stream.getvalue(), kind)
+            member = zipfile.ZipInfo(f"video{number // 2}/{number}.{suffix}")  # of a fixed date
+            archive.writestr(member, stream.getvalue(), kind)
     return path
 
 
@@ -117,8 +118,11 @@ def _tar(folder: Path) -> Path:
     path = folder / "shard.tar"
     video = _video("clip.mp4", "mpeg4", "yuv420p", folder)
     with tarfile.open(path, "w", format=tarfile.PAX_FORMAT) as archive:
-        archive.add(video, "a/one.mp4")
-        archive.add(video, "b/" + "é" * 60 + ".mp4")  # needs an extended header
+        for name in ("a/one.mp4", "b/" + "é" * 60 + ".mp4"):  # the second needs an extended header
+            member = tarfile.TarInfo(name)
+            member.size = video.stat().st_size
+            with video.open("rb") as stream:
+                archive.addfile(member, stream)
     video.unlink()
     return path
 
