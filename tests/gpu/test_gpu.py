@@ -1,0 +1,288 @@
+"""What the rest of the tests check on the processor, on CUDA: the same numbers, texts and messages.
+
+``CAPVID_TEST_DEVICE=cpu python -m pytest -m gpu tests/gpu`` checks the tests themselves without a GPU.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import threading
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from test_all_backbones import as_backbone, network_input, with_random_weights
+from test_loop import MAPS, SIZES, SMALL, TRAINING, Silent, data
+from test_resume import Breaks, BrokenError
+from torch import nn
+from toy import write_video
+
+import capvid
+from capvid.captioners import captioner_class
+from capvid.captioners.checkpoint import load_checkpoint
+from capvid.errors import CapvidError
+from capvid.features.backbones import load_backbone
+from capvid.features.extract import extract_features
+from capvid.features.file import save_features
+from capvid.features.lanes import lanes
+from capvid.features.networks import build
+from capvid.features.registry import backbones, captioners
+from capvid.pipeline import CaptionPipeline
+from capvid.training.loop import Trainer
+from capvid.training.optimise import bf16_in_hardware
+from capvid.training.recipe import load_recipe
+from capvid.training.self_critical import SelfCriticalTrainer
+
+DEVICE = torch.device(os.environ.get("CAPVID_TEST_DEVICE", "cuda"))
+CPU = torch.device("cpu")
+CUDA = DEVICE.type == "cuda"
+ROOT = Path(__file__).parents[2]
+BUNDLED = sorted(name for name, entry in captioners().items() if entry.bundled)
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(CUDA and not torch.cuda.is_available(), reason="torch finds no CUDA device"),
+]
+
+
+@pytest.fixture(autouse=True)
+def full_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compare float32 with float32, not with TF32."""
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+
+
+@pytest.fixture(scope="module")
+def clips(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    folder = tmp_path_factory.mktemp("clips")
+    return [write_video(folder / f"{n}.mp4", seed=n, frames=20 + 9 * n, size=(160, 120)) for n in range(3)]
+
+
+def feature_files(pipeline: CaptionPipeline, clips: list[Path], folder: Path) -> list[Path]:
+    """Write the clips' features in float32, as the captioner wants them, computed on the processor."""
+    streams = pipeline.checkpoint.header.streams
+    networks = [load_backbone(str(one.backbone), layer=one.layer, precision="fp32") for one in streams]
+    files = []
+    for result in extract_features(clips, networks, pipeline.sampling):
+        assert result.features is not None
+        files.append(folder / f"{Path(str(result.path)).stem}.safetensors")
+        save_features(files[-1], result.features)
+    return files
+
+
+# Captioning
+
+
+@pytest.mark.parametrize("beam_size", [1, 5])
+@pytest.mark.parametrize("name", BUNDLED)
+def test_captions_of_the_same_features_are_the_same(
+    name: str, beam_size: int, clips: list[Path], tmp_path: Path
+) -> None:
+    pipelines = [capvid.load(name, device=device, beam_size=beam_size) for device in ("cpu", str(DEVICE))]
+    files = feature_files(pipelines[0], clips, tmp_path)
+    here, there = (list(pipeline.stream(files)) for pipeline in pipelines)
+    for one, other in zip(here, there, strict=True):
+        assert one.error is None and other.error is None
+        assert [c.text for c in other.captions] == [c.text for c in one.captions]
+        for mine, theirs in zip(one.captions, other.captions, strict=True):
+            assert theirs.logprob == pytest.approx(mine.logprob, abs=1e-3 * (len(mine.words) + 1))
+
+
+@pytest.mark.parametrize("name", BUNDLED)
+def test_clips_are_captioned(name: str, clips: list[Path]) -> None:
+    """Features in half precision may turn a near tie, but not change how likely the best caption is."""
+    here, there = (list(capvid.load(name, device=device).stream(clips)) for device in ("cpu", str(DEVICE)))
+    for one, other in zip(here, there, strict=True):
+        assert one.error is None and other.error is None
+        (mine,), (theirs,) = one.captions, other.captions
+        assert theirs.mean_logprob == pytest.approx(mine.mean_logprob, abs=0.05)
+        assert theirs.text == mine.text or theirs.logprob == pytest.approx(mine.logprob, abs=0.25)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed")
+@pytest.mark.timeout(280)
+def test_actors_of_ray_caption_as_this_process_does(clips: list[Path], tmp_path: Path) -> None:
+    texts = {}
+    for engine in ("local", "ray"):
+        command = [sys.executable, "-m", "capvid", "caption", str(clips[0].parent), "--engine", engine]
+        command += ["--output-dir", str(tmp_path / engine), "--format", "jsonl", "--device", DEVICE.type]
+        command += ["--videos-per-file", "8"]
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=250)
+        assert done.returncode == 0, done.stderr
+        (shard,) = (tmp_path / engine).glob("captions-*.jsonl")
+        records = map(json.loads, shard.read_text().splitlines())
+        texts[engine] = {record["video"]: record["captions"][0]["text"] for record in records}
+    assert len(texts["ray"]) == len(clips) and texts["ray"] == texts["local"]
+
+
+# Backbones
+
+
+@pytest.mark.parametrize("name", sorted(backbones()))
+@torch.inference_mode()
+def test_every_backbone_computes_the_same(name: str) -> None:
+    entry = backbones()[name]
+    layer = entry.default_layer
+    backbone = as_backbone(entry, layer, with_random_weights(build(entry, layer)))
+    frames = np.random.default_rng(0).integers(0, 256, (1, 48, 64, 3), dtype=np.uint8)
+    crops = backbone.prepare(frames)
+    expected = torch.from_numpy(backbone.compute(crops))
+    images = network_input(entry)
+    single = backbone.module(images)
+    scale = float(single.abs().max())
+    moved = replace(backbone, module=backbone.module.to(DEVICE), device=DEVICE)
+    found = torch.from_numpy(moved.compute(crops))
+    torch.testing.assert_close(found, expected, rtol=2e-3, atol=2e-3 * float(expected.abs().max()))
+    there = moved.module(images.to(DEVICE)).cpu()
+    torch.testing.assert_close(there, single, rtol=2e-3, atol=2e-3 * scale)
+    if entry.half is False or not CUDA:  # a processor without fast half precision would take minutes
+        return
+    for dtype, alike in ((torch.float16, 0.999), (torch.bfloat16, 0.98)):
+        low = moved.module.to(dtype)(images.to(DEVICE, dtype)).float().cpu()
+        if dtype is torch.float16 and not low.isfinite().all():
+            assert not entry.half, "beyond the range of float16, which the registry says is safe"
+            continue
+        assert torch.cosine_similarity(low.flatten(), single.flatten(), dim=0) > alike
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16"] if CUDA else ["fp32"])
+def test_the_bundled_backbone_in_every_precision(precision: str) -> None:
+    """Several batches on all lanes, through pinned memory on CUDA, come back in their order."""
+    frames = np.random.default_rng(0).integers(0, 256, (50, 96, 128, 3), dtype=np.uint8)
+    expected = torch.from_numpy(load_backbone("capvid-small", precision="fp32")(frames))
+    backbone = load_backbone("capvid-small", device=DEVICE, precision=precision)
+    found = torch.from_numpy(backbone(frames, batch_size=8))
+    alike = torch.cosine_similarity(found, expected, dim=1)
+    assert alike.min() > {"fp32": 0.99999, "fp16": 0.999, "bf16": 0.99}[precision]
+    closest = torch.cdist(found, expected).argmin(1)
+    assert precision == "bf16" or closest.tolist() == list(range(50))
+
+
+def test_lanes_compute_side_by_side() -> None:
+    threads = lanes(DEVICE, torch.get_num_threads())
+    assert threads.count == 2 or not CUDA
+    together = threading.Barrier(threads.count)
+
+    def product(number: int) -> Any:
+        together.wait(timeout=60)  # passed only when every lane has come here
+        stream = torch.cuda.current_stream().cuda_stream if CUDA else threading.get_ident()
+        return (
+            torch.full((64, 64), float(number), device=DEVICE) @ torch.eye(64, device=DEVICE)
+        ).cpu(), stream
+
+    found = [future.result() for future in [threads.submit(product, n) for n in range(threads.count)]]
+    assert [int(result[0, 0]) for result, _ in found] == list(range(threads.count))
+    assert len({stream for _, stream in found}) == threads.count
+
+
+class NoMemory(nn.Module):
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        raise torch.cuda.OutOfMemoryError("out of memory")
+
+
+def test_too_little_memory_is_one_line() -> None:
+    backbone = load_backbone("capvid-small", device=DEVICE, precision="fp32")
+    frames = np.zeros((64, 128, 128, 3), np.uint8)
+    if not CUDA:
+        backbone = replace(backbone, module=NoMemory())
+    else:
+        torch.cuda.empty_cache()
+        torch.cuda.set_per_process_memory_fraction(1e-5)
+    try:
+        with pytest.raises(
+            CapvidError, match=r"has not the memory for .* frames of capvid-small at once; use a"
+        ):
+            backbone(frames, batch_size=64)
+    finally:
+        if CUDA:
+            torch.cuda.set_per_process_memory_fraction(1.0)
+    assert np.isfinite(load_backbone("capvid-small", device=DEVICE)(frames[:2])).all()
+
+
+# Training
+
+
+def toy_trainer(folder: Path, name: str, *settings: str, device: torch.device = DEVICE) -> Trainer:
+    folder.mkdir(parents=True, exist_ok=True)
+    videos, store = data(folder, maps=name in MAPS, paragraphs=captioner_class(name).paragraphs)
+    sizes = [f"model.{option}={value}" for option, value in SIZES[name].items()]
+    return Trainer(
+        load_recipe(f"{name}-small", [*TRAINING, *sizes, *settings]),
+        videos=videos,
+        store=store,
+        folder=folder / "run",
+        device=device,
+        reporter=Silent(),
+    )
+
+
+def losses(trainer: Trainer) -> list[float]:
+    trainer.run()
+    assert load_checkpoint(trainer.folder).name == trainer.recipe.captioner
+    return [row["loss"] for row in trainer.progress.rows]
+
+
+@pytest.mark.parametrize("name", sorted(SIZES))
+def test_training_learns_the_same(name: str, tmp_path: Path) -> None:
+    epochs = "training.epochs=3"
+    expected = losses(toy_trainer(tmp_path / "cpu", name, epochs, device=CPU))
+    assert losses(toy_trainer(tmp_path / "gpu", name, epochs)) == pytest.approx(expected, rel=0.01)
+    if bf16_in_hardware(DEVICE) or CUDA:
+        half = losses(toy_trainer(tmp_path / "bf16", name, epochs, "training.precision=bf16"))
+        assert half == pytest.approx(expected, rel=0.05)
+
+
+@pytest.mark.parametrize("name", ["m3", "dense-lstm", "mart"])
+def test_a_resumed_run_ends_as_an_unbroken_one(name: str, tmp_path: Path) -> None:
+    settings = ["model.dropout=0.3", "training.batch_size=5", "training.epochs=3", "training.save_every=0.0"]
+    whole = toy_trainer(tmp_path / "whole", name, *settings)
+    whole.run()
+    broken = toy_trainer(tmp_path / "broken", name, *settings)
+    broken.reporter = Breaks(6)
+    with pytest.raises(BrokenError):
+        broken.run()
+    torch.manual_seed(999)  # the random state must come from the saved run
+    again = Trainer(
+        broken.recipe,
+        videos=broken.videos,
+        store=broken.store,
+        folder=broken.folder,
+        device=DEVICE,
+        reporter=Silent(),
+        resume=True,
+    )
+    again.run()
+    assert losses_of(again) == pytest.approx(losses_of(whole), rel=1e-3)
+    expected = load_checkpoint(whole.folder / "last").captioner.state_dict()
+    for key, tensor in load_checkpoint(again.folder / "last").captioner.state_dict().items():
+        torch.testing.assert_close(tensor, expected[key], rtol=1e-2, atol=1e-3)
+
+
+def losses_of(trainer: Trainer) -> list[float]:
+    rows = (trainer.folder / "metrics.jsonl").read_text().splitlines()
+    return [json.loads(row)["loss"] for row in rows]
+
+
+def test_self_critical_training_raises_its_reward(tmp_path: Path) -> None:
+    before = toy_trainer(tmp_path, "m3", "training.epochs=6", "training.average=0.0")
+    before.run()
+    settings = ["learning_rate=4e-3", "epochs=6", "patience=6", "batch_size=5", "samples=8"]
+    fine = SelfCriticalTrainer(
+        load_recipe("m3-small", [*SMALL, "training.average=0.0", *(f"self_critical.{s}" for s in settings)]),
+        start=load_checkpoint(before.folder),
+        videos=before.videos,
+        store=before.store,
+        folder=tmp_path / "fine",
+        device=DEVICE,
+        reporter=Silent(),
+    )
+    fine.run()
+    rows = losses_of(fine)  # minus the reward of the captions drawn
+    assert len(rows) == 6 and rows[-1] < rows[0]
