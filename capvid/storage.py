@@ -9,7 +9,9 @@ from __future__ import annotations
 import os
 import re
 import tempfile
+import textwrap
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -29,6 +31,7 @@ _BLOCK = 8 << 20  # bytes that are fetched, and fetched again, at a time
 _SILENCE = 60.0  # seconds without a byte after which an HTTP connection counts as broken
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-\d+/(\d+|\*)$")
 _TRIES = 6
+_MAX_REASON = 200  # characters of another library's message
 _PAUSE = 0.2  # seconds before the second try, twice as many before each further one
 _PERMANENT = (PermissionError, IsADirectoryError, NotADirectoryError, FileExistsError, NotImplementedError)
 
@@ -240,7 +243,7 @@ _REFUSALS = frozenset(
 
 def _said(error: Exception) -> str:
     text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-    return text or type(error).__name__
+    return textwrap.shorten(text, _MAX_REASON) or type(error).__name__
 
 
 def ask(url: str, method: str, *arguments: Any, deadline: Deadline | None = None, **options: Any) -> Any:
@@ -363,7 +366,7 @@ def fetch(
     kind(blob.url, blob.start, stop, file, max_bytes).run(deadline or Deadline())
 
 
-class _Download:
+class _Download(ABC):
     """One transfer; ``at`` is the next byte of the object, so that a retry continues where one broke off."""
 
     def __init__(self, url: str, start: int, stop: int | None, file: IO[bytes], max_bytes: int) -> None:
@@ -377,8 +380,9 @@ class _Download:
         if stop is not None:
             self._check_size(stop - start)
 
+    @abstractmethod
     def run(self, deadline: Deadline) -> None:
-        raise NotImplementedError
+        """Transfer everything."""
 
     def _check_size(self, size: int) -> None:
         if size > self._max_bytes:

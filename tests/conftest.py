@@ -42,6 +42,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if item not in set(excluded)]
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print how many mutants were tried; the reports of xdist's workers carry their counts too."""
+    reports = [report for key in ("passed", "failed") for report in terminalreporter.stats.get(key, [])]
+    counts = [
+        value
+        for report in reports
+        if getattr(report, "when", "") == "call"
+        for name, value in report.user_properties
+        if name == "mutants"
+    ]
+    if counts:
+        terminalreporter.write_line(f"fuzz: {sum(counts):,} mutants")
+
+
 def _mark_variants(items: list[pytest.Item]) -> None:
     """Leave one captioner per architecture to the default run of each test; the others are exhaustive."""
     by_test: dict[str, list[tuple[str, pytest.Item]]] = {}

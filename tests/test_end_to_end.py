@@ -38,6 +38,7 @@ def test_the_clip_that_it_has_never_seen(shapes: Path, capsys: pytest.CaptureFix
     assert "left to right" in said
 
 
+@pytest.mark.slow
 def test_a_folder_with_broken_files_in_it(shapes: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = shapes / "mixed"
     folder.mkdir()

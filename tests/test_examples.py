@@ -52,6 +52,7 @@ def test_the_python_of_the_readme_runs(
     assert lines[2].startswith("missing.mp4: no such file")
 
 
+@pytest.mark.slow
 def test_the_python_of_the_documents_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

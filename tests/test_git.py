@@ -73,6 +73,7 @@ def ours_of(pipeline: capvid.CaptionPipeline, tokens: list[int]) -> list[int]:
     return [order.index(token) for token in tokens]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("beams", [1, 4])
 def test_captions_are_those_of_transformers(
     folder: Path, reference: Reference, clips: list[Path], beams: int
@@ -133,6 +134,7 @@ def test_batches_do_not_change_what_is_said(folder: Path, clips: list[Path]) -> 
     assert all(len({caption.text for caption in result.captions}) == 3 for result in together)
 
 
+@pytest.mark.slow
 def test_samples_depend_on_the_seed_alone(folder: Path, clips: list[Path]) -> None:
     options: dict[str, Any] = {"temperature": 1.5, "top_p": 0.95, "num_captions": 3}
     first, second = (
@@ -158,6 +160,7 @@ def test_lengths_and_repetition(folder: Path, clips: list[Path]) -> None:
         capvid.load(folder, device="cpu", weights=folder)
 
 
+@pytest.mark.slow
 def test_segments_and_short_videos(
     folder: Path, reference: Reference, clips: list[Path], tmp_path: Path
 ) -> None:
@@ -318,6 +321,7 @@ def test_from_the_hub(
     assert f"config.json cannot be downloaded from {NOWHERE}" in away["error"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "message"),
     [

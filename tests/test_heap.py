@@ -46,6 +46,7 @@ def said(how: str, **variables: str) -> list[str]:
     return done.stdout.splitlines()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(said("kept")[0] != "True", reason="another C library")
 def test_pages_are_used_again() -> None:
     fresh = int(said("nothing")[-1])

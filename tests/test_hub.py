@@ -113,6 +113,7 @@ def test_offline_without_the_file(tmp_path: Path, hub: FakeHub) -> None:
     assert "`hf download openai/clip-vit-base-patch32 model.safetensors`" in error
 
 
+@pytest.mark.slow
 def test_content_that_changed_since_the_first_download(hub: FakeHub, tmp_path: Path) -> None:
     hub.put(b"some weights", RESNET.file)
     path = Path(fetch(tmp_path, hub.url)["path"])
@@ -174,6 +175,7 @@ def test_a_server_that_goes_away_and_comes_back(hub: FakeHub, tmp_path: Path) ->
     assert Path(fetch(tmp_path, hub.url)["path"]).read_bytes() == LARGE
 
 
+@pytest.mark.slow
 def test_two_processes_at_once(hub: FakeHub, tmp_path: Path) -> None:
     hub.put(LARGE, RESNET.file)
     hub.put(b"values", CLIP.file, repository="openai/clip-vit-base-patch32")
@@ -203,6 +205,7 @@ def test_two_processes_at_once(hub: FakeHub, tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.slow
 def test_an_unpinned_repository_stays_at_the_commit_of_the_first_download(
     hub: FakeHub, tmp_path: Path
 ) -> None:

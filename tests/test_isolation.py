@@ -188,6 +188,7 @@ def test_one_file_for_everything(
     assert page.read_text().count('<article class="video') == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", ["manifest", "file"])
 def test_a_file_for_each(
     step: str,
@@ -266,6 +267,7 @@ def test_shards(
     check(run, found, expected[""])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shards", [False, True])
 def test_extraction(shards: bool, clips: Path, capvid: Run, monkeypatch: Patch, tmp_path: Path) -> None:
     options = ["extract", clips, "--backbone", "colour-grid", "--frames", 4, "--workers", 1]
@@ -287,6 +289,7 @@ def test_extraction(shards: bool, clips: Path, capvid: Run, monkeypatch: Patch, 
     assert len(after) == (3 if shards else 2)
 
 
+@pytest.mark.slow
 def test_bad_features_among_good_ones(
     clips: Path, model: Path, capvid: Run, monkeypatch: Patch, tmp_path: Path
 ) -> None:
@@ -420,7 +423,14 @@ def mixed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Path]]:
 
 
 @pytest.mark.skipif(os.name != "posix", reason="pipes, sockets and links are made in other ways")
-@pytest.mark.parametrize("form", ["txt", "json", "csv", "srt", "shards", "parquet"])
+@pytest.mark.parametrize(
+    "form",
+    [
+        "txt",
+        "shards",
+        *(pytest.param(form, marks=pytest.mark.slow) for form in ("json", "csv", "srt", "parquet")),
+    ],
+)
 def test_thirty_bad_inputs_among_ten_good_clips(
     form: str, mixed: tuple[Path, list[Path]], model: Path, capvid: Run, monkeypatch: Patch, tmp_path: Path
 ) -> None:

@@ -37,6 +37,7 @@ from capvid.video.source import read_frames
 __all__ = ["bad_files", "toy", "toy_files", "video_files"]
 
 
+@pytest.mark.slow
 def test_it_is_read_extract_decode(toy: Toy, video_files: list[Path]) -> None:
     """The pipeline says what its parts say when they are called one after the other."""
     checkpoint = load_checkpoint(toy.model)
@@ -68,6 +69,7 @@ def test_batch_size_changes_nothing(toy: Toy, video_files: list[Path]) -> None:
     assert len({result.captions[0].text for result in each[0]}) > 1, "all videos alike: nothing is tested"
 
 
+@pytest.mark.slow
 def test_more_files_of_features_than_videos_are_captioned_together(
     toy: Toy, video_files: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -89,6 +91,7 @@ def test_more_files_of_features_than_videos_are_captioned_together(
     assert sizes == [16, 6, 1]  # 16; 4 in the place of half a video each, and 2 videos; what is left
 
 
+@pytest.mark.slow
 def test_calling_it(toy: Toy, video_files: list[Path], tmp_path: Path) -> None:
     pipeline = capvid.load(toy.model, device="cpu")
     assert pipeline(video_files[1]) == next(pipeline.stream([video_files[1]])).captions[0].text
@@ -97,6 +100,7 @@ def test_calling_it(toy: Toy, video_files: list[Path], tmp_path: Path) -> None:
         pipeline(tmp_path / "none.mp4")
 
 
+@pytest.mark.slow
 def test_failures_keep_their_place(toy: Toy, video_files: list[Path], bad_files: dict[str, Path]) -> None:
     paths = [bad_files["empty"], video_files[0], bad_files["missing"], video_files[1]]
     for size in (1, 3):
@@ -107,6 +111,7 @@ def test_failures_keep_their_place(toy: Toy, video_files: list[Path], bad_files:
         assert results[0].captions == ()
 
 
+@pytest.mark.slow
 def test_paths_are_taken_as_they_are_needed(toy: Toy, video_files: list[Path], tmp_path: Path) -> None:
     """Of an endless row of videos and files of features, in their order."""
     pipeline = load(toy.model, batch_size=2, workers=1)
@@ -130,6 +135,7 @@ def test_paths_are_taken_as_they_are_needed(toy: Toy, video_files: list[Path], t
     assert list(pipeline.stream([])) == []
 
 
+@pytest.mark.slow
 def test_features_are_captioned(toy: Toy, video_files: list[Path]) -> None:
     pipeline = load(toy.model, num_captions=2)
     videos = list(extract_features(video_files, pipeline._backbones, pipeline.sampling))
@@ -156,6 +162,7 @@ def test_results_come_before_the_end(toy: Toy, video_files: list[Path]) -> None:
     results.close()
 
 
+@pytest.mark.slow
 def test_weights_beside_the_model(
     toy: Toy, video_files: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -255,6 +262,7 @@ def test_specificity_is_refused_before_any_video_is_read(toy: Toy) -> None:
         )
 
 
+@pytest.mark.slow
 def test_captions_that_say_little_get_a_flag(toy: Toy, video_files: list[Path], tmp_path: Path) -> None:
     folder = tmp_path / "run"
     shutil.copytree(toy.model, folder)

@@ -64,6 +64,7 @@ def test_training_refuses_bf16_and_does_not_choose_it(avx2: None, monkeypatch: p
     assert not wants_bf16("auto", CPU, module)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variable", ["ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA"])
 def test_variables_that_restrict_the_instructions_are_obeyed(variable: str) -> None:
     code = "import torch; from capvid.device import has_fast_path as fast; cpu = torch.device('cpu')\n"

@@ -204,6 +204,7 @@ def test_another_branch(hub: FakeHub, run: Path, clip: Path, tmp_path: Path) -> 
     assert f"{NAME} at none: {hub.url} has no such file (captioner.json)" in err
 
 
+@pytest.mark.slow
 def test_a_file_that_changed_in_the_cache(hub: FakeHub, run: Path, clip: Path, tmp_path: Path) -> None:
     commit = pushed(hub, run, home=tmp_path)
     said(f"{NAME}@{commit}", clip, home=tmp_path, endpoint=hub.url)
@@ -215,6 +216,7 @@ def test_a_file_that_changed_in_the_cache(hub: FakeHub, run: Path, clip: Path, t
     assert "captioner.safetensors has changed" in err and f"delete {cached.resolve()}" in err
 
 
+@pytest.mark.slow
 def test_without_a_connection_or_offline(clip: Path, tmp_path: Path) -> None:
     commit = "c" * 40
     command = f"`hf download {NAME} captioner.json captioner.safetensors --revision"

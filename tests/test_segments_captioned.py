@@ -75,6 +75,7 @@ def read_alone(toy: Toy, path: Path, spans: list[tuple[float, float]]) -> list[t
     return found
 
 
+@pytest.mark.slow
 def test_each_segment_is_captioned_like_a_video(toy: Toy, long_video: Path) -> None:
     result = only(list(load(toy.model, segments=3, beam_size=2, num_captions=2).stream([long_video])))
     assert result.paragraph and result.duration == pytest.approx(12)
@@ -96,6 +97,7 @@ def test_each_segment_is_captioned_like_a_video(toy: Toy, long_video: Path) -> N
     assert whole.words == tuple(word for c in best for word in c.words)
 
 
+@pytest.mark.slow
 def test_paragraphs_know_the_segments_before(toy: Toy, mart: Path, long_video: Path) -> None:
     result = only(list(load(mart, segments=3, attention=True).stream([long_video])))
     spans = [(segment.start, segment.end) for segment in result.segments]
@@ -125,6 +127,7 @@ def test_paragraphs_know_the_segments_before(toy: Toy, mart: Path, long_video: P
         before = carried
 
 
+@pytest.mark.slow
 def test_a_captioner_of_paragraphs_cuts_by_itself(mart: Path, toy: Toy, long_video: Path) -> None:
     pipeline = load(mart)
     assert pipeline.settings["segments"] == "auto"

@@ -105,6 +105,7 @@ def test_every_bundled_backbone_is_what_the_registry_says(entry: Any) -> None:
     assert not np.allclose(features[0], features[1])
 
 
+@pytest.mark.slow
 def test_batches_do_not_change_captions() -> None:
     clips = [CLIP, CLIP, CLIP]
     alone = capvid.load(batch_size=1)(CLIP)

@@ -95,6 +95,7 @@ def test_json_of_one_video(capvid: Run, toy: Toy, video_files: list[Path], capti
         assert caption["logprob"] <= sum(word["logprob"] for word in caption["words"]) <= 0
 
 
+@pytest.mark.slow
 def test_captions_can_be_drawn_and_shaped(capvid: Run, toy: Toy, video_files: list[Path]) -> None:
     draw = ("--temperature", 1.5, "--top-p", 0.9, "--num-captions", 6)
     ask = ("caption", video_files[1], "--model", toy.model, "--format", "json")
@@ -250,6 +251,7 @@ def test_text_files_are_known_by_the_manifest(
     assert capvid(*arguments) == (0, "", "2 captioned\n")
 
 
+@pytest.mark.slow
 def test_a_failed_video_is_tried_again(
     capvid: Run, toy: Toy, tmp_path: Path, bad_files: dict[str, Path], video_files: list[Path]
 ) -> None:
@@ -290,6 +292,7 @@ def test_a_video_may_be_called_as_the_manifest_is(
     assert "1 skipped" in capvid("caption", video.parent, *arguments[2:])[2]
 
 
+@pytest.mark.slow
 def test_output_file(
     capvid: Run, toy: Toy, tmp_path: Path, video_files: list[Path], captions: dict[Path, str]
 ) -> None:
@@ -375,6 +378,7 @@ def test_interrupt(toy: Toy, tmp_path: Path) -> None:
     assert stderr == f"interrupted: {1 + len(stdout.splitlines())} of 40 captioned\n"
 
 
+@pytest.mark.slow
 def test_subtitles_and_tables(
     capvid: Run, toy: Toy, video_files: list[Path], captions: dict[Path, str], tmp_path: Path
 ) -> None:

@@ -16,6 +16,7 @@ def beam_of(capvid: Run, *command: object) -> int:
     return int(settings["beam_size"])
 
 
+@pytest.mark.slow
 def test_the_command_line_then_the_environment_then_the_file(
     capvid: Run, toy: Toy, video_files: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -30,6 +30,7 @@ def checkpoint(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_path_on_stdout_and_one_line_on_stderr(capvid: Run, checkpoint: Path) -> None:
     code, out, err = capvid("convert", str(checkpoint))
     written = checkpoint.parent / "s3d.safetensors"

@@ -71,6 +71,7 @@ def test_extract_two_layers(capvid: Run, toy: Toy, video_files: list[Path], tmp_
     assert [stream.shape for stream in load_features(file).streams] == [(2, 1280), (2, 16, 320)]
 
 
+@pytest.mark.slow
 def test_extract_skips_what_is_done(
     capvid: Run, toy: Toy, video_files: list[Path], tmp_path: Path, bad_files: dict[str, Path]
 ) -> None:

@@ -168,6 +168,7 @@ def test_an_interrupted_run_has_its_report(toy: Toy, tmp_path: Path) -> None:
     assert not list(tmp_path.glob(".*"))
 
 
+@pytest.mark.slow
 def test_attention_in_records(capvid: Run, toy: Toy, video_files: list[Path]) -> None:
     (result,) = load(toy.model, attention=True).stream([video_files[2]])
     ask = ("caption", video_files[2], "--model", toy.model, "--format", "json")
@@ -185,6 +186,7 @@ def test_attention_in_records(capvid: Run, toy: Toy, video_files: list[Path]) ->
     assert without["captions"] == [caption]
 
 
+@pytest.mark.slow
 def test_attention_is_in_the_manifest_where_it_changes_files(
     capvid: Run, toy: Toy, video_files: list[Path], tmp_path: Path
 ) -> None:
@@ -200,6 +202,7 @@ def test_attention_is_in_the_manifest_where_it_changes_files(
     assert capvid(*as_json, "--attention") == (0, "", f"{skipped}\n")
 
 
+@pytest.mark.slow
 def test_charts_on_stderr(
     capvid: Run, toy: Toy, video_files: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -233,6 +236,7 @@ def test_charts_in_ascii_where_the_stream_has_no_blocks(
     assert re.match(r"  \S+ +[_.=+*#@-]{4}  ", stream.read())
 
 
+@pytest.mark.slow
 def test_a_captioner_without_attention_is_noted_once(
     capvid: Run, toy: Toy, video_files: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -30,6 +30,7 @@ def scored(capvid: Run, *arguments: object) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 def test_msrvtt(annotations: Path, capvid: Run, tmp_path: Path) -> None:
     whole = read(annotations / "msrvtt" / "test_videodatainfo.json.gz")
     first: dict[str, str] = {}

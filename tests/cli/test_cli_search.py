@@ -36,6 +36,7 @@ def command(tmp_path: Path) -> list[object]:
     return ["train", "m3-tiny", *files, "-o", tmp_path / "run", "--device", "cpu", *SET]
 
 
+@pytest.mark.slow
 def test_a_search_from_the_command_line(capvid: Run, command: list[object], tmp_path: Path) -> None:
     run = tmp_path / "run"
     code, out, err = capvid(*command, "--search", 2)

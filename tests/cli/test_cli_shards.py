@@ -110,6 +110,7 @@ def test_jsonl_in_shards(
     assert {record["settings"]["beam_size"] for record in lines(out)} == {2}
 
 
+@pytest.mark.slow
 def test_parquet_of_a_list(
     capvid: Run, toy: Toy, folder: Path, records: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -130,6 +131,7 @@ def test_parquet_of_a_list(
     assert (code, err.count("\n")) == (2, 1) and "no column that is known to hold videos" in err
 
 
+@pytest.mark.slow
 def test_parts_in_one_folder_are_the_whole(
     capvid: Run, toy: Toy, folder: Path, records: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -159,6 +161,7 @@ def test_parts_of_a_run_without_shards(
     assert by_video(found) == records
 
 
+@pytest.mark.slow
 def test_features_in_shards_are_the_files_of_extract(capvid: Run, folder: Path, tmp_path: Path) -> None:
     command = ["extract", folder, *FEATURES, "-o"]
     assert capvid(*command, tmp_path / "plain")[0] == 3
@@ -201,6 +204,7 @@ def test_features_in_parquet(capvid: Run, folder: Path, tmp_path: Path) -> None:
     assert (row["video"], row["times"]) == (str(video), list(features.times))
 
 
+@pytest.mark.slow
 def test_an_archive_and_a_video_by_its_address(
     capvid: Run, toy: Toy, folder: Path, records: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -221,6 +225,7 @@ def test_an_archive_and_a_video_by_its_address(
     assert capvid("caption", f"file://{folder}/z.mp4", "--model", toy.model) == (0, f"{text}\n", "")
 
 
+@pytest.mark.slow
 def test_names_that_are_no_text(capvid: Run, toy: Toy, video_files: list[Path], tmp_path: Path) -> None:
     videos = tmp_path / "videos"
     videos.mkdir()

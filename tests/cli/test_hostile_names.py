@@ -27,6 +27,7 @@ def hostile_folder(folder: Path, video: Path) -> list[str]:
     return sorted(os.fsdecode(name).removesuffix(".mp4") for name in (*NAMES, b"good.mp4"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["json", "srt"])
 def test_names_in_a_folder(capvid: Run, toy: Toy, video_files: list[Path], tmp_path: Path, form: str) -> None:
     good = hostile_folder(tmp_path / "in", video_files[0])

@@ -42,6 +42,7 @@ def numeric_options() -> Iterator[tuple[str, str]]:
                 yield command, "--" + name.replace("_", "-")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("command", "option"), list(numeric_options()))
 def test_every_number_has_a_range(
     capvid: Run, command: str, option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -58,6 +59,7 @@ def test_every_number_has_a_range(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -131,7 +133,10 @@ def test_a_list_on_stdin_that_does_not_end(capvid: Run, monkeypatch: pytest.Monk
     monkeypatch.setenv("CAPVID_LIMIT_LIST_BYTES", "100")
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"a.mp4\n" * 1000)))
     code, _, err = capvid("caption", "--from-file", "-")
-    assert code == 2 and err == "error: the list on stdin is larger than the limit of 100 bytes\n"
+    assert (
+        code == 2
+        and err == "error: the list on stdin is larger than the limit of 100 bytes; give it as a file\n"
+    )
 
 
 @pytest.mark.skipif(os.name != "posix", reason="FIFOs are made in another way")

@@ -62,6 +62,7 @@ def test_closed_streams_are_no_reason_to_fail(tmp_path: Path) -> None:
     assert (tmp_path / "out" / "v.safetensors").is_file()
 
 
+@pytest.mark.slow
 @posix
 def test_names_in_a_plain_locale(tmp_path: Path) -> None:
     odd = os.fsencode(tmp_path) + "/é".encode() + b"\xff.mp4"

@@ -141,6 +141,7 @@ def test_specs_are_read_before_any_file(tmp_path: Path) -> None:
         check_data([str(tmp_path / "none.jsonl"), "nowhere:x"])
 
 
+@pytest.mark.slow
 def test_torch_stays_out_without_features(tmp_path: Path) -> None:
     spec = write(tmp_path / "own.jsonl", *ROWS)
     code = (

@@ -52,6 +52,7 @@ def test_msvd(shared_data: Path) -> None:
     assert len(spot.captions[0].split()) == 5
 
 
+@pytest.mark.slow
 def test_msrvtt(shared_data: Path) -> None:
     data, videos = load(shared_data, "msrvtt")
     # 2990 test videos are published; 738 of them are left out of these files
@@ -73,6 +74,7 @@ def test_charades(shared_data: Path) -> None:
     assert [caption.count(".") for caption in spot.captions] == [2, 3]
 
 
+@pytest.mark.slow
 def test_activitynet(shared_data: Path) -> None:
     data, videos = load(shared_data, "activitynet")
     assert splits(data) == {"train": 10009, "val": 2460, "test": 2457}

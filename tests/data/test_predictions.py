@@ -234,6 +234,7 @@ def accepted(path: Path, *, paragraphs: bool = False) -> bool:
     return True
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS)
 def test_files_that_are_cut_off_anywhere(form: str, tmp_path: Path) -> None:
     data = FORMS[form][0].encode()

@@ -64,6 +64,7 @@ def said(captioner: Captioner, given: Sequence[Tensor], options: DecodingOptions
     return told([found, follow(captioner, *given, found, trace=True)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("variant", "how"),
     [
@@ -83,6 +84,7 @@ def test_sentences(variant: str, how: str) -> None:
     alike(found, expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", [name for name in MAIN if make(name).paragraphs])
 def test_paragraphs(variant: str) -> None:
     near, far = made(variant), made(variant)

@@ -48,6 +48,7 @@ def test_paragraphs_are_those_of_one_segment_after_another(variant: str, options
                 carried = captioner.read(captioner.encode(features, mask, carried), said)[1]
 
 
+@pytest.mark.slow
 @every_variant
 def test_paragraphs_do_not_depend_on_the_batch(variant: str) -> None:
     captioner = make(variant)

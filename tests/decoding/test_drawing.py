@@ -41,6 +41,7 @@ def first_words(captioner: Captioner, features: Tensor, mask: Tensor, options: D
     return said.bincount(minlength=11)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", ["soft-attention", "m3", "mart"])
 @pytest.mark.parametrize("temperature, top_p", [(1.0, 1.0), (2.5, 1.0), (0.6, 1.0), (2.0, 0.7)])
 def test_first_words_are_as_frequent_as_they_are_probable(

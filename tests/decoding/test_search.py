@@ -139,6 +139,7 @@ def test_beams_look_at_one_copy_of_their_video(variant: str, monkeypatch: pytest
     assert beams == {1, 5}
 
 
+@pytest.mark.slow
 @every_variant
 @pytest.mark.parametrize("beams", [1, 5])
 def test_batches_do_not_change_captions(variant: str, beams: int) -> None:

@@ -57,6 +57,7 @@ def test_the_average_video_is_one_frame_of_the_mean(variant: str) -> None:
     assert average_logprobs(captioner, captioner.standardise.mean, []) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", SOME)
 @pytest.mark.parametrize("penalty", [1.0, 0.3])
 @torch.no_grad()

@@ -16,6 +16,7 @@ from capvid.video.sampling import UniformSampling
 from capvid.video.workers import WorkerPool
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="signals")
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_process_that_hangs_or_dies_costs_its_own_file(

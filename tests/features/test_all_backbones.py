@@ -108,6 +108,7 @@ def test_every_layer(name: str, layer: str) -> None:
         assert alike > 0.98
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted({name for name, _ in SHIPPED}))
 def test_layers_without_weights_of_their_own_need_none_of_what_lies_beyond(name: str) -> None:
     """The tensors of every layer are among those of the last: one file of weights serves all."""

@@ -217,6 +217,7 @@ def real_googlenet(shared_data: Path) -> Backbone:
     return load_backbone("googlenet", search=[shared_data / "data" / "weights"])
 
 
+@pytest.mark.slow
 @pytest.mark.shared
 def test_frames_of_real_videos_give_the_features_kept_with_them(
     shared_data: Path, real_googlenet: Backbone

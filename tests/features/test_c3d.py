@@ -42,6 +42,7 @@ def maxima(x: np.ndarray, *, deep: int) -> np.ndarray:
     return found
 
 
+@pytest.mark.slow
 def test_the_network_is_that_of_the_papers_figure(narrow: C3D) -> None:
     clip = torch.randn(1, 3, 16, 112, 112)
     x = clip.double()

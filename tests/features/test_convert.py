@@ -86,6 +86,7 @@ def test_tensors_beside_other_things(tmp_path: Path, nest: str) -> None:
     assert found.entry.name == "r3d-18" and found.left_out == ()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [
@@ -205,6 +206,7 @@ class Malicious:
         return os.system, (f"touch {self.path}",)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["torch", "pickle", "old torch"])
 def test_a_malicious_pickle_is_never_run(tmp_path: Path, how: str) -> None:
     trace, path = tmp_path / "run", tmp_path / "weights.pth"

@@ -206,6 +206,7 @@ def test_decoding_goes_on_while_the_backbone_computes(
     assert len(results) == 4
 
 
+@pytest.mark.slow
 def test_inputs_are_taken_as_they_are_needed(made_up_videos: list[str]) -> None:
     taken = 0
 

@@ -209,6 +209,7 @@ def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
         save_features(tmp_path / "taken" / "v.safetensors", make_features())
 
 
+@pytest.mark.slow
 def test_the_same_features_make_the_same_file(tmp_path: Path) -> None:
     """In every process: the order of hashes is not the same in all of them."""
     script = """

@@ -52,6 +52,7 @@ def extracted(paths: Iterable[Path], backbones: list[Backbone], cut: Chosen, poo
         yield from joined(compute_features(videos, backbones, UniformSampling(4), batch_size=4))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at_once", [1, 3, 128])
 def test_parts_together_are_the_whole(
     toy: Toy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bad_files: dict[str, Path], at_once: int

@@ -13,11 +13,9 @@ from pathlib import Path
 
 from artefacts import ARTEFACTS
 
-import capvid.storage
 from capvid.errors import CapvidError, InternalError
 from capvid.video.workers import Worker, WorkerDiedError, WorkerError
 
-COUNT = "fuzz mutants"  # property of a test: how many mutants it tried
 SECONDS = 10.0
 EXTRA_BYTES = 1 << 30
 UNPREPARED = "unprepared"
@@ -29,7 +27,6 @@ def prepare(name: str, original: Path) -> None:
     """Read a valid file, so that everything is imported, then limit the address space to 1 GiB more."""
     limit = resource.getrlimit(resource.RLIMIT_AS)[1]
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-    capvid.storage._PAUSE = 0.0  # a damaged local Parquet file is read six times, seconds apart
     ARTEFACTS[name].read(original)
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     bytes_allowed = pages * resource.getpagesize() + EXTRA_BYTES

@@ -81,6 +81,7 @@ def test_one_video_scores_zero() -> None:
     assert CiderD({"v": ["a dog runs fast"]}).score({"v": "a dog runs fast"}) == (0.0, {"v": 0.0})
 
 
+@pytest.mark.slow
 def test_empty_captions_score_zero() -> None:
     references = {"v": ["a dog runs fast"], "w": [""], "x": ["a cat"]}
     corpus, scores = CiderD(references).score({"v": "", "w": "", "x": " . "})

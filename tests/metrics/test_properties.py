@@ -92,6 +92,7 @@ def _holds(caption: str, gram: tuple[str, ...]) -> bool:
     return f" {' '.join(gram)} " in f" {caption} "
 
 
+@pytest.mark.slow
 @some
 @given(cases(), st.integers(1, 3))
 def test_repeated_references_count_for_cider_alone(

@@ -16,6 +16,7 @@ from test_records import SETTINGS
 from capvid.output import Report
 
 
+@pytest.mark.slow
 def test_results_are_written_as_they_come(tmp_path: Path) -> None:
     """Beside the page's place, so that it is never there in part; memory does not grow with them."""
     path = tmp_path / "p.html"
@@ -73,6 +74,7 @@ def test_a_page_that_cannot_be_written_leaves_what_was_there(tmp_path: Path) -> 
     assert path.read_text() == "before" and list(tmp_path.iterdir()) == [path]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="SIGKILL")
 def test_a_kill_leaves_no_page_and_the_next_run_clears_up(tmp_path: Path) -> None:
     path = tmp_path / "p.html"

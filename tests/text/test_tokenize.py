@@ -74,6 +74,7 @@ def test_result_is_the_callers_own() -> None:
     assert ptb_tokenize("one two") == ["one", "two"]
 
 
+@pytest.mark.slow
 def test_plain_captions_do_not_import_nltk() -> None:
     code = (
         "import sys; from capvid.text.tokenize import words; words('A man rides.');"

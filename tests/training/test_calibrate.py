@@ -210,6 +210,7 @@ def test_a_fine_tuned_captioner_is_calibrated_anew(tmp_path: Path) -> None:
     ) == (kept.info["generic"] == start.info["generic"])
 
 
+@pytest.mark.slow
 def test_what_cannot_be_calibrated_is_said_and_no_failure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -231,6 +231,7 @@ def test_kept_features_are_of_the_same_layer_and_given_features(inputs: DistilIn
     assert path.stat().st_mtime_ns == before  # found, not computed again
 
 
+@pytest.mark.slow
 def test_what_resuming_and_small_data_say(inputs: DistilInputs, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="do not fill a batch of 100"):
         run(recipe(batch_size=100), inputs, tmp_path / "small")

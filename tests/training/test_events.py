@@ -80,6 +80,7 @@ def test_events_are_those_of_the_log(new: Callable[[str], Trainer]) -> None:
         assert said.splitlines() == [f"    {video}: {caption}" for video, caption in row["samples"].items()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("save_every", [0.0, 5.0])
 def test_a_run_that_is_broken_off_has_the_events_of_an_unbroken_one(
     new: Callable[[str], Trainer], save_every: float
@@ -101,6 +102,7 @@ def test_a_run_that_is_broken_off_has_the_events_of_an_unbroken_one(
     assert [step for step, _ in found["steps/captions_per_second"]] == list(range(1, 13))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("told", [True, False])
 def test_an_epoch_that_ended_without_its_state_is_told_once(
     new: Callable[[str], Trainer], told: bool
@@ -123,6 +125,7 @@ def test_an_epoch_that_ended_without_its_state_is_told_once(
     assert timeless(run(again)) == timeless(run(new("whole")))
 
 
+@pytest.mark.slow
 def test_a_file_that_is_damaged_at_its_end_is_mended(new: Callable[[str], Trainer]) -> None:
     whole = run(new("whole"))
     for number, damage in enumerate([b"\x05", b"\xff" * 40, b"\x04" + b"\0" * 11 + b"\xff" * 30]):

@@ -121,6 +121,7 @@ def test_mart_of_the_paper_with_other_sentences_remembered() -> None:
     torch.testing.assert_close(found.tolist(), expected[1], atol=1e-5, rtol=0)
 
 
+@pytest.mark.slow
 def test_from_the_second_epoch_on_and_resumed_exactly(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -67,6 +67,7 @@ def test_a_captioner_that_was_not_bettered(tmp_path: Path) -> None:
     assert list(upper.lines[0].get_xdata()) == [1, 2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", [".PNG", ".pdf", ".svg"])
 def test_kinds_of_pictures(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / "new folder" / f"run{suffix}"

@@ -78,6 +78,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Search:
     return made
 
 
+@pytest.mark.slow
 def test_draws_are_in_their_ranges_and_depend_on_seed_and_number_alone() -> None:
     space = {
         "training.learning_rate": Range(low=1e-4, high=1e-1, log=True),
@@ -231,6 +232,7 @@ def test_the_best_trial_becomes_the_run(whole: Search) -> None:
     assert not list(whole.folder.rglob("state.safetensors")) and not list(whole.folder.rglob("*.tmp"))
 
 
+@pytest.mark.slow
 def test_a_trial_is_the_run_that_its_recipe_gives(whole: Search, tmp_path: Path) -> None:
     values = draw(whole.recipe.search, seed=1, number=2)
     videos, store = data(tmp_path)
@@ -335,6 +337,7 @@ def test_another_search_is_refused(whole: Search) -> None:
         Search(recipe(), **{**options, "videos": [first, *whole.videos[1:]]})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["search.json", "search.jsonl"])
 def test_damaged_notes_of_a_search(tmp_path: Path, name: str) -> None:
     with pytest.raises(BrokenError):
@@ -364,6 +367,7 @@ def test_what_cannot_be_searched_is_said_before_anything_is_trained(tmp_path: Pa
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_the_test_split_is_seen_by_the_best_alone(tmp_path: Path) -> None:
     videos, _ = data(tmp_path)
     tensors = load_file(tmp_path / "features.safetensors")
@@ -378,6 +382,7 @@ def test_the_test_split_is_seen_by_the_best_alone(tmp_path: Path) -> None:
     assert [path.parent.name for path in (tmp_path / "run").rglob("test.json")] == ["run"]
 
 
+@pytest.mark.slow
 def test_a_checkpoint_is_whole_while_another_takes_its_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -405,6 +410,7 @@ def test_a_checkpoint_is_whole_while_another_takes_its_place(
     assert load_checkpoint(made.folder).info == before
 
 
+@pytest.mark.slow
 def test_a_new_search_forgets_an_old_one_and_nothing_else(tmp_path: Path) -> None:
     with pytest.raises(BrokenError):
         search(tmp_path, reporter=Told(7)).run()

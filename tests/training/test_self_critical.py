@@ -65,6 +65,7 @@ def test_it_raises_what_it_is_rewarded_with(half_trained: Trainer) -> None:
     assert load_checkpoint(made.folder).info["val_cider"] == best.cider
 
 
+@pytest.mark.slow
 def test_the_captioner_it_begins_with_stays_the_best_until_there_is_a_better(half_trained: Trainer) -> None:
     start = load_checkpoint(half_trained.folder)
     made = fine_tuner(half_trained, "self_critical.learning_rate=0.0", "self_critical.epochs=2")
@@ -76,6 +77,7 @@ def test_the_captioner_it_begins_with_stays_the_best_until_there_is_a_better(hal
         assert torch.equal(kept.captioner.state_dict()[name], tensor)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 def test_the_loss_is_that_of_the_papers(
     half_trained: Trainer, monkeypatch: pytest.MonkeyPatch, temperature: float

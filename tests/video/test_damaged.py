@@ -79,6 +79,7 @@ def test_truncated(
         assert sampled.info.why == "the file is damaged"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fill", ["zeros", "noise"])
 @pytest.mark.parametrize("name", STREAMS)
 def test_a_hole(

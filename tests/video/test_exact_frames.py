@@ -107,6 +107,7 @@ def test_both_readers_give_the_same(path: Path, name: str) -> None:
     assert difference.mean() <= (5 if "10" in name else 0.5), difference.mean()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", STREAMS)
 def test_each_frame_alone_is_that_of_decoding_all(path: Path, name: str) -> None:
     """Whatever way the reader takes to a frame: every level of every pixel is the same."""

@@ -108,7 +108,7 @@ def test_sparse_parts_choose_what_all_parts_would() -> None:
 
 @pytest.mark.parametrize("times", [[], [0.0], [0.0] * 6, [-5.0, -5.0, 0.0], [0.0, 1e28]])
 @pytest.mark.parametrize(
-    "sampling", [RateSampling(2), UniformSampling(4), parse_sampling("windows:1/99999999999999999999")]
+    "sampling", [RateSampling(2), UniformSampling(4), parse_sampling("windows:1/100000")]
 )
 def test_odd_times(times: list[float], sampling: Sampling) -> None:
     chosen = sampling.choose(np.array(times))

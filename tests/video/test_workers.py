@@ -74,6 +74,7 @@ def test_what_a_decoder_prints_goes_nowhere(worker: Worker, capfd: pytest.Captur
     assert capfd.readouterr() == ("", "")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("call", "code", "crashed"),
     [
