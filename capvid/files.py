@@ -107,10 +107,9 @@ def read_regular(path: str | Path, *, max_bytes: int) -> bytes:
         OSError: as :func:`open_regular`, or the file is larger.
     """
     with open_regular(path) as file:
-        data = file.read(max_bytes + 1)
-    if len(data) > max_bytes:
-        raise OSError(errno.EFBIG, f"larger than the limit of {max_bytes} bytes", str(path))
-    return data
+        if os.fstat(file.fileno()).st_size > max_bytes:
+            raise OSError(errno.EFBIG, f"larger than the limit of {max_bytes} bytes", str(path))
+        return file.read()
 
 
 def sha256_file(path: str | Path) -> str:

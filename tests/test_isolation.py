@@ -36,6 +36,7 @@ from capvid.video.segments import EqualSegments
 __all__ = ["capvid"]
 
 Patch = pytest.MonkeyPatch
+SLOW = pytest.mark.slow
 GOOD, BAD = 10, 30
 WHITE = 250  # mean of the bad clip's frames is above, of all others below
 BAD_FRAMES = 2  # of the bad clip; all others have at least four
@@ -428,7 +429,7 @@ def mixed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Path]]:
     [
         "txt",
         "shards",
-        *(pytest.param(form, marks=pytest.mark.slow) for form in ("json", "csv", "srt", "parquet")),
+        *(pytest.param(form, marks=SLOW) for form in ("json", "csv", "srt", "parquet")),
     ],
 )
 def test_thirty_bad_inputs_among_ten_good_clips(

@@ -48,20 +48,20 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 
 def _check_size(path: Path, file: BinaryIO, size: int) -> None:
     """Raise WeightsError if a file, or what a zip file unpacks to, is larger than weights may be."""
-    unpacked = size
-    if zipfile.is_zipfile(file):
-        try:
+    entries: list[zipfile.ZipInfo] = []
+    try:
+        if zipfile.is_zipfile(file):
             with zipfile.ZipFile(file) as archive:
                 entries = archive.infolist()
-        except (zipfile.BadZipFile, ValueError, NotImplementedError, EOFError) as error:
-            raise WeightsError(
-                f"{path}: not a readable checkpoint ({error})", remedy="download the file again"
-            ) from error
-        _check_count(path, len(entries))
-        unpacked = sum(entry.file_size for entry in entries)
-    if max(size, unpacked) > limits().model_bytes or unpacked > _MOST_EXPANSION * size + GIB:
+    except (zipfile.BadZipFile, ValueError, NotImplementedError, EOFError) as error:
         raise WeightsError(
-            f"{path}: holds {max(size, unpacked)} bytes, more than weights may",
+            f"{path}: not a readable checkpoint ({error})", remedy="download the file again"
+        ) from error
+    _check_count(path, len(entries))
+    unpacked = max(size, sum(entry.file_size for entry in entries))
+    if unpacked > limits().model_bytes or unpacked > _MOST_EXPANSION * size + GIB:
+        raise WeightsError(
+            f"{path}: holds {unpacked} bytes, more than weights may",
             remedy="see the limits in the configuration",
         )
 
