@@ -148,16 +148,29 @@ def read_bytes(path: Path) -> bytes:
     try:
         data = read_regular(path, max_bytes=limits().text_bytes)
         if data.startswith(_GZIP):
-            with gzip.open(BytesIO(data)) as unpacked:
-                data = unpacked.read(limits().text_bytes + 1)
-            if len(data) > limits().text_bytes:
-                raise OSError(f"unpacks to more than the limit of {limits().text_bytes} bytes")
+            data = _unpacked(data)
     except FileNotFoundError:
         raise DataError(f"{path}: no such captions file") from None
     except (OSError, EOFError, zlib.error) as error:
         why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise DataError(f"{path}: not readable ({why})", remedy="give a whole, readable file") from error
     return data.removeprefix(_BYTE_ORDER_MARK)
+
+
+def _unpacked(data: bytes) -> bytes:
+    """Unpack gzip data.
+
+    Raises:
+        OSError, EOFError, zlib.error: they are damaged, or unpack to more than the limit.
+    """
+    max_bytes = limits().text_bytes
+    unpacked = bytearray()
+    with gzip.open(BytesIO(data)) as file:
+        while block := file.read(1 << 20):
+            unpacked += block
+            if len(unpacked) > max_bytes:
+                raise OSError(f"unpacks to more than the limit of {max_bytes} bytes")
+    return bytes(unpacked)
 
 
 def read_text(path: Path) -> str:

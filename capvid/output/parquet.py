@@ -95,12 +95,19 @@ def encoded(table: Any) -> bytes:
 
 
 def only_ok(data: bytes) -> bytes:
-    """Leave out the rows of videos that failed."""
+    """Leave out the rows of videos that failed.
+
+    Raises:
+        ValueError: the data are damaged.
+    """
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    table = pyarrow_parquet().read_table(pa.BufferReader(data))
-    return encoded(table.filter(pc.equal(table["status"], "ok")))
+    try:
+        table = pyarrow_parquet().read_table(pa.BufferReader(data))
+        return encoded(table.filter(pc.equal(table["status"], "ok")))
+    except (KeyError, OSError, pa.ArrowException) as error:  # Arrow reports damage as OSError, too
+        raise ValueError(str(error)) from error
 
 
 def written(storage: Storage, name: str) -> list[Written]:
@@ -119,7 +126,9 @@ def written(storage: Storage, name: str) -> list[Written]:
             try:
                 rows = parquet.ParquetFile(file).read(columns=["video", "status"]).to_pylist()
                 return [Written.of(row) for row in rows]
-            except (ValueError, KeyError, pa.ArrowException) as error:
+            except (OSError, ValueError, KeyError, pa.ArrowException) as error:
+                if isinstance(error, OSError) and (remote or error.errno is not None):
+                    raise  # by the system or a server: Arrow's own have no number
                 raise DataError(f"{place}: not a shard of capvid", remedy="move it elsewhere") from error
 
     return action() if storage.local is not None else patiently(place, "read", action)
