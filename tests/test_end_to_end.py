@@ -75,6 +75,7 @@ def test_captions_do_not_depend_on_the_batch_size(
         assert row["captions"][0]["logprob"] == pytest.approx(other["captions"][0]["logprob"], abs=1e-4)
 
 
+@pytest.mark.slow
 def test_features_of_another_kind_are_refused(shapes: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from capvid.features.file import load_features, save_features
 

@@ -66,6 +66,7 @@ def test_outputs_that_cannot_be(capvid: Run, checkpoint: Path, tmp_path: Path, o
     assert why in err
 
 
+@pytest.mark.slow
 def test_the_file_itself_is_never_replaced(capvid: Run, checkpoint: Path) -> None:
     assert capvid("convert", str(checkpoint))[0] == 0
     written = checkpoint.parent / "s3d.safetensors"

@@ -151,6 +151,7 @@ def test_parts_in_one_folder_are_the_whole(
     assert by_video(lines(out)) == records
 
 
+@pytest.mark.slow
 def test_parts_of_a_run_without_shards(
     capvid: Run, toy: Toy, folder: Path, records: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -188,6 +189,7 @@ def test_features_in_shards_are_the_files_of_extract(capvid: Run, folder: Path, 
     assert (code, err) == (0, "0 extracted, 6 skipped (already done)\n")
 
 
+@pytest.mark.slow
 def test_features_in_parquet(capvid: Run, folder: Path, tmp_path: Path) -> None:
     import numpy as np
 

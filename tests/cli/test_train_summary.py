@@ -52,6 +52,7 @@ def command(tmp_path: Path) -> list[object]:
     return ["train", "m3-small", *files, "-o", tmp_path / "run", "--device", "cpu", *sets]
 
 
+@pytest.mark.slow
 def test_what_is_shown_at_the_end(
     capvid: Run, command: list[object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -317,6 +317,7 @@ def test_trials_that_fail(tmp_path: Path) -> None:
         search(tmp_path / "none", recipe("data.min_count=999")).run()
 
 
+@pytest.mark.slow
 def test_another_search_is_refused(whole: Search) -> None:
     options: dict[str, Any] = {
         "trials": 3,

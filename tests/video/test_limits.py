@@ -77,6 +77,7 @@ def test_a_timestamp_far_away_costs_nothing(tmp_path: Path, last: float) -> None
         assert 1 <= len(spans) <= 6 and spans[-1][1] == timeline.duration
 
 
+@pytest.mark.slow
 def test_far_timestamps_in_a_batch(capvid: Run, toy: Toy, tmp_path: Path) -> None:
     far = write_far(tmp_path / "far.mkv", 1e12)
     good = write_video(tmp_path / "good.mp4")
