@@ -517,10 +517,15 @@ class Storage:
 
     Attributes:
         url: the address, or the path, as text.
+
+    Raises:
+        UsageError: the name is empty, as that of a shell variable without a value.
     """
 
     def __init__(self, folder: str | Path) -> None:
         self.url = os.fspath(folder)
+        if not self.url:
+            raise UsageError("the output folder has an empty name", remedy="give a folder, . for this one")
         if self.url.lower().startswith("file://"):
             self.url = os.fspath(located(self.url))
         self.local = None if is_url(self.url) else Path(self.url)

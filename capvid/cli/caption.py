@@ -252,7 +252,7 @@ def caption(
             f"{writer.extension} holds the subtitles of one video", remedy="give --output-dir for several"
         )
     pipeline = load(model, device=device, **options)
-    folder = Storage(output_dir).local if output_dir else None
+    folder = None if output_dir is None else Storage(output_dir).local
     if folder:
         common.check_writable_folder(folder)
     recorded = attention and writer.records_attention

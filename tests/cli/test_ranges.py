@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import pytest
-from toy import Run
+from toy import Run, Toy
 from typer.models import OptionInfo
 
 from capvid.cli import caption, data, extract, info, score, train
@@ -107,6 +107,16 @@ def test_an_empty_input(
         "",
         "error: an INPUT is empty; give a video, a folder or an address, . for this folder\n",
     )
+
+
+@pytest.mark.parametrize("command", [("caption", "--output-dir"), ("extract", "--backbone", "toy", "-o")])
+def test_an_empty_output_folder(
+    capvid: Run, toy: Toy, video_files: list[Path], command: tuple[str, ...]
+) -> None:
+    name, *options = command
+    code, out, err = capvid(name, video_files[0], *options, "")
+    assert (code, out) == (2, "")
+    assert err == "error: the output folder has an empty name; give a folder, . for this one\n"
 
 
 @pytest.mark.parametrize(
