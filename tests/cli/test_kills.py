@@ -39,7 +39,7 @@ def caption(toy: Toy, videos: Path, out: Path, *more: object) -> list[object]:
     ("command", "suffix", "verb", "sizes", "kills"),
     [
         (extract, "safetensors", "extracted", (2, 8, 32), 10),
-        (caption, "json", "captioned", (1, 2, 8), 20),
+        (caption, "json", "captioned", (1, 2, 8), 12),
     ],
     ids=["extract", "caption"],
 )

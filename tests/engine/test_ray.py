@@ -24,7 +24,7 @@ from capvid.output.feature_shards import read_webdataset
 
 pytest.importorskip("ray")
 # A busy machine starts processes slowly.
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.exhaustive, pytest.mark.timeout(900)]
 ROOT = Path(__file__).resolve().parents[2]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -54,7 +55,7 @@ class DistilOptions:
     temperature: float = bounded(2.0, least=0.01, most=1000)
     least_area: float = bounded(0.4, least=0.01, most=1)
     views: int = bounded(0, least=0, most=1000)
-    learning_rate: float = bounded(3e-3, least=1e-12, most=100)
+    learning_rate: float = bounded(3e-3, least=1e-12, most=math.inf)
     warmup: float = bounded(0.05, least=0, most=1)
     epochs: int = 40
     batch_size: int = bounded(128, most=65_536)
