@@ -290,5 +290,6 @@ def _fill(captioner: Captioner, path: Path) -> None:
                     f"{path.name}: {name} must be {wanted} of {'/'.join(sorted(types))}, "
                     f"got {shape} of {stored[name].get_dtype()}"
                 )
-    captioner.to_empty(device="cpu")
-    captioner.load_state_dict(load_file(path))
+    # Copies, since tensors as they are loaded stay mapped to the file.
+    weights = {name: tensor.to(expected[name].dtype, copy=True) for name, tensor in load_file(path).items()}
+    captioner.load_state_dict(weights, assign=True)
