@@ -74,6 +74,7 @@ def fetch(
     return answer
 
 
+@pytest.mark.slow
 def test_first_download_is_recorded_and_then_served_from_the_cache(hub: FakeHub, tmp_path: Path) -> None:
     hub.put(b"some weights", RESNET.file)
     path = Path(fetch(tmp_path, hub.url)["path"])

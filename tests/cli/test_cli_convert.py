@@ -83,6 +83,7 @@ def test_unknown_backbone_and_missing_file(capvid: Run, checkpoint: Path) -> Non
     assert code == 1 and "none.pth: no such file" in err and err.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_a_file_that_its_backbone_will_not_take(capvid: Run, tmp_path: Path) -> None:
     entry = backbone_entry("x3d-xs")
     torch.save(build(entry, "fc").state_dict(), tmp_path / "x3d.pt")

@@ -92,6 +92,7 @@ def test_activitynet(annotations: Path, capvid: Run, tmp_path: Path) -> None:
     assert timed["scores"] == alone["scores"]
 
 
+@pytest.mark.slow
 def test_youcook2(annotations: Path, capvid: Run, tmp_path: Path) -> None:
     folder = annotations / "youcook2"
     told = read(folder / "captioning_val.json.gz")

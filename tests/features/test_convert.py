@@ -9,7 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import timm
 import torch
 from networks_once import networks_once
 from safetensors.torch import load_file, save_file
@@ -145,6 +144,8 @@ def test_vgg_as_torchvision_has_it(tmp_path: Path) -> None:
 def test_efficientnet_lite0_as_lukemelas_has_it(tmp_path: Path) -> None:
     """His package numbers all blocks through; what is converted computes what timm's network does."""
     torch.manual_seed(0)
+    import timm
+
     network = timm.create_model("tf_efficientnet_lite0")
     for module in network.modules():
         if isinstance(module, torch.nn.BatchNorm2d):
@@ -250,6 +251,7 @@ def test_files_that_are_no_checkpoints(tmp_path: Path) -> None:
         convert(cut, backbone="colour-grid")
 
 
+@pytest.mark.slow
 def test_a_converted_file_is_loaded_and_the_same_again(tmp_path: Path) -> None:
     torch.manual_seed(0)
     entry = backbone_entry("mc3-18")

@@ -60,6 +60,7 @@ def test_one_caption_never_moves_into_anothers_place() -> None:
     assert "version" in ptb_java.java_version()
 
 
+@pytest.mark.slow
 @needs_jar
 @pytest.mark.shared
 def test_published_tokens(shared_data: Path) -> None:

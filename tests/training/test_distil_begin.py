@@ -10,7 +10,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import timm
 import torch
 from distilling import CPU, Silent, StoppedError, Stopping, recipe, run, toy_inputs
 from fast_paths import needs_bf16
@@ -42,6 +41,8 @@ def inputs(tmp_path: Path) -> DistilInputs:
 def lite0(seed: int = 0) -> nn.Module:
     """timm's EfficientNet-Lite0, padded alike on all sides, with random weights and statistics."""
     torch.manual_seed(seed)
+    import timm
+
     network = timm.create_model("efficientnet_lite0", num_classes=0)
     for module in network.modules():
         if isinstance(module, nn.BatchNorm2d):
