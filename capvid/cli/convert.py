@@ -11,6 +11,8 @@ from capvid.cli import common, completion
 from capvid.cli.streams import print_line
 from capvid.errors import UsageError
 
+_NAMED = 10  # tensors that a message names
+
 
 def convert(
     file: Annotated[Path, typer.Argument(metavar="FILE", show_default=False)],
@@ -48,7 +50,9 @@ def convert(
         output = file.parent / own_file_name(found.entry)
         _check(output, file)
     digest = found.save(output)
-    left_out = f", left out: {', '.join(found.left_out)}" if found.left_out else ""
+    names = found.left_out
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    left_out = f", left out: {', '.join(names[:_NAMED])}{more}" if names else ""
     print_line(
         f"{output}: {len(found.tensors)} tensors of {found.entry.name}, sha256 {digest}{left_out}", err=True
     )

@@ -153,12 +153,18 @@ class Decoder:
                 if future is not None:
                     future.cancel()
 
-    @staticmethod
-    def _timeline(item: Input, future: Future[Timeline] | None) -> tuple[Input, Timeline | None]:
+    def _timeline(self, item: Input, future: Future[Timeline] | None) -> tuple[Input, Timeline | None]:
         try:
             return item, None if future is None else future.result()
+        except WorkerTimeoutError:  # decoding would hang for as long again
+            return failed_input(item, self._late(path_of(item))), None
         except Exception:  # whatever a decoder throws, it will throw again
             return item, None
+
+    def _late(self, path: VideoPath) -> DecoderError:
+        return DecoderError(
+            path, f"not decoded within {self._pool.timeout:g} seconds", remedy="allow more with --timeout"
+        )
 
     def _submit(self, item: Input, reader: str) -> Future[Decoded]:
         sampling = getattr(item, "sampling", self._sampling)
@@ -182,9 +188,7 @@ class Decoder:
                     raise
                 decoded = self._submit(item, "pyav").result()  # what crashes one reader another may read
         except WorkerTimeoutError:
-            failure = DecoderError(
-                path, f"not decoded within {self._pool.timeout:g} seconds", remedy="allow more with --timeout"
-            )
+            failure = self._late(path)
         except WorkerDiedError as died:
             failure = DecoderError(
                 path, f"the process that decoded it was ended ({died})", remedy="convert it, say with ffmpeg"

@@ -36,3 +36,19 @@ def test_a_process_that_hangs_or_dies_costs_its_own_file(
     assert "not decoded within 5 seconds" in failed["sleeps"]
     assert "was ended (SIGKILL)" in failed["killed"] and "was ended (SIGSEGV)" in failed["crashes"]
     assert all(len(video) == 3 for video in videos if video.name not in failed)
+
+
+@pytest.mark.slow
+def test_a_video_whose_timeline_hangs_is_not_decoded_as_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ahead, "read_timeline", misbehaving.timeline)
+    monkeypatch.setattr(ahead, "decode_video", misbehaving.decode)  # which would raise ValueError
+    paths = [write_video(tmp_path / f"{name}.mp4", seed=1, frames=3) for name in ("a", "raises")]
+    views = [View.of(backbone_entry("colour-grid"))]
+    with WorkerPool(1, timeout=3) as pool:
+        decoder = Decoder(pool, sampling=UniformSampling(3), views=views)
+        timelines = list(decoder.timelines(paths, ahead=2))
+        videos = list(decoder.videos((item for item, _ in timelines), frames=8))
+    assert [video.error is None for video in videos] == [True, False]
+    assert "not decoded within 3 seconds" in str(videos[1].error)
