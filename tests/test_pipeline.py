@@ -60,6 +60,7 @@ def test_it_is_read_extract_decode(toy: Toy, video_files: list[Path]) -> None:
             assert caption.logprob == pytest.approx(sum(hypothesis.logprobs), abs=1e-2)
 
 
+@pytest.mark.slow
 def test_batch_size_changes_nothing(toy: Toy, video_files: list[Path]) -> None:
     each = [list(load(toy.model, batch_size=size).stream(video_files)) for size in (1, 2, 8)]
     for one, two, eight in zip(*each, strict=True):

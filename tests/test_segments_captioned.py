@@ -172,6 +172,7 @@ def test_features_are_cut_by_their_times(toy: Toy, long_video: Path, tmp_path: P
     assert isinstance(failed.error, DataError) and "segments need times" in str(failed.error)
 
 
+@pytest.mark.slow
 def test_subtitles_have_the_segments_times(
     capvid: Run, toy: Toy, long_video: Path, video_files: list[Path], tmp_path: Path
 ) -> None:
