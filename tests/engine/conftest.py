@@ -23,10 +23,10 @@ def quick_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def many_videos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of 300 short videos, of which 20 are broken."""
+    """A folder of 160 short videos, of which 20 are broken."""
     folder = tmp_path_factory.mktemp("many") / "clips"
     kinds = [write_video(folder.parent / f"{n}.mp4", seed=n, frames=4 + n) for n in range(KINDS)]
-    for number in range(280):
+    for number in range(140):
         path = folder / f"{number % 7}" / f"clip {number:03}.mp4"
         path.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(kinds[number % KINDS], path)
