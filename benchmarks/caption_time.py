@@ -29,8 +29,8 @@ def parts(runs: int, video: Path) -> dict[str, float]:
     import torch
 
     import capvid
-    from capvid.features.backbones import load_backbone
-    from capvid.video.source import read_frames
+    from capvid.backbones.backbone import load_backbone
+    from capvid.video.readers import read_frames
 
     pipeline = capvid.load()
     pipeline(video)
@@ -40,7 +40,7 @@ def parts(runs: int, video: Path) -> dict[str, float]:
     return {
         "decoding": median(runs, lambda: read_frames(video, pipeline.sampling)),
         "backbone": median(runs, lambda: backbone(sampled.frames)),
-        "captioner": median(runs, lambda: pipeline._decode([features.numpy()])),
+        "captioner": median(runs, lambda: pipeline.caption_features([features.numpy()])),
     }
 
 

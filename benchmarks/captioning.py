@@ -17,12 +17,11 @@ import psutil
 import torch
 
 import capvid
-from capvid.features.ahead import Decoder
-from capvid.features.decode import View
-from capvid.features.extract import extract_features
+from capvid.features.extraction import extract
+from capvid.features.prefetch import DecodeStage, View
 from capvid.pipeline import CaptionPipeline
-from capvid.video.inputs import find_videos
-from capvid.video.workers import WorkerPool
+from capvid.video.input_set import find_videos
+from capvid.video.worker_pool import WorkerPool
 
 EVERY = 100
 
@@ -34,16 +33,16 @@ class Stages:
         self.pipeline = pipeline
         self.paths = paths
         self.pool = pool
-        (self.backbone,) = pipeline._backbones
-        extracted = extract_features(paths, [self.backbone], pipeline.sampling, pool=pool)
+        (self.backbone,) = pipeline.loaded_backbones
+        extracted = extract(paths, [self.backbone], pipeline.sampling, pool=pool)
         self.results = [result for result in extracted if result.features is not None]
         self.crops: list[np.ndarray] = []
 
     def decoding(self) -> None:
         """Frames of all videos, cut and resized in the pool's processes."""
         views = [View.of(self.backbone.entry)]
-        decoder = Decoder(self.pool, sampling=self.pipeline.sampling, views=views)
-        self.crops = [v.decoded.crops[0] for v in decoder.videos(self.paths, frames=32) if v.decoded]
+        stage = DecodeStage(sampling=self.pipeline.sampling, views=tuple(views), frames=32)
+        self.crops = [v.decoded.crops[0] for v in stage.videos(self.pool, self.paths) if v.decoded]
 
     def model(self) -> None:
         """The backbone, from crops that are in memory."""
@@ -53,7 +52,7 @@ class Stages:
         """Captions, from features that are in memory."""
         size = self.pipeline.batch_size
         for start in range(0, len(self.results), size):
-            list(self.pipeline._describe(self.results[start : start + size]))
+            list(self.pipeline.describe(self.results[start : start + size]))
 
 
 def seconds(run: Callable[[], None], repeats: int = 3) -> float:

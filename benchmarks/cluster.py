@@ -24,8 +24,8 @@ from typing import Any
 
 import psutil
 
-from capvid.cli.common import default_workers
-from capvid.video.search import EXTENSIONS
+from capvid.utils.options import RuntimeOptions
+from capvid.video.discovery import EXTENSIONS
 
 STORE = 400 << 20  # bytes of the object stores of all nodes
 EVERY = 0.5  # seconds between two looks at the memory
@@ -124,7 +124,7 @@ def main() -> None:
     options = parser.parse_args()
     clips = sorted(path for path in options.folder.iterdir() if path.suffix.lower() in EXTENSIONS)
     model = ["--model", options.model] if options.model else []
-    os.environ["OMP_NUM_THREADS"] = str(cores := default_workers())
+    os.environ["OMP_NUM_THREADS"] = str(cores := RuntimeOptions().num_workers)
     print(f"{len(clips)} clips, {cores} cores, object stores of {STORE >> 20} MiB in all", flush=True)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

@@ -17,12 +17,12 @@ from made import SEGMENTS, features_for, make
 from products import products_of
 from torch import Tensor
 
-from capvid.captioners import CAPTIONERS, Captioner
-from capvid.captioners.base import ParagraphCaptioner
-from capvid.decoding import DecodingOptions, decode, decode_paragraphs
-from capvid.heap import keep_freed_memory
+from capvid.captioners.base import CAPTIONERS, Captioner, ParagraphCaptioner
+from capvid.decoding.beam_search import decode, decode_paragraphs
+from capvid.decoding.decoding_options import DecodingOptions
 from capvid.text.vocabulary import BOS, SPECIAL
 from capvid.training.recipe import load_recipe
+from capvid.utils.device import keep_freed_memory
 
 VIDEOS, WORDS = 64, 9
 

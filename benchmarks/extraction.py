@@ -16,13 +16,12 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from capvid.features.ahead import Decoder
-from capvid.features.backbones import Backbone, load_backbone
-from capvid.features.decode import View
-from capvid.features.extract import extract_features
-from capvid.video.inputs import find_videos
-from capvid.video.sampling import UniformSampling
-from capvid.video.workers import WorkerPool
+from capvid.backbones.backbone import Backbone, load_backbone
+from capvid.features.extraction import extract
+from capvid.features.prefetch import DecodeStage, View
+from capvid.video.frame_sampling import UniformSampling
+from capvid.video.input_set import find_videos
+from capvid.video.worker_pool import WorkerPool
 
 FRAMES = 28
 SAMPLING = UniformSampling(FRAMES)
@@ -40,12 +39,9 @@ class Runs:
 
     def decoding(self, pool: WorkerPool) -> int:
         """Decode alone: frames of all videos, cut and resized in the pool's processes."""
-        decoder = Decoder(pool, sampling=SAMPLING, views=[View.of(self.backbone.entry)])
-        self.crops = [
-            video.decoded.crops[0]
-            for video in decoder.videos(self.paths, frames=self.batch_size)
-            if video.decoded
-        ]
+        views = (View.of(self.backbone.entry),)
+        stage = DecodeStage(views=views, sampling=SAMPLING, frames=self.batch_size)
+        self.crops = [v.decoded.crops[0] for v in stage.videos(pool, self.paths) if v.decoded]
         return sum(map(len, self.crops))
 
     def model(self) -> int:
@@ -54,9 +50,7 @@ class Runs:
 
     def pipeline(self, pool: WorkerPool) -> int:
         """Both, overlapping."""
-        results = extract_features(
-            self.paths, [self.backbone], SAMPLING, batch_size=self.batch_size, pool=pool
-        )
+        results = extract(self.paths, [self.backbone], SAMPLING, batch_size=self.batch_size, pool=pool)
         return sum(len(result.features) for result in results if result.features)
 
     @torch.inference_mode()

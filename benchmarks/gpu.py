@@ -68,7 +68,7 @@ def decoding(device: torch.device, *, quick: bool) -> Iterator[Result]:
     import decoding as benchmark
     from made import SEGMENTS, make
 
-    from capvid.captioners import CAPTIONERS
+    from capvid.captioners.base import CAPTIONERS
     from capvid.training.recipe import load_recipe
 
     benchmark.VIDEOS = 4 if quick else benchmark.VIDEOS
@@ -92,8 +92,8 @@ def extraction(device: torch.device, *, quick: bool) -> Iterator[Result]:
     """Frames per second of decoding, of the bundled backbone, and of both in the pipeline."""
     from extraction import Runs, timed
 
-    from capvid.features.backbones import load_backbone
-    from capvid.video.workers import WorkerPool
+    from capvid.backbones.backbone import load_backbone
+    from capvid.video.worker_pool import WorkerPool
 
     with tempfile.TemporaryDirectory() as folder:
         clips = [Path(folder) / f"{number}.mp4" for number in range(4 if quick else CLIPS)]
@@ -118,7 +118,7 @@ def training(device: torch.device, *, quick: bool) -> Iterator[Result]:
     """Samples per second of every captioner, in float32 and under bfloat16 autocast."""
     from training import samples_per_second
 
-    from capvid.captioners import CAPTIONERS
+    from capvid.captioners.base import CAPTIONERS
 
     for name in list(CAPTIONERS)[: 1 if quick else None]:
         for precision in ("fp32",) if quick else ("fp32", "bf16"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from capvid.captioners import Captioner, build, captioner_class
+from capvid.captioners.base import CAPTIONERS, Captioner, build
 from capvid.training.recipe import Recipe
 
 VOCABULARY, FRAMES, WIDTH, LOCATIONS, SEGMENTS = 5000, 8, 1024, 49, 3
@@ -14,7 +14,7 @@ VOCABULARY, FRAMES, WIDTH, LOCATIONS, SEGMENTS = 5000, 8, 1024, 49, 3
 def make(recipe: Recipe) -> Captioner:
     """The recipe's captioner for GoogLeNet's features, maps if it looks at maps."""
     sizes = {"vocabulary_size": VOCABULARY, "feature_width": WIDTH, **recipe.model}
-    kind = captioner_class(recipe.captioner)
+    kind = CAPTIONERS[recipe.captioner]
     maps = kind.needs_maps(kind.config_class.from_dict(sizes))
     return build(recipe.captioner, {**sizes, "locations": LOCATIONS if maps else 0})
 

@@ -59,10 +59,10 @@ def theirs(case: dict[str, Any]) -> dict[str, tuple[float, float]]:
 
 def ours(case: dict[str, Any]) -> dict[str, tuple[float, float]]:
     """Seconds and corpus score of each part of capvid."""
-    from capvid.metrics import CiderD
     from capvid.metrics.bleu import bleu_scores
+    from capvid.metrics.cider import CiderD
     from capvid.metrics.rouge import rouge_l
-    from capvid.text import tokenize
+    from capvid.text import tokenization as tokenize
 
     tokenize._tokens.cache_clear()
     start = time.perf_counter()

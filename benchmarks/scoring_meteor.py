@@ -59,9 +59,9 @@ def measure(
     watcher.start()
     start = time.perf_counter()
     if way == "capvid":
-        from capvid.metrics.meteor import meteor_scores as scores
+        from capvid.metrics.meteor.meteor_scorer import meteor_scores as scores
     else:
-        from capvid.metrics.meteor_java import meteor_scores as scores
+        from capvid.metrics.meteor.java_meteor import meteor_scores as scores
     corpus, _ = scores(predictions, references)
     seconds = time.perf_counter() - start
     stop.set()

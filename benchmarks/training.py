@@ -13,12 +13,13 @@ import time
 import torch
 from made import SEGMENTS, VOCABULARY, features_for, make
 
-from capvid.captioners import CAPTIONERS, Captioner
-from capvid.data.batches import Batch
-from capvid.heap import keep_freed_memory
+from capvid.captioners.base import CAPTIONERS, Captioner
+from capvid.datasets.batches import Batch
 from capvid.text.vocabulary import BOS, EOS, PAD
-from capvid.training.optimise import Objective, bf16_in_hardware, clip_gradients, make_optimizer
+from capvid.training.objectives import Objective
+from capvid.training.optimization import bf16_in_hardware, clip_gradients, make_optimizer
 from capvid.training.recipe import load_recipe
+from capvid.utils.device import keep_freed_memory
 
 WORDS = 9
 

@@ -19,15 +19,16 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
-from capvid.data import frames
-from capvid.data.captions import CaptionedVideo
-from capvid.features.file import FeatureHeader, Features, StreamHeader, load_features, save_features
-from capvid.features.store import FeatureStore
+from capvid.backbones.catalog import StreamHeader
+from capvid.datasets import examples as frames
+from capvid.datasets.dataset import CaptionedVideo
+from capvid.features.feature_file import FeatureHeader, Features, load_features, save_features
+from capvid.features.feature_store import FeatureStore
 from capvid.text.vocabulary import BOS, EOS
-from capvid.training.loop import Trainer
-from capvid.training.optimise import clip_gradients
-from capvid.training.progress import EpochResult, Reporters
+from capvid.training.optimization import clip_gradients
 from capvid.training.recipe import Recipe, load_recipe
+from capvid.training.reporters import EpochResult, Reporters
+from capvid.training.trainer import Trainer
 
 FRAMES, WIDTH, WORDS, CAPTIONS = 28, 1024, 4000, 20
 VALIDATION = 4

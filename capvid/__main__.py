@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from capvid.cli import main
+from capvid.cli.app import main
 
 if __name__ == "__main__":
     sys.exit(main())

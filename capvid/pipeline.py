@@ -1,6 +1,9 @@
-"""Video in, captions out: what ``capvid.load`` returns and what the command line calls.
+"""Video in, captions out: ``load()`` and the pipeline from inputs to results.
 
-Notation for tensor shapes: B videos, T frames, D width of the features.
+Inputs are prefetched and decoded by worker processes, backbones compute their features, the captioner
+decodes captions for batches of videos or segments, and these are rescored in double precision.
+
+Array shapes: B videos or segments, T frames, D feature width, L locations of a feature map.
 """
 
 from __future__ import annotations
@@ -8,373 +11,651 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, fields, replace
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
+from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
+from capvid.captioners.base import Carried, ParagraphCaptioner
 from capvid.captioners.checkpoint import Checkpoint
-from capvid.decoding import DecodingOptions
-from capvid.describe import Described, Describer, paragraph
-from capvid.errors import CapvidError, DataError, FeatureMismatchError, RunError, UsageError
-from capvid.features.ahead import Video, holds_features
-from capvid.features.decode import fetched
-from capvid.features.extract import TIMEOUT, ExtractionResult, compute_features, views_of
-from capvid.features.file import Features, load_features
-from capvid.features.parts import DecodeStage, joined
-from capvid.isolation import input_error
-from capvid.limits import limits
-from capvid.results import Caption, CaptionResult, Segment
-from capvid.storage import VideoPath, located
-from capvid.video.sampling import Sampling
-from capvid.video.segments import Segmentation, frames_within
-from capvid.video.workers import WorkerPool
+from capvid.captioners.layers import pad_frames, pad_segments
+from capvid.checkpoints.lookup import find_captioner, load_captioner
+from capvid.decoding.beam_search import as_tokens, check_repetition, decode, decode_paragraphs
+from capvid.decoding.confidence import Calibration, logprobs_of_average
+from capvid.decoding.decoding_options import DecodingOptions, Hypothesis
+from capvid.decoding.rescoring import check_specificity, in_double, rescore
+from capvid.errors import (
+    CapvidError,
+    CheckpointError,
+    DataError,
+    FeatureMismatchError,
+    RunError,
+    UsageError,
+    input_error,
+)
+from capvid.features.extraction import TIMEOUT, ExtractionResult, compute_features, views_of
+from capvid.features.feature_file import Features, load_features
+from capvid.features.prefetch import DecodeStage, Video, decode_video, fetched, holds_features
+from capvid.output.results import Caption, CaptionResult, Segment, WordScore
+from capvid.utils.device import resolve_device
+from capvid.utils.limits import limits
+from capvid.utils.storage import VideoPath, located
+from capvid.video.frame_sampling import ChosenTimes, Sampling, UniformSampling, parse_sampling
+from capvid.video.frame_source import ArraySource
+from capvid.video.segmentation import Segmentation, frames_within, parse_segments
+from capvid.video.worker_pool import WorkerPool
 
 if TYPE_CHECKING:
-    from capvid.features.backbones import Backbone
+    from typing_extensions import Self
 
-FRAMES_PER_VIDEO_IN_BATCH = 4
-FILES_PER_VIDEO_IN_BATCH = 8  # of features, which hold no frames and come at once; not of feature maps
+    from capvid.backbones.backbone import Backbone
+
+DEFAULT_FRAMES = 28
+TRAINED_OPTIONS = (
+    "length_penalty",
+    "specificity",
+    "no_repeat_words",
+)  # decoding options stored in checkpoints
+FRAMES_PER_VIDEO = 4  # frames per video of a batch that the backbones process together
+FILES_PER_VIDEO = 8  # feature files captioned in the place of one video; feature maps are too large for that
+RESCORED_TOGETHER = 64  # segments rescored in one batch
+MAPS_RESCORED_TOGETHER = 8  # the same for feature maps
+CACHED_SENTENCES = 4096  # sentences whose probability given the average video is cached
+
+Span = tuple[float, float | None]
 
 
-class CaptionPipeline:
-    """Captions videos, and files of features, with one captioner.
+def load(
+    model: str | Path | None = None,
+    *,
+    device: str = "auto",
+    weights: str | Path | None = None,
+    batch_size: int = 8,
+    workers: int = 2,
+    timeout: float | None = TIMEOUT,
+    reader: str = "auto",
+    segments: str | int | Path | None = None,
+    attention: bool = False,
+    pictures: bool = False,
+    **decoding: Any,
+) -> CaptionPipeline:
+    """Load a trained captioner with the backbones it needs.
 
     Args:
-        checkpoint: the captioner, its vocabulary and the header of the features it was trained on.
-        backbones: those that make such features, or a function that loads them, called when the first
-            video comes (files of features need none).
-        device: where the captioner computes.
-        sampling: which frames to take.
-        options: of the decoding.
-        batch_size: videos captioned together (of files of vectors eight times as many); captions do not
-            depend on it.
+        model: name of a bundled captioner, folder of a trained one, or ``OWNER/NAME[@REVISION]`` on the
+            Hugging Face Hub (also a GIT as transformers publishes it); None loads the default captioner.
+        device: ``auto``, ``cpu``, ``cuda``, ``cuda:N`` or ``mps``.
+        weights: file or folder of the backbone's weights; by default they are looked up in ``model/weights``,
+            the folders in ``CAPVID_WEIGHTS`` and the cache.
+        batch_size: videos captioned together; captions do not depend on it.
         workers: processes that decode videos.
-        timeout: seconds after which a file, or a part of a long one, is given up; None waits for ever.
-        segments: what cuts videos into segments, of which each gets a sentence; None captions them whole.
-        pictures: whether results have small pictures of the sampled frames.
-        model: name and revision of the captioner for results; None takes the checkpoint's name.
+        timeout: seconds before a file, or a part of a long one, is abandoned; None disables the limit.
+        reader: video reader: ``auto``, ``pyav`` or ``decord``.
+        segments: one sentence per segment: ``auto``, their number, or a file with their times; None captions
+            whole videos, except for paragraph captioners, which use ``auto``.
+        attention: whether captions carry attention traces.
+        pictures: whether results carry thumbnails of the sampled frames.
+        decoding: see :class:`~capvid.decoding.decoding_options.DecodingOptions` such as ``beam_size``; None
+            stands for the value the captioner was trained with.
+
+    Raises:
+        CheckpointError: the captioner does not exist or is damaged.
+        HubError: it cannot be downloaded.
+        UsageError: an argument cannot be used.
+        DataError: the file of segments is not understood.
+
+    Example:
+        >>> captioner = capvid.load("m3")
+        >>> captioner("video.mp4")
+        'a man is playing a guitar'
+    """
+    chosen = {name: value for name, value in decoding.items() if value is not None}
+    options = DecodingOptions.from_dict({**chosen, "trace": attention})
+    segmentation = None if segments is None else parse_segments(str(segments))
+    folder, published = find_captioner(model)
+    torch_device = resolve_device(device)
+    checkpoint, backbones, label = load_captioner(folder, published, weights=weights, device=torch_device)
+
+    max_words = int(checkpoint.info.get("max_words", options.max_length))
+    if options.max_length > max_words:
+        raise UsageError(f"{label}: its captions have {max_words} words at most", remedy="ask for no more")
+    trained = checkpoint.info.get("decoding", {})
+    try:
+        stored = {name: trained[name] for name in TRAINED_OPTIONS if name in trained.keys() - chosen.keys()}
+        DecodingOptions(**stored)
+    except (AttributeError, UsageError) as error:
+        raise CheckpointError(
+            f"{label}: its decoding options are damaged", remedy="train it again or copy it anew"
+        ) from error
+    try:
+        spec = checkpoint.header.sampling
+        max_frames = int(checkpoint.info.get("max_frames", DEFAULT_FRAMES))
+        sampling = parse_sampling(spec) if spec else UniformSampling(max_frames)
+    except UsageError as error:
+        raise CheckpointError(
+            f"{label}: captioner.json: features.sampling: {error.message}",
+            remedy="train it again or copy it anew",
+        ) from error
+    if segmentation is None and checkpoint.captioner.paragraphs:
+        segmentation = parse_segments("auto")
+    return CaptionPipeline(
+        checkpoint,
+        backbones,
+        device=torch_device,
+        sampling=sampling,
+        options=replace(options, **stored),
+        batch_size=batch_size,
+        workers=workers,
+        timeout=timeout,
+        reader=reader,
+        segments=segmentation,
+        pictures=pictures,
+        model=label,
+    )
+
+
+@dataclass(eq=False, repr=False)
+class CaptionPipeline:
+    """A trained captioner with its backbones; captions videos, frames and feature files.
+
+    Worker processes start with the first video and are kept until :meth:`close`, the end of a ``with`` block,
+    or garbage collection.
+
+    Args:
+        checkpoint: the captioner, its vocabulary and the header of its training features.
+        backbones: the backbones that compute such features, or a function that loads them when needed.
+        device: where the captioner computes.
+        sampling: which frames to sample.
+        options: decoding options.
+        batch_size: videos captioned together; captions do not depend on it.
+        workers: processes that decode videos.
+        timeout: seconds before a file, or a part of a long one, is abandoned; None disables the limit.
+        reader: name of the video reader.
+        segments: segmentation of videos, one sentence each; None captions whole videos.
+        pictures: whether results carry thumbnails of the sampled frames.
+        model: name and revision for results; by default the checkpoint's name.
     """
 
-    def __init__(
-        self,
-        checkpoint: Checkpoint,
-        backbones: Sequence[Backbone] | Callable[[], Sequence[Backbone]],
-        *,
-        device: torch.device | str,
-        sampling: Sampling,
-        options: DecodingOptions,
-        batch_size: int = 8,
-        workers: int = 2,
-        timeout: float | None = TIMEOUT,
-        segments: Segmentation | None = None,
-        pictures: bool = False,
-        model: str | None = None,
-    ) -> None:
-        if batch_size < 1 or workers < 1:
+    checkpoint: Checkpoint
+    backbones: Sequence[Backbone] | Callable[[], Sequence[Backbone]]
+    _: KW_ONLY
+    device: torch.device | str
+    sampling: Sampling
+    options: DecodingOptions
+    batch_size: int = 8
+    workers: int = 2
+    timeout: float | None = TIMEOUT
+    reader: str = "auto"
+    segments: Segmentation | None = None
+    pictures: bool = False
+    model: str = ""
+
+    def __post_init__(self) -> None:
+        if self.batch_size < 1 or self.workers < 1:
             raise UsageError("batch size and workers must be at least 1")
-        self.checkpoint = checkpoint
-        self.device = torch.device(device)
-        self.sampling = sampling
-        self.options = options
-        self.batch_size = batch_size
-        self.workers = workers
-        self.timeout = timeout
-        self.segments = segments
-        self.pictures = pictures
-        self.model = model or checkpoint.name
-        self._given_backbones = backbones
-        self._describer = Describer(checkpoint, device=self.device, options=options, batch_size=self._most)
+        self.device = torch.device(self.device)
+        self.model = self.model or self.checkpoint.name
+        maps = self.checkpoint.captioner.config.locations
+        self._files_per_video = 1 if maps else FILES_PER_VIDEO
+        self._capacity = self._files_per_video * self.batch_size  # feature files captioned together
+        self._generator = CaptionGenerator(
+            self.checkpoint, device=self.device, options=self.options, batch_size=self._capacity
+        )
+
+    def __repr__(self) -> str:
+        settings = ", ".join(f"{name}={value!r}" for name, value in self.settings.items())
+        return f"CaptionPipeline({self.model!r}, device={str(self.device)!r}, {settings})"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the worker processes; they start again with the next video."""
+        if "_pool" in vars(self):
+            self._pool.close()
+            del self._pool
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle without the worker processes."""
+        return _rebuild, (self._arguments(),)
+
+    def on(self, device: torch.device | str) -> CaptionPipeline:
+        """Return this pipeline on another device; it takes the networks with it."""
+        moved = [backbone.on(device) for backbone in self.loaded_backbones]
+        return _rebuild({**self._arguments(), "backbones": moved, "device": device})
+
+    def _arguments(self) -> dict[str, Any]:
+        arguments = {each.name: getattr(self, each.name) for each in fields(self)}
+        return {**arguments, "backbones": tuple(self.loaded_backbones)}
 
     @property
     def settings(self) -> Mapping[str, Any]:
         """Everything besides the model that a caption depends on."""
-        cut = {} if self.segments is None else {"segments": self.segments.spec}
-        return {"sampling": self.sampling.spec(), **cut, **self.options.to_dict()}
-
-    def __call__(self, path: str | Path) -> str:
-        """Give the best caption of one video or file of features.
-
-        Raises:
-            CapvidError: it cannot be read, or is not what the captioner was trained on.
-        """
-        result = next(self.stream([path]))
-        if result.error is not None:
-            raise result.error
-        return result.captions[0].text
-
-    def stream(self, paths: Iterable[str | VideoPath]) -> Generator[CaptionResult, None, None]:
-        """Caption videos and files of features (``.safetensors``), in their order, as they come.
-
-        Videos are decoded in the background while the captioner works. Paths are taken one by one as they are
-        needed, so that there may be any number of them. An input that fails is a result with its error.
-
-        Raises:
-            CapvidError: what concerns all inputs, such as the backbone's weights.
-        """
-        with closing(self._features(map(located, paths))) as features:
-            yield from self.describe(features)
-
-    def caption_features(self, videos: Sequence[Features | np.ndarray]) -> list[tuple[Caption, ...]]:
-        """Caption videos by their features, together; of each the captions, best first.
-
-        Args:
-            videos: features as :func:`~capvid.features.file.load_features` gives them, or bare arrays (T, D),
-                or (T, L, D) of feature maps.
-
-        Raises:
-            FeatureMismatchError: they are not what the captioner was trained on.
-        """
-        arrays = []
-        for video in videos:
-            if isinstance(video, Features):
-                self.checkpoint.accept(video.header)
-                video = video.concatenated()
-            arrays.append(self._fitting(video))
-        clips = [[array[self._describer.frames(len(array))]] for array in arrays]
-        return [whole.captions for (whole,) in self._describer.describe(clips)] if clips else []
-
-    def _fitting(self, array: np.ndarray) -> np.ndarray:
-        """The array in single precision, if its shape is that of what the captioner was trained on."""
-        header = self.checkpoint.header
-        inner = (header.locations, header.width) if header.locations else (header.width,)
-        if array.shape[1:] != inner or not len(array):
-            wanted = ", ".join(("T", *map(str, inner)))
-            raise FeatureMismatchError(
-                f"features of the shape {array.shape}, and the captioner was trained on ({wanted})",
-                remedy="extract them with the captioner's backbone and layer",
-            )
-        return np.ascontiguousarray(array, dtype=np.float32)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Be sent to another process without the processes that decode."""
-        options = {name: getattr(self, name) for name in _OPTIONS}
-        return _rebuilt, (self.checkpoint, tuple(self._backbones), options)
-
-    def on(self, device: torch.device | str) -> CaptionPipeline:
-        """The same pipeline on another device; it takes the networks with it."""
-        options = {name: getattr(self, name) for name in _OPTIONS} | {"device": torch.device(device)}
-        return _rebuilt(self.checkpoint, [one.on(device) for one in self._backbones], options)
+        segments = {} if self.segments is None else {"segments": self.segments.spec}
+        return {"sampling": self.sampling.spec(), **segments, **self.options.to_dict()}
 
     @cached_property
-    def _backbones(self) -> Sequence[Backbone]:
-        given = self._given_backbones
-        return given() if callable(given) else given
+    def loaded_backbones(self) -> Sequence[Backbone]:
+        """The backbones, loaded on first use: feature files need none."""
+        return self.backbones() if callable(self.backbones) else self.backbones
 
     @cached_property
     def _pool(self) -> WorkerPool:
-        """Processes that decode, kept for the next call."""
         pool = WorkerPool(self.workers, timeout=self.timeout)
         weakref.finalize(self, pool.close)
         return pool
 
-    def _features(self, paths: Iterator[VideoPath]) -> Generator[ExtractionResult, None, None]:
-        """Features of every input in order: made for videos, read from files of features."""
-        for path in paths:
-            if not holds_features(path):  # the backbones are needed from the first video on
-                with closing(self.decoding.videos(self._pool, chain([path], paths))) as videos:
-                    yield from self.features_of(videos)
-                return
-            yield self._loaded(path)
-
-    def _loaded(self, path: VideoPath) -> ExtractionResult:
-        try:
-            with fetched(path, max_bytes=limits().feature_bytes, timeout=self.timeout) as file:
-                features = load_features(file)
-        except Exception as cause:
-            return ExtractionResult(path=path, features=None, error=input_error(path, cause))
-        return self._checked(ExtractionResult(path=path, features=features, error=None))
-
-    def _checked(self, result: ExtractionResult) -> ExtractionResult:
-        """Give the same result, or the error if its features are not like those trained on."""
-        if result.features is None:
-            return result
-        try:
-            self.checkpoint.accept(result.features.header)
-            return result
-        except FeatureMismatchError as error:
-            return result.failed(FeatureMismatchError(f"{result.path}: {error.message}", remedy=error.remedy))
-        except Exception as cause:
-            return result.failed(input_error(result.path, cause))
-
     @property
     def decoding(self) -> DecodeStage:
-        """The stage that decodes videos for this captioner."""
+        """The first stage: decoding of videos into the crops that the backbones see."""
         return DecodeStage(
-            views=tuple(views_of(self._backbones)),
+            views=tuple(views_of(self.loaded_backbones)),
             sampling=self.sampling,
             cut=self.segments,
             pictures=self.pictures,
-            frames=self._frames,
+            frames=FRAMES_PER_VIDEO * self.batch_size,
+            reader=self.reader,
             stored=True,
         )
 
-    @property
-    def _frames(self) -> int:
-        """Gathered before the backbones compute."""
-        return FRAMES_PER_VIDEO_IN_BATCH * self.batch_size
+    def __call__(
+        self, video: str | VideoPath | np.ndarray | Tensor, times: Sequence[float] | None = None
+    ) -> str:
+        """Return the best caption of one video, of frames in memory, or of a feature file.
+
+        Args:
+            video: path or address, or RGB frames (T, H, W, 3) uint8.
+            times: presentation times (T,) of such frames in seconds, ascending; 25 per second by default.
+
+        Raises:
+            UsageError: ``video`` is neither a path nor such frames.
+            CapvidError: it cannot be read, or is not what the captioner was trained on.
+        """
+        if isinstance(video, str | VideoPath):
+            result = next(self.stream([video]))
+        else:
+            result = next(self.describe(self.features_of([self._decode_frames(video, times)])))
+        if result.error is not None:
+            raise result.error
+        return result.captions[0].text
+
+    def _decode_frames(self, frames: np.ndarray | Tensor, times: Sequence[float] | None) -> Video:
+        """Crop frames in memory as a worker process crops those of a video."""
+        source = ArraySource(frames, times)
+        sampling = self.sampling
+        if self.segments is not None:
+            duration = source.info.duration
+            chosen = self.segments.choose(source.info.path, source.frame_times(), duration, sampling)
+            sampling = ChosenTimes(tuple(source.frame_times()[chosen].tolist()), sampling)
+        decoded = decode_video(source, sampling, self.decoding.views, self.reader, self.pictures)
+        return Video(path=source.info.path, name=source.info.path.name, decoded=decoded)
+
+    def stream(self, inputs: Iterable[str | VideoPath]) -> Generator[CaptionResult, None, None]:
+        """Caption videos and feature files (``.safetensors``), yielding results in order.
+
+        Videos are decoded in the background while the captioner works. Inputs are consumed lazily, so there
+        may be any number of them. An input that fails yields a result with its error.
+
+        Raises:
+            CapvidError: an error that concerns all inputs, such as missing weights of the backbone.
+        """
+        with closing(self._features(map(located, inputs))) as features:
+            yield from self.describe(features)
+
+    def _features(self, paths: Iterator[VideoPath]) -> Generator[ExtractionResult, None, None]:
+        """Yield the features of each input; backbones are loaded when the first video comes."""
+        for path in paths:
+            if not holds_features(path):
+                with closing(self.decoding.videos(self._pool, chain([path], paths))) as videos:
+                    yield from self.features_of(videos)
+                return
+            yield self._load_features(path)
 
     def features_of(self, videos: Iterable[Video]) -> Iterator[ExtractionResult]:
-        """The stage after :attr:`decoding`: features of decoded videos, in their order, as they come.
-
-        Files of features that passed are read.
-        """
-        dtype = "float32" if self.checkpoint.sees else "float16"  # no file has to hold what GIT sees
-        results = compute_features(
-            videos, self._backbones, self.sampling, batch_size=self._frames, dtype=dtype
+        """Yield features of decoded videos in order, the second stage; feature files are read."""
+        dtype = "float32" if self.checkpoint.sees else "float16"  # GIT's features are never stored in a file
+        frames = FRAMES_PER_VIDEO * self.batch_size
+        computed = compute_features(
+            videos, self.loaded_backbones, self.sampling, batch_size=frames, dtype=dtype
         )
-        for result in joined(results):
-            passed = result.features is None and result.error is None
-            yield self._loaded(result.path) if passed else self._checked(result)
+        for result in computed:
+            is_file = result.features is None and result.error is None
+            yield self._load_features(result.path) if is_file else result
+
+    def _load_features(self, path: VideoPath) -> ExtractionResult:
+        try:
+            with fetched(path, max_bytes=limits().feature_bytes, timeout=self.timeout) as file:
+                return ExtractionResult(path=path, features=load_features(file), error=None)
+        except Exception as cause:
+            return ExtractionResult(path=path, features=None, error=input_error(path, cause))
 
     def describe(self, results: Iterable[ExtractionResult]) -> Iterator[CaptionResult]:
-        """The last stage: captions of videos by their features, in their order, as they come."""
-        for batch in self._gathered(results):
-            yield from self._describe(batch)
-
-    def _gathered(self, results: Iterable[ExtractionResult]) -> Iterator[list[ExtractionResult]]:
-        """Batches of as many videos as are captioned together, or of more files of features."""
-        batch: list[ExtractionResult] = []
-        room = self._most
+        """Yield captions of videos by their features in order, the last stage."""
+        batch: list[_Clip | CaptionResult] = []
+        room = self._capacity
         for result in results:
-            batch.append(result)
-            room -= 1 if holds_features(result.path) else self._files
+            batch.append(self._segment(result))
+            room -= 1 if holds_features(result.path) else self._files_per_video
             if room <= 0:
-                yield batch
-                batch, room = [], self._most
+                yield from self._caption_batch(batch)
+                batch, room = [], self._capacity
         if batch:
-            yield batch
+            yield from self._caption_batch(batch)
 
-    @property
-    def _most(self) -> int:
-        """Segments captioned together at most."""
-        return self._files * self.batch_size
-
-    @property
-    def _files(self) -> int:
-        """Files of features that are captioned together in the place of one video."""
-        return 1 if self.checkpoint.captioner.config.locations else FILES_PER_VIDEO_IN_BATCH
-
-    def _describe(self, batch: Sequence[ExtractionResult]) -> Iterator[CaptionResult]:
-        """Caption one batch; inputs that failed pass through in their places."""
-        cut = [result if result.features is None else self._cut(result) for result in batch]
-        described = iter(self._described([found for found in cut if isinstance(found, _Cut)]))
-        for found in cut:
-            if isinstance(found, _Cut):
-                yield self._result(found, next(described))
-                continue
-            assert found.error is not None
-            yield self._failed(found, found.error)
-
-    def _described(self, videos: Sequence[_Cut]) -> Sequence[Sequence[Described] | Exception]:
-        """Caption videos together; of each the descriptions of its segments, or what was raised.
-
-        Where that fails, they are captioned one by one, which gives the same captions, so that only the
-        video at fault has none.
-        """
+    def _segment(self, result: ExtractionResult) -> _Clip | CaptionResult:
+        """Check a video's features and cut them into segments; a failed input becomes its final result."""
+        path, features = result.path, result.features
+        if features is None:
+            assert result.error is not None
+            return self._failed(result, result.error)
         try:
-            return self._describer.describe([video.clips for video in videos])
+            try:
+                self.checkpoint.accept(features.header)
+            except FeatureMismatchError as error:
+                raise FeatureMismatchError(f"{path}: {error.message}", remedy=error.remedy) from error
+            array, times, duration = features.concatenated(), features.times, features.seconds
+            spans: Sequence[Span] = [(0.0, duration)]
+            indices = [np.arange(len(array))]
+            if self.segments is not None:
+                if times is None or duration is None:
+                    raise DataError(
+                        f"{path}: segments need times, and these features have none",
+                        remedy="give the video, or leave out --segments",
+                    )
+                bounds = self.segments.spans(path, array, times, duration)
+                spans = list(bounds)
+                indices = [frames_within(span, times, duration) for span in bounds]
+            frames = [index[self._generator.frames(len(index))] for index in indices]
+            return _Clip(result, spans=spans, frames=frames, segments=[array[index] for index in frames])
+        except Exception as cause:
+            return self._failed(result, input_error(path, cause))
+
+    def _caption_batch(self, batch: Sequence[_Clip | CaptionResult]) -> Iterator[CaptionResult]:
+        """Caption one batch; inputs that failed keep their place."""
+        clips = [clip for clip in batch if isinstance(clip, _Clip)]
+        captions = iter(self._generate(clips))
+        for clip in batch:
+            if isinstance(clip, CaptionResult):
+                yield clip
+                continue
+            captioned = next(captions)
+            try:
+                if isinstance(captioned, Exception):
+                    raise captioned
+                yield self._result(clip, captioned)
+            except Exception as cause:
+                yield self._failed(clip.result, input_error(clip.result.path, cause))
+
+    def _generate(self, clips: Sequence[_Clip]) -> Sequence[Sequence[Described] | Exception]:
+        """Caption videos together, or one by one where that fails, so that only the one at fault has none."""
+        try:
+            return self._generator.describe([clip.segments for clip in clips])
         except RunError:
             raise
         except Exception as cause:
-            return [cause] if len(videos) == 1 else [self._described([video])[0] for video in videos]
+            return [cause] if len(clips) == 1 else [self._generate([clip])[0] for clip in clips]
+
+    def _result(self, clip: _Clip, captioned: Sequence[Described]) -> CaptionResult:
+        """Assemble the result of a video from the captions of its segments."""
+        segments = tuple(
+            Segment(
+                start=start,
+                end=end,
+                captions=segment.captions,
+                frames=frames,
+                memory_change=segment.memory_change,
+            )
+            for (start, end), frames, segment in zip(clip.spans, clip.frames, captioned, strict=True)
+        )
+        features = clip.result.features
+        assert features is not None
+        best = [segment.captions[0] for segment in segments]
+        return CaptionResult(
+            path=clip.result.path,
+            status="ok",
+            captions=segments[0].captions if self.segments is None else (paragraph(best),),
+            error=None,
+            model=self.model,
+            lost=clip.result.lost,
+            duration=features.seconds,
+            segments=segments,
+            paragraph=self.segments is not None,
+            times=features.times,
+            pictures=clip.result.pictures,
+        )
 
     def _failed(self, result: ExtractionResult, error: CapvidError) -> CaptionResult:
         return CaptionResult(
             path=result.path, status="error", captions=(), error=error, model=self.model, lost=result.lost
         )
 
-    def _cut(self, result: ExtractionResult) -> _Cut | ExtractionResult:
-        """A video's features by its segments, or why it cannot be cut."""
-        try:
-            return self._segmented(result)
-        except Exception as cause:
-            return result.failed(input_error(result.path, cause))
+    def caption_features(self, videos: Sequence[Features | np.ndarray]) -> list[tuple[Caption, ...]]:
+        """Caption features of videos together; return each one's captions, best first.
 
-    def _segmented(self, result: ExtractionResult) -> _Cut:
-        features = result.features
-        assert features is not None
-        array, times, duration = features.concatenated(), features.times, features.seconds
-        spans: list[tuple[float, float | None]] = [(0.0, duration)]
-        places = [np.arange(len(array))]
-        if self.segments is not None:
-            if times is None or duration is None:
-                raise DataError(
-                    f"{result.path}: segments need times, and these features have none",
-                    remedy="give the video, or leave out --segments",
+        Args:
+            videos: :class:`~capvid.features.feature_file.Features`, or arrays (T, D), or (T, L, D) of maps.
+
+        Raises:
+            FeatureMismatchError: they are not what the captioner was trained on.
+        """
+        header = self.checkpoint.header
+        inner = (header.locations, header.width) if header.locations else (header.width,)
+        segments = []
+        for video in videos:
+            if isinstance(video, Features):
+                self.checkpoint.accept(video.header)
+                video = video.concatenated()
+            if video.shape[1:] != inner or not len(video):
+                expected = ", ".join(("T", *map(str, inner)))
+                raise FeatureMismatchError(
+                    f"features of the shape {video.shape}, and the captioner was trained on ({expected})",
+                    remedy="extract them with the captioner's backbone and layer",
                 )
-            found = self.segments.spans(result.path, array, times, duration)
-            spans = list(found)
-            places = [frames_within(span, times, duration) for span in found]
-        frames = [here[self._describer.frames(len(here))] for here in places]
-        return _Cut(result=result, spans=spans, frames=frames, clips=[array[here] for here in frames])
-
-    def _result(self, cut: _Cut, described: Sequence[Described] | Exception) -> CaptionResult:
-        """The result of a video whose segments were ``described``."""
-        try:
-            if isinstance(described, Exception):
-                raise described
-            return self._captioned(cut, described)
-        except Exception as cause:
-            return self._failed(cut.result, input_error(cut.result.path, cause))
-
-    def _captioned(self, cut: _Cut, described: Sequence[Described]) -> CaptionResult:
-        segments = tuple(
-            Segment(
-                start=start,
-                end=end,
-                captions=told.captions,
-                frames=frames,
-                memory_change=told.memory_change,
-            )
-            for (start, end), frames, told in zip(cut.spans, cut.frames, described, strict=True)
-        )
-        best = [segment.captions[0] for segment in segments]
-        features = cut.result.features
-        assert features is not None
-        return CaptionResult(
-            path=cut.result.path,
-            status="ok",
-            captions=segments[0].captions if self.segments is None else (paragraph(best),),
-            error=None,
-            model=self.model,
-            lost=cut.result.lost,
-            duration=features.seconds,
-            segments=segments,
-            paragraph=self.segments is not None,
-            times=features.times,
-            pictures=cut.result.pictures,
-        )
+            array = np.ascontiguousarray(video, dtype=np.float32)
+            segments.append([array[self._generator.frames(len(array))]])
+        return [captioned[0].captions for captioned in self._generator.describe(segments)]
 
 
-_OPTIONS = (
-    "device",
-    "sampling",
-    "options",
-    "batch_size",
-    "workers",
-    "timeout",
-    "segments",
-    "pictures",
-    "model",
-)
+def _rebuild(arguments: dict[str, Any]) -> CaptionPipeline:
+    return CaptionPipeline(arguments.pop("checkpoint"), arguments.pop("backbones"), **arguments)
 
 
-def _rebuilt(
-    checkpoint: Checkpoint, backbones: Sequence[Backbone], options: Mapping[str, Any]
-) -> CaptionPipeline:
-    return CaptionPipeline(checkpoint, backbones, **options)
+@dataclass(frozen=True)
+class _Clip:
+    """A video cut into segments: their times, and the frames and features that the captioner looks at."""
+
+    result: ExtractionResult
+    _: KW_ONLY
+    spans: Sequence[Span]
+    frames: Sequence[np.ndarray]  # indices (T,)
+    segments: Sequence[np.ndarray]  # (T, D) or (T, L, D)
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Cut:
-    """A video in segments: from when to when, which frames, and their features."""
+class Described:
+    """Captions of one segment, best first, and how much it changed the memory of each layer."""
 
-    result: ExtractionResult
-    spans: Sequence[tuple[float, float | None]]
-    frames: Sequence[np.ndarray]
-    clips: Sequence[np.ndarray]
+    captions: tuple[Caption, ...]
+    memory_change: tuple[float, ...] = ()
+
+
+class CaptionGenerator:
+    """Captions features with one captioner; no caption depends on what is captioned together with it.
+
+    Args:
+        checkpoint: the captioner and its vocabulary.
+        device: where it computes.
+        options: decoding options; with ``trace``, captions carry traces.
+        batch_size: maximum number of segments decoded together.
+
+    Raises:
+        UsageError: the captioner cannot rank by specificity or cannot tell which words repeat.
+        CheckpointError: its calibration is damaged.
+    """
+
+    def __init__(
+        self, checkpoint: Checkpoint, *, device: torch.device, options: DecodingOptions, batch_size: int
+    ) -> None:
+        check_specificity(checkpoint.captioner, options)
+        check_repetition(checkpoint.captioner, options)
+        self.checkpoint = checkpoint
+        self.device = device
+        self.batch_size = batch_size
+        self._trace = options.trace
+        self._search = replace(options, trace=False)  # traces are computed when captions are rescored
+        self._captioner = checkpoint.captioner.to(device).eval()
+        self._calibration = Calibration.of(checkpoint.info)
+        precise = in_double(self._captioner, device)
+        # Without double precision, captions are rescored one by one, so that none depends on the others.
+        together = MAPS_RESCORED_TOGETHER if self._captioner.config.locations else RESCORED_TOGETHER
+        self._precise, self._together = (precise, together) if precise else (self._captioner, 1)
+        self._average_logprobs: dict[tuple[int, ...], float] = {}
+
+    def frames(self, count: int) -> np.ndarray:
+        """Return the indices (T,) of the frames that the captioner looks at, of ``count``."""
+        return self.checkpoint.frames(torch.arange(count)).numpy()
+
+    @torch.inference_mode()
+    def describe(self, videos: Sequence[Sequence[np.ndarray]]) -> list[list[Described]]:
+        """Caption each segment of each video by its features (T, D), or maps (T, L, D).
+
+        Raises:
+            RunError: the device runs out of memory.
+        """
+        if not videos:  # a batch of inputs that all failed
+            return []
+        clips = [[torch.from_numpy(segment) for segment in video] for video in videos]
+        captioner = self._captioner
+        try:
+            if isinstance(captioner, ParagraphCaptioner) and captioner.recurrent:
+                return self._describe_paragraphs(captioner, clips)
+            return self._describe_segments(clips)
+        except torch.OutOfMemoryError as error:
+            raise RunError(
+                f"{self.device} has not the memory to caption {len(videos)} videos at once",
+                remedy="use a smaller --batch-size",
+            ) from error
+
+    def _describe_segments(self, clips: Sequence[Sequence[Tensor]]) -> list[list[Described]]:
+        """Decode and rescore each segment by itself."""
+        segments = [segment for video in clips for segment in video]
+        hypotheses: list[list[Hypothesis]] = []
+        for start in range(0, len(segments), self.batch_size):
+            features, mask = pad_frames(segments[start : start + self.batch_size])  # (B, T, D), (B, T)
+            hypotheses += decode(
+                self._captioner, features.to(self.device), mask.to(self.device), self._search
+            )
+        captions: list[tuple[Caption, ...]] = []
+        for start in range(0, len(segments), self._together):
+            batch = slice(start, start + self._together)
+            captions += self._rescore(*self._padded(segments[batch]), hypotheses[batch])
+        described = (Described(captions=each) for each in captions)
+        return [[next(described) for _ in video] for video in clips]
+
+    def _describe_paragraphs(
+        self, captioner: ParagraphCaptioner, clips: Sequence[Sequence[Tensor]]
+    ) -> list[list[Described]]:
+        """Decode segments with the memory of the ones before, then rescore them in the same order."""
+        features, mask, counts = pad_segments(clips)  # (B, S, T, D), (B, S, T), (B,)
+        hypotheses = decode_paragraphs(
+            captioner, features.to(self.device), mask.to(self.device), counts, self._search
+        )
+        described: list[list[Described]] = []
+        for start in range(0, len(clips), self._together):
+            batch = slice(start, start + self._together)
+            described += self._rescore_paragraphs(clips[batch], hypotheses[batch])
+        return described
+
+    def _rescore_paragraphs(
+        self, clips: Sequence[Sequence[Tensor]], hypotheses: Sequence[Sequence[list[Hypothesis]]]
+    ) -> list[list[Described]]:
+        captioner = self._precise
+        assert isinstance(captioner, ParagraphCaptioner)
+        described: list[list[Described]] = [[] for _ in clips]
+        rows, carried = list(range(len(clips))), None
+        for step in range(max(map(len, clips))):
+            going = [at for at, row in enumerate(rows) if step < len(clips[row])]
+            if carried is not None and len(going) < len(rows):
+                index = torch.tensor(going, device=self.device)
+                carried = {name: tensor.index_select(0, index) for name, tensor in carried.items()}
+            rows = [rows[at] for at in going]
+            features, mask = self._padded([clips[row][step] for row in rows])
+            sentences = [hypotheses[row][step] for row in rows]
+            captions = self._rescore(features, mask, sentences, carried)
+            state = captioner.encode(features, mask, carried)
+            best = as_tokens([sentence[0].tokens for sentence in sentences], self.device)
+            carried = captioner.remember(state, best)
+            changes = captioner.memory_change(state, carried).float().tolist()
+            for row, caption, change in zip(rows, captions, changes, strict=True):
+                described[row].append(Described(captions=caption, memory_change=tuple(change)))
+        return described
+
+    def _padded(self, segments: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        """Pad segments (T, D) to features (B, T, D) in the precision of rescoring, and their mask (B, T)."""
+        features, mask = pad_frames(segments)
+        return features.to(self.device, next(self._precise.parameters()).dtype), mask.to(self.device)
+
+    def _rescore(
+        self,
+        features: Tensor,
+        mask: Tensor,
+        hypotheses: Sequence[Sequence[Hypothesis]],
+        carried: Carried | None = None,
+    ) -> list[tuple[Caption, ...]]:
+        """Turn the hypotheses of segments (B, T, D) into captions with exact log-probabilities."""
+        rescored = rescore(self._precise, features, mask, hypotheses, carried=carried, trace=self._trace)
+        if self._calibration is not None:
+            if len(self._average_logprobs) > CACHED_SENTENCES:
+                self._average_logprobs.clear()
+            sentences = dict.fromkeys(tuple(each.tokens) for group in rescored for each in group)
+            new = [tokens for tokens in sentences if tokens not in self._average_logprobs]
+            for start in range(0, len(new), self._together):
+                batch = new[start : start + self._together]
+                logprobs = logprobs_of_average(self._precise, self._calibration.average, batch)
+                self._average_logprobs.update(zip(batch, logprobs, strict=True))
+        return [tuple(map(self._caption, group)) for group in rescored]
+
+    def _caption(self, hypothesis: Hypothesis) -> Caption:
+        text, words = self.checkpoint.vocabulary.sentence(hypothesis.tokens)
+        logprobs: list[float] = np.asarray(hypothesis.logprobs, dtype=np.float32).tolist()
+        traces, generic = None, None
+        if hypothesis.trace is not None:
+            rows = [tokens for _, tokens in words] + [[len(hypothesis.tokens)]]  # the last for the end
+            traces = {
+                name: torch.stack([tensor[tokens].float().mean(0) for tokens in rows]).numpy()
+                for name, tensor in hypothesis.trace.items()
+            }
+        if self._calibration is not None:
+            average = self._average_logprobs[tuple(hypothesis.tokens)]
+            generic = self._calibration.flags(hypothesis.logprob - average)
+        return Caption(
+            text=text,
+            logprob=sum(logprobs),
+            words=tuple(
+                WordScore(word=word, logprob=sum(logprobs[n] for n in tokens)) for word, tokens in words
+            ),
+            generic=generic,
+            traces=traces,
+        )
+
+
+def paragraph(captions: Sequence[Caption]) -> Caption:
+    """Join the captions of a video's segments into one text, a sentence each."""
+    sentences = (caption.text for caption in captions if caption.text)
+    return Caption(
+        text=" ".join(f"{text[0].upper()}{text[1:]}." for text in sentences),
+        logprob=sum(caption.logprob for caption in captions),
+        words=tuple(word for caption in captions for word in caption.words),
+        sentences=len(captions),
+    )

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from capvid.cli import main
+from capvid.cli.app import main
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +77,7 @@ def test_captions_do_not_depend_on_the_batch_size(
 
 @pytest.mark.slow
 def test_features_of_another_kind_are_refused(shapes: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from capvid.features.file import load_features, save_features
+    from capvid.features.feature_file import load_features, save_features
 
     features = load_features(next((shapes / "f").rglob("*.safetensors")))
     header = features.header

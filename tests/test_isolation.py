@@ -20,19 +20,21 @@ from pyarrow import parquet
 from safetensors.numpy import load_file, save_file
 from toy import Run, capvid, save_toy_captioner, write_pictures, write_video
 
-from capvid import describe, pipeline
+from capvid import pipeline
+from capvid import pipeline as describe
+from capvid.backbones.backbone import Backbone
 from capvid.captioners.checkpoint import Checkpoint
-from capvid.cli import main
-from capvid.describe import Describer
-from capvid.errors import InternalError, RemoteError, RunError
-from capvid.features import ahead, extract, file
-from capvid.features.backbones import Backbone
-from capvid.files import MANIFEST
-from capvid.isolation import input_error
-from capvid.output import feature_shards, manifest, report, rows, writers
-from capvid.output.shards import JsonLines
-from capvid.pipeline import CaptionPipeline
-from capvid.video.segments import EqualSegments
+from capvid.cli.app import main
+from capvid.errors import InternalError, RemoteError, RunError, input_error
+from capvid.features import extraction as extract
+from capvid.features import feature_file as file
+from capvid.features import prefetch as ahead
+from capvid.output import manifest, report, writers
+from capvid.output import shards as rows
+from capvid.output.shard_formats import JsonLines
+from capvid.pipeline import CaptionGenerator, CaptionPipeline
+from capvid.utils.files import MANIFEST
+from capvid.video.segmentation import EqualSegments
 
 __all__ = ["capvid"]
 
@@ -113,10 +115,10 @@ STAGES: dict[str, tuple[object, str, Callable[..., bool]]] = {
     "crops": (extract._Stream, "put", lambda self, crops: is_bad_batch(self.backbone, crops, 0)),
     "backbone": (Backbone, "_run", is_bad_batch),
     "features": (extract, "Features", lambda **facts: facts["video"] == "bad"),
-    "header": (CaptionPipeline, "_segmented", is_bad_path),
+    "segments": (file.Features, "concatenated", lambda self: self.video == "bad"),
     "search": (describe, "decode", is_bad_mask),
-    "rescoring": (describe, "follow", is_bad_mask),
-    "result": (CaptionPipeline, "_captioned", is_bad_path),
+    "rescoring": (describe, "rescore", is_bad_mask),
+    "result": (CaptionPipeline, "_result", is_bad_path),
     "record": (writers, "make_record", is_bad_path),
 }
 
@@ -236,7 +238,7 @@ def test_a_full_disk_ends_the_run(
     def full(path: Path, text: str) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("capvid.files.atomic_write_text", full)
+    monkeypatch.setattr("capvid.utils.files.atomic_write_text", full)
     code, _, stderr = capvid(
         "caption", clips, "--workers", 1, "--model", model, "--format", form, "--output-dir", tmp_path
     )
@@ -276,7 +278,7 @@ def test_extraction(shards: bool, clips: Path, capvid: Run, monkeypatch: Patch, 
     options += ["--videos-per-file", 1] if shards else []
     assert capvid(*options, "-o", tmp_path / "expected")[0] == 0
     bad = lambda features, **more: features.video == "bad"  # noqa: E731
-    for module in (file, feature_shards):
+    for module in (file, rows):
         monkeypatch.setattr(module, "features_to_bytes", failing(file.features_to_bytes, bad))
     code, _, stderr = capvid(*options, "-o", tmp_path / "found", "--debug")
     assert code == 3
@@ -350,7 +352,7 @@ def test_too_little_device_memory_ends_the_run(
     def full(*args: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(Describer, "_describe", full)
+    monkeypatch.setattr(CaptionGenerator, "_describe_segments", full)
     code, out, stderr = capvid("caption", clips, "--model", model)
     assert (code, out) == (1, "")
     assert stderr == "error: cpu has not the memory to caption 3 videos at once; use a smaller --batch-size\n"

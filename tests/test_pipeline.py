@@ -10,14 +10,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import torch
 from toy import Toy, bad_files, save_toy_captioner, toy, toy_files, video_files
 
 import capvid
-from capvid.captioners import Captioner, build
+from capvid.backbones.backbone import load_backbone
+from capvid.captioners.base import Captioner, build
 from capvid.captioners.checkpoint import load_checkpoint
-from capvid.decoding import DecodingOptions, Hypothesis, decode
+from capvid.checkpoints.lookup import revision
+from capvid.decoding.beam_search import decode
+from capvid.decoding.decoding_options import DecodingOptions, Hypothesis
 from capvid.errors import (
     CheckpointError,
     EmptyVideoError,
@@ -26,13 +30,11 @@ from capvid.errors import (
     UsageError,
     WeightsError,
 )
-from capvid.features.backbones import load_backbone
-from capvid.features.extract import extract_features
-from capvid.features.file import save_features
-from capvid.loading import load, revision
-from capvid.pipeline import CaptionPipeline
-from capvid.video.sampling import UniformSampling
-from capvid.video.source import read_frames
+from capvid.features.extraction import extract
+from capvid.features.feature_file import save_features
+from capvid.pipeline import CaptionPipeline, load
+from capvid.video.frame_sampling import UniformSampling
+from capvid.video.readers import open_video, read_frames
 
 __all__ = ["bad_files", "toy", "toy_files", "video_files"]
 
@@ -75,7 +77,7 @@ def test_more_files_of_features_than_videos_are_captioned_together(
     toy: Toy, video_files: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     backbone = load_backbone("toy", weights=toy.weights)
-    extracted = next(extract_features(video_files[:1], [backbone], UniformSampling(4)))
+    extracted = next(extract(video_files[:1], [backbone], UniformSampling(4)))
     assert extracted.features is not None
     files = [tmp_path / f"{number}.safetensors" for number in range(20)]
     for file in files:
@@ -86,7 +88,7 @@ def test_more_files_of_features_than_videos_are_captioned_together(
         sizes.append(len(features))
         return decode(captioner, features, *more)
 
-    monkeypatch.setattr("capvid.describe.decode", counted)
+    monkeypatch.setattr("capvid.pipeline.decode", counted)
     results = list(load(toy.model, batch_size=2).stream([*files, *video_files[:3]]))
     assert len({result.captions[0].text for result in results[:21]}) == 1
     assert sizes == [16, 6, 1]  # 16; 4 in the place of half a video each, and 2 videos; what is left
@@ -116,7 +118,7 @@ def test_failures_keep_their_place(toy: Toy, video_files: list[Path], bad_files:
 def test_paths_are_taken_as_they_are_needed(toy: Toy, video_files: list[Path], tmp_path: Path) -> None:
     """Of an endless row of videos and files of features, in their order."""
     pipeline = load(toy.model, batch_size=2, workers=1)
-    extracted = next(extract_features(video_files[:1], pipeline._backbones, pipeline.sampling)).features
+    extracted = next(extract(video_files[:1], pipeline.loaded_backbones, pipeline.sampling)).features
     assert extracted is not None
     save_features(tmp_path / "f.safetensors", extracted)
     taken: list[Path] = []
@@ -139,7 +141,7 @@ def test_paths_are_taken_as_they_are_needed(toy: Toy, video_files: list[Path], t
 @pytest.mark.slow
 def test_features_are_captioned(toy: Toy, video_files: list[Path]) -> None:
     pipeline = load(toy.model, num_captions=2)
-    videos = list(extract_features(video_files, pipeline._backbones, pipeline.sampling))
+    videos = list(extract(video_files, pipeline.loaded_backbones, pipeline.sampling))
     features = [video.features for video in videos if video.features is not None]
     expected = [result.captions for result in pipeline.stream(video_files)]
     assert pipeline.caption_features(features) == expected
@@ -289,3 +291,39 @@ def test_captions_that_say_little_get_a_flag(toy: Toy, video_files: list[Path], 
     flagged = [result.captions[0].generic for result in load(folder).stream(video_files)]
     assert flagged == [each <= middle for each in information]
     assert len(set(flagged)) == 2
+
+
+@pytest.mark.parametrize("segments", [None, 2])
+def test_frames_in_memory_are_captioned_as_their_video(
+    toy: Toy, video_files: list[Path], segments: int | None
+) -> None:
+    with open_video(video_files[1]) as source:
+        times = source.frame_times()
+        frames = source.read(range(len(times)))
+    with load(toy.model, segments=segments) as captioner:
+        expected = captioner(video_files[1])
+        assert captioner(frames, times) == captioner(torch.from_numpy(frames), times.tolist()) == expected
+        assert isinstance(captioner(frames), str)
+
+
+def test_other_input_is_refused(toy: Toy) -> None:
+    captioner = load(toy.model)
+    frames = np.zeros((4, 48, 64, 3), np.uint8)
+    for wrong, shape in ((frames[0], r"uint8 \(48, 64, 3\)"), (frames / 255, "float64"), ([frames], "list")):
+        with pytest.raises(UsageError, match=rf"expected a path, or frames \(T, H, W, 3\) .* got {shape}"):
+            captioner(wrong)
+    with pytest.raises(UsageError, match="expected 4 ascending times"):
+        captioner(frames, [0, 1, 1])
+
+
+def test_worker_processes_live_as_long_as_the_captioner(toy: Toy, video_files: list[Path]) -> None:
+    others = {child.pid for child in psutil.Process().children()}
+    with load(toy.model, workers=1) as captioner:
+        assert repr(captioner).startswith("CaptionPipeline('")
+        captioner(video_files[0])
+        workers = {child.pid for child in psutil.Process().children()} - others
+        captioner(video_files[1])
+        assert {child.pid for child in psutil.Process().children()} - others == workers
+    assert not workers & {child.pid for child in psutil.Process().children() if child.is_running()}
+    captioner(video_files[0])  # starts them again
+    captioner.close()

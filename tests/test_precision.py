@@ -11,12 +11,11 @@ import pytest
 import torch
 from torch import nn
 
-from capvid import device as devices
-from capvid.device import check_precision, has_fast_path, layer_family
+from capvid.backbones.backbone import load_backbone
 from capvid.errors import UsageError
-from capvid.features.backbones import load_backbone
-from capvid.training.optimise import bf16_in_hardware
-from capvid.training.parallel import wants_bf16
+from capvid.training.optimization import bf16_in_hardware, wants_bf16
+from capvid.utils import device as devices
+from capvid.utils.device import check_precision, has_fast_path, layer_family
 
 CPU = torch.device("cpu")
 
@@ -67,7 +66,7 @@ def test_training_refuses_bf16_and_does_not_choose_it(avx2: None, monkeypatch: p
 @pytest.mark.slow
 @pytest.mark.parametrize("variable", ["ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA"])
 def test_variables_that_restrict_the_instructions_are_obeyed(variable: str) -> None:
-    code = "import torch; from capvid.device import has_fast_path as fast; cpu = torch.device('cpu')\n"
+    code = "import torch; from capvid.utils.device import has_fast_path as fast; cpu = torch.device('cpu')\n"
     code += "print(fast(torch.float32, cpu), fast(torch.float16, cpu), fast(torch.bfloat16, cpu))"
     environment = {**os.environ, variable: "avx2", "PYTHONPATH": str(Path(__file__).parents[1])}
     done = subprocess.run(

@@ -9,31 +9,39 @@ import pytest
 import capvid
 
 
-def test_the_public_names() -> None:
-    assert capvid.__all__ == sorted(
-        ["Caption", "CaptionPipeline", "CaptionResult", "CapvidError", "WordScore", "__version__", "load"]
-    )
+def test_dir_shows_exactly_the_public_names() -> None:
+    assert dir(capvid) == sorted(capvid.__all__)
     for name in capvid.__all__:
         assert getattr(capvid, name) is not None
+        if name != "__version__":
+            assert getattr(capvid, name).__doc__
 
 
-def test_where_they_live() -> None:
+def test_help_shows_an_example_and_every_function() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", "import capvid; help(capvid)"], capture_output=True, text=True
+    )
+    assert ">>> captioner = capvid.load" in done.stdout
+    for name in ("extract", "load", "score", "train"):
+        assert re.search(rf"^    {name}\(", done.stdout, re.MULTILINE), name
+
+
+def test_public_names_are_those_of_their_modules() -> None:
     from capvid.errors import CapvidError
-    from capvid.loading import load
-    from capvid.pipeline import CaptionPipeline
+    from capvid.pipeline import CaptionPipeline, load
 
     assert (capvid.CapvidError, capvid.CaptionPipeline, capvid.load) == (CapvidError, CaptionPipeline, load)
 
 
-def test_the_version_is_one() -> None:
+def test_version_is_a_release_number() -> None:
     assert re.fullmatch(r"\d+\.\d+\.\d+((a|b|rc|\.dev)\d+)?", capvid.__version__)
 
 
-def test_no_other_name() -> None:
+def test_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = capvid.nothing
 
 
-def test_importing_is_light() -> None:
+def test_import_is_light() -> None:
     script = "import capvid, sys; sys.exit(any(name in sys.modules for name in ('torch', 'numpy', 'typer')))"
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0

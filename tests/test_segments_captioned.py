@@ -13,17 +13,18 @@ import torch
 import webvtt
 from toy import Run, Toy, capvid, toy, toy_files, video_files, write_pictures
 
-from capvid.captioners import build
+from capvid.backbones.backbone import load_backbone
+from capvid.captioners.base import build
 from capvid.captioners.checkpoint import load_checkpoint, save_checkpoint
-from capvid.decoding import DecodingOptions, decode, decode_paragraphs, pad_segments
-from capvid.decoding.paragraphs import as_tokens
+from capvid.captioners.layers import pad_segments
+from capvid.decoding.beam_search import as_tokens, decode, decode_paragraphs
+from capvid.decoding.decoding_options import DecodingOptions
 from capvid.errors import DataError
-from capvid.features.backbones import load_backbone
-from capvid.features.file import save_features
-from capvid.loading import load
-from capvid.results import CaptionResult
-from capvid.video.sampling import UniformSampling
-from capvid.video.source import open_video
+from capvid.features.feature_file import save_features
+from capvid.output.results import CaptionResult
+from capvid.pipeline import load
+from capvid.video.frame_sampling import UniformSampling
+from capvid.video.readers import open_video
 
 __all__ = ["capvid", "toy", "toy_files", "video_files"]
 
@@ -157,11 +158,11 @@ def test_batches_workers_and_order_change_nothing(
 def test_features_are_cut_by_their_times(toy: Toy, long_video: Path, tmp_path: Path) -> None:
     from dataclasses import replace
 
-    from capvid.features.extract import extract_features
-    from capvid.video.sampling import RateSampling
+    from capvid.features.extraction import extract
+    from capvid.video.frame_sampling import RateSampling
 
     backbones = [load_backbone("toy", weights=toy.weights)]
-    (made,) = extract_features([long_video], backbones, RateSampling(2))
+    (made,) = extract([long_video], backbones, RateSampling(2))
     assert made.features is not None
     features = replace(made.features, header=replace(made.features.header, sampling=None))
     save_features(tmp_path / "v.safetensors", features)

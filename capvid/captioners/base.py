@@ -1,8 +1,10 @@
-"""The Captioner protocol: encode a video once, then step from word to word.
+"""The Captioner protocol: encode a video once, then step from word to word; the registry of captioners.
 
 Teacher forcing, decoding, training and saving know captioners by this protocol alone. A paragraph captioner
 (:class:`ParagraphCaptioner`) does the same for one segment of a video after another and carries its memory
-between them. Notation for tensor shapes as in :mod:`capvid.captioners.layers`, and S segments.
+between them. A new captioner is one module of this package: a dataclass of sizes, derived from
+:class:`CaptionerConfig`, and a class under ``@CAPTIONERS.register(name)``. Notation for tensor shapes as in
+:mod:`capvid.captioners.layers`, and S segments.
 """
 
 from __future__ import annotations
@@ -10,35 +12,37 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
+from functools import partial
 from typing import Any, ClassVar
 
+import psutil
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from capvid.captioners.layers import Standardise
 from capvid.errors import UsageError
-from capvid.fields import bounded, checked_fields
+from capvid.utils.limits import GIB, limits
+from capvid.utils.registry import Registry
+from capvid.utils.validation import bounded, checked_fields
 
 Trace = dict[str, Tensor]
 Carried = dict[str, Tensor]
 
-MOST_LAYERS = 256
-
-_ON_OFF = {"on": True, "off": False}
+CAPTIONERS: Registry[type[Captioner]] = Registry("captioner", "capvid.captioners")
+MAX_LAYERS = 256
 
 
 @dataclass(frozen=True)
 class State:
-    """Where a captioner stands, for a batch of captions in progress: V videos, K captions of each in a row.
+    """A batch of captions in progress: V videos, K captions of each in a row.
 
     Attributes:
-        video: what belongs to the video and never changes while words are added (V first). All captions of a
-            video look at the same copy.
-        memory: what changes with every word: hidden states, external memory (V * K first).
-        words: how many words were read, the start token included.
-        written: what is added to with every word and never moves (V first); ``memory`` says which of it is a
-            caption's own.
-        columns: how many words were read of each video, those of all its captions counted.
+        video: tensors of the video, which never change (V first) and which its captions share.
+        memory: tensors that change with every word: hidden states, external memory (V * K first).
+        words: number of words read, the start token included.
+        written: append-only caches (V first); ``memory`` holds each caption's indices into them.
+        columns: number of words read of each video, those of all its captions counted.
     """
 
     video: dict[str, Tensor]
@@ -48,49 +52,53 @@ class State:
     columns: int = 0
 
     def after(self, memory: dict[str, Tensor]) -> State:
-        """The state one word later."""
+        """Return the state one word later."""
         return replace(self, memory=memory, words=self.words + 1)
 
     def expand(self, times: int) -> State:
-        """Every caption so far ``times`` over, side by side: K becomes K * times."""
+        """Repeat every caption ``times`` over, side by side: K becomes K * times."""
         if times == 1:
             return self
-        memory = {name: tensor.repeat_interleave(times, 0) for name, tensor in self.memory.items()}
-        return replace(self, memory=memory)
+        return self._changed(partial(torch.repeat_interleave, repeats=times, dim=0))
 
     def repeat(self, times: int) -> State:
-        """Every video ``times`` over, side by side, as videos that know nothing of each other."""
+        """Repeat every video ``times`` over, side by side, as independent videos."""
         if times == 1:
             return self
-        memory = self.expand(times).memory
-        return replace(self._of_videos(lambda tensor: tensor.repeat_interleave(times, 0)), memory=memory)
+        repeated = partial(torch.repeat_interleave, repeats=times, dim=0)
+        return self._changed(repeated, repeated)
 
     def reorder(self, rows: Tensor) -> State:
         """Continue from ``rows`` (V * K',) of the captions, each of its own video (beams)."""
-        memory = {name: tensor.index_select(0, rows) for name, tensor in self.memory.items()}
-        return replace(self, memory=memory)
+        return self._changed(lambda tensor: tensor.index_select(0, rows))
 
     def select(self, videos: Tensor, rows: Tensor) -> State:
-        """Keep only some ``videos`` (V',), and of their captions ``rows`` (V' * K',)."""
-        memory = self.reorder(rows).memory
-        return replace(self._of_videos(lambda tensor: tensor.index_select(0, videos)), memory=memory)
-
-    def _of_videos(self, function: Callable[[Tensor], Tensor]) -> State:
-        video, written = (
-            {name: function(tensor) for name, tensor in part.items()} for part in (self.video, self.written)
+        """Keep only ``videos`` (V',), and of their captions ``rows`` (V' * K',)."""
+        return self._changed(
+            lambda tensor: tensor.index_select(0, rows), lambda tensor: tensor.index_select(0, videos)
         )
-        return replace(self, video=video, written=written)
+
+    def _changed(
+        self, captions: Callable[[Tensor], Tensor], videos: Callable[[Tensor], Tensor] | None = None
+    ) -> State:
+        """Apply a function to the tensors of captions, and another one to those of videos."""
+        memory = {name: captions(tensor) for name, tensor in self.memory.items()}
+        if videos is None:
+            return replace(self, memory=memory)
+        video = {name: videos(tensor) for name, tensor in self.video.items()}
+        written = {name: videos(tensor) for name, tensor in self.written.items()}
+        return replace(self, memory=memory, video=video, written=written)
 
 
 @dataclass(frozen=True, kw_only=True)
 class CaptionerConfig:
-    """What all captioners are told; saved beside the weights.
+    """Options of every captioner; saved beside the weights.
 
     Attributes:
         vocabulary_size: words including the four special ones.
         feature_width: D, the summed width of the feature streams.
-        locations: L, places of a feature map (T, L, D); 0 for one vector per frame (T, D).
-        dropout: rate of dropout; where, the captioner says.
+        locations: L, locations of a feature map (T, L, D); 0 for one vector per frame (T, D).
+        dropout: dropout rate; each captioner says where it applies.
         standardise: subtract the training set's mean from the features and divide by its deviation.
     """
 
@@ -101,7 +109,7 @@ class CaptionerConfig:
     standardise: bool = False
 
     def to_dict(self) -> dict[str, Any]:
-        """All fields, as plain values."""
+        """Return all fields as plain values."""
         return asdict(self)
 
     @classmethod
@@ -109,11 +117,12 @@ class CaptionerConfig:
         """Build from plain values; ``on`` and ``off`` are true and false.
 
         Raises:
-            UsageError: a name that is not known, or a value that does not fit.
+            UsageError: an unknown name, or a value that does not fit.
         """
-        switches = {option.name for option in fields(cls) if option.type == "bool"}
+        switches = {option.name for option in fields(cls) if option.type in ("bool", bool)}
+        words = {"on": True, "off": False}
         plain = {
-            name: _ON_OFF.get(value, value) if name in switches and isinstance(value, str) else value
+            name: words.get(value, value) if name in switches and isinstance(value, str) else value
             for name, value in values.items()
         }
         return cls(**checked_fields(cls, plain, what="model option"))
@@ -124,65 +133,64 @@ class Captioner(nn.Module, ABC):
 
     Attributes:
         paragraphs: whether it writes a sentence for each segment of a video (:class:`ParagraphCaptioner`).
-        standardise: how features are standardised first; the identity if they are not.
-        function_words: tokens of the words that may be said twice where content words may not; None where
-            tokens are no words.
+        maps_option: the option that makes it read feature maps instead of vectors; empty if none does.
+        standardise: standardisation of the features; the identity if off.
+        vocabulary: the vocabulary layer.
+        function_words: tokens that ``no_repeat_words`` lets repeat; None where tokens are no words.
     """
 
     name: ClassVar[str]
     config_class: ClassVar[type[CaptionerConfig]]
     paragraphs: ClassVar[bool] = False
+    maps_option: ClassVar[str] = ""
     config: Any
+    vocabulary: nn.Module
     function_words: Sequence[int] | None = None
 
     def __init__(self, config: Any) -> None:
         super().__init__()
         self.config = config
         self.standardise = Standardise(config.feature_width) if config.standardise else nn.Identity()
-        wanted, given = self.needs_maps(config), bool(config.locations)
-        if wanted != given:
-            shapes = {True: "feature maps (frames, locations, channels)", False: "one vector per frame"}
+        expected = self.needs_maps(config)
+        if expected != bool(config.locations):
+            switch = f" with {self.maps_option} {'on' if expected else 'off'}" if self.maps_option else ""
+            shapes = ("one vector per frame", "feature maps (frames, locations, channels)")
+            wanted, actual = shapes[expected], shapes[not expected]
             raise UsageError(
-                f"{self.name}{self.why_maps(config)} expects {shapes[wanted]}, and the features are "
-                f"{shapes[given]}",
+                f"{self.name}{switch} expects {wanted}, and the features are {actual}",
                 remedy="extract a layer that gives them: capvid models lists each backbone's layers",
             )
 
     @classmethod
     def needs_maps(cls, config: Any) -> bool:
-        """Whether a captioner so configured looks at feature maps (T, L, D) instead of vectors (T, D)."""
-        return False
-
-    @classmethod
-    def why_maps(cls, config: Any) -> str:
-        """The options that decide it, for the error message."""
-        return ""
+        """Return whether it reads feature maps (T, L, D) with this configuration, not vectors (T, D)."""
+        return bool(cls.maps_option) and bool(getattr(config, cls.maps_option))
 
     @abstractmethod
     def encode(self, features: Tensor, mask: Tensor) -> State:
-        """Features (B, T, D), or maps (B, T, L, D), and mask (B, T) of real frames -> the first state."""
+        """Return the first state of features (B, T, D), or maps (B, T, L, D), real by ``mask`` (B, T)."""
 
     @abstractmethod
     def step(self, tokens: Tensor, state: State) -> tuple[Tensor, State, Trace]:
-        """Read one word per caption, ``tokens`` (B,); returns logits (B, V) of the next, state and trace.
+        """Read one word per caption, ``tokens`` (B,); return logits (B, V) of the next, state and trace.
 
         A state may be stepped from once only: caches are written in place.
         """
 
     @abstractmethod
     def teacher_forced(self, features: Tensor, mask: Tensor, tokens: Tensor) -> Tensor:
-        """What the vocabulary layer sees, (B, L, Z), after each of ``tokens`` (B, L).
+        """Return the input of the vocabulary layer (B, L, Z) after each of ``tokens`` (B, L).
 
         With fewer videos than captions, each video serves ``B / videos`` captions in a row and is
         encoded once.
         """
 
-    @abstractmethod
     def logits(self, hidden: Tensor) -> Tensor:
-        """The vocabulary layer: (..., Z) -> logits (..., V)."""
+        """Apply the vocabulary layer: (..., Z) -> logits (..., V); loss and decoder apply the softmax."""
+        return self.vocabulary(hidden)
 
     def forward(self, features: Tensor, mask: Tensor, tokens: Tensor) -> Tensor:
-        """Teacher forcing: logits (B, L, V) of the word after each of ``tokens`` (B, L)."""
+        """Teacher-force: logits (B, L, V) of the word after each of ``tokens`` (B, L)."""
         return self.logits(self.teacher_forced(features, mask, tokens))
 
 
@@ -202,46 +210,32 @@ class ParagraphCaptioner(Captioner):
 
     @abstractmethod
     def encode(self, features: Tensor, mask: Tensor, carried: Carried | None = None) -> State:
-        """A segment's features (B, T, D) and mask (B, T), and what is carried (None: first segment)."""
+        """Return the first state of a segment (B, T, D); ``carried`` is None for a video's first segment."""
 
     @abstractmethod
     def read(self, state: State, tokens: Tensor) -> tuple[Tensor, Carried]:
-        """Read a whole sentence at once, from the state that :meth:`encode` gave.
+        """Read a sentence at once, from the state that :meth:`encode` returned, one video to each sentence.
 
-        Args:
-            state: of the segment, before its first word; one of its videos to each sentence.
-            tokens: (B, L) from the start token on, without the end token; padded with 0.
-
-        Returns:
-            what the vocabulary layer sees after each word (B, L, Z), and what to carry to the next segment.
+        ``tokens`` (B, L) begin with the start token and lack the end token; they are padded with 0. Returns
+        the input of the vocabulary layer after each word (B, L, Z), and the memory for the next segment.
         """
 
     def remember(self, state: State, tokens: Tensor) -> Carried:
-        """What the segment of ``state`` and its sentence ``tokens`` (B, L) leave for the next one."""
+        """Return what the segment of ``state`` and its sentence ``tokens`` (B, L) leave for the next one."""
         return self.read(state, tokens)[1] if self.recurrent else {}
 
     def memory_change(self, state: State, carried: Carried) -> Tensor:
-        """By how much a segment changed the memory of each layer, relative to its length before: (B, layers).
-
-        Args:
-            state: of the segment.
-            carried: what it leaves for the next one.
-
-        Returns:
-            nothing (B, 0) where what is carried is no memory that is changed.
-        """
+        """Return the relative change of each layer's memory by a segment, (B, layers); (B, 0) without any."""
         return torch.zeros(len(next(iter(state.video.values()))), 0)
 
     def teacher_forced(
         self, features: Tensor, mask: Tensor, tokens: Tensor, remembered: Tensor | None = None
     ) -> Tensor:
-        """(B, S, L, Z) from features (B, S, T, D), mask (B, S, T) and tokens (B, S, L).
-
-        What a segment leaves for the next one is of ``tokens``, or of other sentences that are
-        ``remembered`` (B, S - 1, L') in their place.
+        """Return (B, S, L, Z) from features (B, S, T, D), mask (B, S, T) and tokens (B, S, L).
 
         After a video's last segment, the last with words, all is zero. Without the dimension S, the one
-        sentence of a video that is one segment: (B, L, Z).
+        sentence of a video that is one segment: (B, L, Z). The sentences ``remembered`` (B, S - 1, L')
+        replace ``tokens`` in what is carried to the next segment.
         """
         if tokens.dim() == 2:
             times = tokens.shape[0] // features.shape[0]
@@ -257,11 +251,11 @@ class ParagraphCaptioner(Captioner):
         carried: Carried = {}
         rows = torch.arange(len(tokens), device=tokens.device)
         for segment in range(tokens.shape[1]):
-            going = real[rows, segment].nonzero().squeeze(1)
-            if not len(going):
+            active = real[rows, segment].nonzero().squeeze(1)
+            if not len(active):
                 hidden.append(torch.zeros_like(hidden[0]))
                 continue
-            rows, carried = rows[going], {name: tensor[going] for name, tensor in carried.items()}
+            rows, carried = rows[active], {name: tensor[active] for name, tensor in carried.items()}
             state = self.encode(features[rows, segment], mask[rows, segment], carried or None)
             read, carried = self.read(state, tokens[rows, segment])
             if remembered is not None and segment < remembered.shape[1]:
@@ -271,5 +265,53 @@ class ParagraphCaptioner(Captioner):
 
 
 def _spread(tensor: Tensor, rows: Tensor, count: int) -> Tensor:
-    """Put the rows of ``tensor`` (R, ...) at places ``rows`` (R,) of ``count``; the others are zero."""
+    """Return ``count`` rows: those of ``tensor`` (R, ...) at ``rows`` (R,), zeros elsewhere."""
     return tensor.new_zeros(count, *tensor.shape[1:]).index_copy(0, rows, tensor)
+
+
+def build(name: str, options: Mapping[str, Any]) -> Captioner:
+    """Build the captioner ``name`` with fresh weights and the configuration in ``options``.
+
+    Raises:
+        UsageError: no such captioner, or an option that is unknown or does not fit.
+    """
+    cls: Any = CAPTIONERS[name]
+    captioner: Captioner = cls(cls.config_class.from_dict(options))
+    return captioner
+
+
+class _NoRandomNumbers(TorchFunctionMode):
+    """Skip normal numbers and their scaling: on the meta device both take seconds to import."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs, name = kwargs or {}, getattr(func, "__name__", "")
+        if name == "randn":
+            return torch.empty(*args, **kwargs)
+        if name in ("normal_", "mul", "__mul__"):  # methods, and the function of torch.nn.init
+            return args[0] if args else kwargs["tensor"]
+        return func(*args, **kwargs)
+
+
+def sketch(name: str, options: Mapping[str, Any], *, copies: int = 1) -> Captioner:
+    """Build a captioner on the meta device: its tensors have names, shapes and types, but no data.
+
+    Args:
+        name: name of the captioner.
+        options: its configuration.
+        copies: number of copies of its weights that must fit into memory.
+
+    Raises:
+        UsageError: as :func:`build`, or the weights are too large for this machine.
+    """
+    with torch.device("meta"), _NoRandomNumbers():
+        captioner = build(name, options)
+    size = copies * sum(tensor.nbytes for tensor in captioner.state_dict().values())
+    room = min(limits().model_bytes, psutil.virtual_memory().total)
+    if size > room:
+        largest = max(options, key=lambda option: options[option] if type(options[option]) is int else 0)
+        raise UsageError(
+            f"{largest} = {options[largest]}: the captioner takes {size / GIB:.1f} GiB, more than the "
+            f"{room / GIB:.1f} GiB that this machine and the limit model-bytes allow",
+            remedy="choose smaller sizes",
+        )
+    return captioner

@@ -16,15 +16,14 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from capvid.captioners import sketch
-from capvid.captioners.base import Captioner
+from capvid.backbones.catalog import StreamHeader
+from capvid.captioners.base import Captioner, sketch
 from capvid.errors import CapvidError, CheckpointError, FeatureMismatchError
-from capvid.features.file import FeatureHeader, StreamHeader
-from capvid.fields import bounded, checked_fields, choice, short
-from capvid.files import atomic_path, atomic_write_text, open_regular, read_regular
-from capvid.limits import MIB, limits
-from capvid.parsing import parse_json
+from capvid.features.feature_file import FeatureHeader
 from capvid.text.vocabulary import Vocabulary
+from capvid.utils.files import atomic_path, atomic_write_text, open_regular, read_regular
+from capvid.utils.limits import MIB, limits
+from capvid.utils.validation import bounded, checked_fields, choice, parse_json, short
 
 WEIGHTS = "captioner.safetensors"
 CONFIG = "captioner.json"
@@ -46,18 +45,18 @@ class _Notes:
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
-    """A captioner with all that is needed to use it.
+    """A captioner with everything needed to use it.
 
     Attributes:
         captioner: the module, in evaluation mode.
         vocabulary: its words.
-        header: the features it was trained on.
-        name: the captioner family's name.
+        header: header of the features it was trained on.
+        name: name of the captioner.
         info: notes of the training run: recipe, epoch, scores, ``max_frames`` per video (or segment) and
-            which ``frames`` these are (:func:`limited`), ``max_words`` of a caption; ``generic``, how likely
-            captions are generic (:class:`capvid.decoding.confidence.Calibration`), if that was measured.
-        folder: where it was loaded from.
-        sees: whether it sees frames itself, so that its features are in no file.
+            which ``frames`` these are (:func:`limited`), ``max_words`` of a caption; ``generic``, the
+            calibration (:class:`capvid.decoding.confidence.Calibration`), if there is one.
+        folder: folder it was loaded from.
+        sees: whether it reads frames itself, so that its features are in no file.
     """
 
     captioner: Captioner
@@ -69,10 +68,10 @@ class Checkpoint:
     sees: bool = False
 
     def accept(self, header: FeatureHeader) -> None:
-        """Accept features with this header as like those trained on.
+        """Accept features with this header.
 
         Raises:
-            FeatureMismatchError: they differ; the message names each differing field.
+            FeatureMismatchError: it differs from that of training; the message names each field.
         """
         try:
             self.header.checked(header)
@@ -84,19 +83,13 @@ class Checkpoint:
             ) from error
 
     def frames(self, frames: Tensor) -> Tensor:
-        """Those of a video's, or segment's, frames (T, ...) that the captioner looks at."""
+        """Return the frames, of (T, ...) of a video or segment, that the captioner reads."""
         count = int(self.info.get("max_frames", len(frames)))
         return limited(frames, count, str(self.info.get("frames", "spread")))
 
 
 def limited(frames: Tensor, count: int, which: str) -> Tensor:
-    """At most ``count`` of the frames (T, ...).
-
-    Args:
-        frames: of a video or segment.
-        count: how many at most.
-        which: ``first``, or ``spread``: the middles of ``count`` equal slices.
-    """
+    """Return ``count`` frames of (T, ...) at most: the ``first``, or ``spread``, middles of equal slices."""
     if len(frames) <= count or which == "first":
         return frames[:count]
     middles = (torch.arange(count, dtype=torch.float64) + 0.5) * len(frames) / count
@@ -112,9 +105,9 @@ def save_checkpoint(
     *,
     half: bool = False,
 ) -> None:
-    """Write a checkpoint to ``folder``, weights first: a folder with a configuration is a whole one.
+    """Write a checkpoint to ``folder``, weights first: a folder with a configuration is complete.
 
-    With ``half``, numbers are stored in half precision; they are loaded into single precision again.
+    With ``half``, weights are stored in half precision; they are loaded into single precision again.
     """
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {
@@ -135,11 +128,11 @@ def save_checkpoint(
 
 
 def save_info(folder: Path, info: dict[str, Any]) -> None:
-    """Write other notes into the checkpoint in ``folder``; all the rest of it stays.
+    """Replace the notes of the checkpoint in ``folder``.
 
     Raises:
-        CheckpointError: the folder holds none, or it is damaged.
-        OSError: it cannot be written.
+        CheckpointError: the folder holds no checkpoint, or a damaged one.
+        OSError: the file cannot be written.
     """
     try:
         record = read_config(folder)
@@ -150,7 +143,7 @@ def save_info(folder: Path, info: dict[str, Any]) -> None:
 
 
 def holds_checkpoint(folder: Path) -> bool:
-    """Whether there is a checkpoint in the folder, or in the ``best`` folder of a training run."""
+    """Return whether the folder, or its ``best`` folder, holds a checkpoint."""
     return any((folder / part / CONFIG).is_file() for part in (".", "best"))
 
 
@@ -169,31 +162,16 @@ def load_checkpoint(folder: Path) -> Checkpoint:
             remedy="give the folder that capvid train wrote",
         )
     try:
-        record = read_config(folder)
-        if record["format"] != FORMAT:
-            raise CheckpointError(
-                f"{folder}: checkpoint format {short(record['format'])}, this capvid reads {FORMAT}",
-                remedy="use the capvid version that wrote it",
-            )
-        name = _part(record, "captioner", str)
-        vocabulary, header, info = _vocabulary(record), _header(record), _info(record)
-        captioner = _sketch(name, record, vocabulary, header)
-        _fill(captioner, folder / WEIGHTS)
-        captioner.function_words = vocabulary.function_words()
+        return _read(folder)
     except CheckpointError:
         raise
     except (OSError, SafetensorError, ValueError, KeyError, TypeError, RuntimeError, CapvidError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        if isinstance(error, OSError) and error.strerror:
+            reason = f"{Path(error.filename).name}: {error.strerror}" if error.filename else error.strerror
         raise CheckpointError(
-            f"{folder}: damaged checkpoint ({_reason(error)})", remedy="train it again or copy it anew"
+            f"{folder}: damaged checkpoint ({reason})", remedy="train it again or copy it anew"
         ) from error
-    return Checkpoint(
-        captioner=captioner.eval(),
-        vocabulary=vocabulary,
-        header=header,
-        name=name,
-        info=info,
-        folder=folder,
-    )
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -209,12 +187,6 @@ def read_config(folder: Path) -> dict[str, Any]:
     return {"format": None, **record}
 
 
-def _reason(error: Exception) -> str:
-    if isinstance(error, OSError) and error.strerror:
-        return f"{Path(error.filename).name}: {error.strerror}" if error.filename else error.strerror
-    return str(error).splitlines()[0] if str(error) else type(error).__name__
-
-
 def _part(record: Mapping[str, Any], name: str, kind: type, default: Any = None) -> Any:
     value = record.get(name, default)
     if not isinstance(value, kind):
@@ -223,55 +195,53 @@ def _part(record: Mapping[str, Any], name: str, kind: type, default: Any = None)
     return value
 
 
-def _vocabulary(record: Mapping[str, Any]) -> Vocabulary:
+def _read(folder: Path) -> Checkpoint:
+    """Read a checkpoint, checking every field: the files are not trusted."""
+    record = read_config(folder)
+    if record["format"] != FORMAT:
+        raise CheckpointError(
+            f"{folder}: checkpoint format {short(record['format'])}, this capvid reads {FORMAT}",
+            remedy="use the capvid version that wrote it",
+        )
+    name = _part(record, "captioner", str)
     try:
-        return Vocabulary.checked(record.get("vocabulary"))
+        vocabulary = Vocabulary.checked(record.get("vocabulary"))
     except ValueError as error:
-        text = str(error)
-        raise ValueError(f"{CONFIG}: vocabulary{'' if text.startswith('[') else ' '}{text}") from error
+        space = "" if str(error).startswith("[") else " "
+        raise ValueError(f"{CONFIG}: vocabulary{space}{error}") from error
 
-
-def _header(record: Mapping[str, Any]) -> FeatureHeader:
-    """Return the header of the features; each of its fields has its type."""
     header = FeatureHeader.from_json(json.dumps(_part(record, "features", dict)))
     values = {name: value for name, value in asdict(header).items() if name != "streams"}
     checked_fields(FeatureHeader, values, prefix=f"{CONFIG}: features.")
     for number, stream in enumerate(header.streams):
         checked_fields(StreamHeader, asdict(stream), prefix=f"{CONFIG}: features.streams[{number}].")
     header.check_alike()
-    return header
 
-
-def _info(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the notes; those that captioning depends on have their types."""
     info: dict[str, Any] = _part(record, "info", dict, {})
     known = {name: info[name] for name in info.keys() & _Notes.__dataclass_fields__.keys()}
     checked_fields(_Notes, known, prefix=f"{CONFIG}: info.")
-    return info
 
-
-def _sketch(name: str, record: Mapping[str, Any], vocabulary: Vocabulary, header: FeatureHeader) -> Captioner:
-    """Return the captioner without memory for its tensors; its sizes are those of vocabulary and features."""
-    config = _part(record, "config", dict)
     try:
-        captioner = sketch(name, config)
+        captioner = sketch(name, _part(record, "config", dict))
     except CapvidError as error:
         raise ValueError(f"{CONFIG}: config.{error.message}") from error
-    sizes = {
-        "vocabulary_size": len(vocabulary),
-        "feature_width": header.width,
-        "locations": header.locations,
-    }
-    for option, size in sizes.items():
-        value = getattr(captioner.config, option)
-        if value != size:
-            source = "vocabulary" if option == "vocabulary_size" else "features"
-            raise ValueError(f"{CONFIG}: config.{option} must be {size}, as {source} says, got {value}")
-    return captioner
+    config = captioner.config
+    for option, actual, expected, source in (
+        ("vocabulary_size", config.vocabulary_size, len(vocabulary), "vocabulary"),
+        ("feature_width", config.feature_width, header.width, "features"),
+        ("locations", config.locations, header.locations, "features"),
+    ):
+        if actual != expected:
+            raise ValueError(f"{CONFIG}: config.{option} must be {expected}, as {source} says, got {actual}")
+    _fill(captioner, folder / WEIGHTS)
+    captioner.function_words = vocabulary.function_words()
+    return Checkpoint(
+        captioner=captioner.eval(), vocabulary=vocabulary, header=header, name=name, info=info, folder=folder
+    )
 
 
 def _fill(captioner: Captioner, path: Path) -> None:
-    """Give a sketched captioner memory and the weights in a file, whose header is compared with it first."""
+    """Load the weights in a file into a sketched captioner, after comparing the file's header with it."""
     with open_regular(path) as file:
         size = file.seek(0, 2)
     if size > limits().model_bytes:

@@ -32,7 +32,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from capvid.captioners.base import State, Trace
+from capvid.captioners.base import CAPTIONERS, State, Trace
 from capvid.captioners.layers import (
     AdditiveAttention,
     LSTMCell,
@@ -42,7 +42,7 @@ from capvid.captioners.layers import (
 )
 from capvid.captioners.recurrent import FirstState, RecurrentCaptioner, RecurrentConfig
 from capvid.errors import UsageError
-from capvid.fields import bounded, choice
+from capvid.utils.validation import bounded, choice
 
 FIRST_CAPACITY = 8
 
@@ -79,7 +79,7 @@ class TwoWayEncoder(nn.LSTM):
         super().__init__(width, hidden, batch_first=True)
 
     def of(self, frames: Tensor, mask: Tensor) -> Tensor:
-        """Frames (B, T, D'), the real ones first by ``mask`` (B, T) -> (B, T, 2 H_e), zero at the others."""
+        """Encode frames (B, T, D'), the real ones first by ``mask`` (B, T) -> (B, T, 2 H_e), else zero."""
         positions = torch.arange(frames.shape[1], device=frames.device)  # (T,)
         mirrored = mask.sum(1, keepdim=True) - 1 - positions  # (B, T): each video within its own length
         order = torch.where(mask, mirrored, positions).unsqueeze(-1)  # its own inverse
@@ -90,23 +90,7 @@ class TwoWayEncoder(nn.LSTM):
         return torch.cat([forward, reverse], -1) * mask.unsqueeze(-1)
 
 
-class Fusion(nn.Module, ABC):
-    """Makes A_t of s_0 .. s_{t-1}. What it keeps of them is one tensor ``past``, B first."""
-
-    @abstractmethod
-    def first(self, s: Tensor) -> Tensor:
-        """``past`` that knows of s_0 (B, H) alone."""
-
-    @abstractmethod
-    def add(self, past: Tensor, s: Tensor, count: int) -> Tensor:
-        """``past`` that knows of s_t (B, H) as well as of the ``count`` states before it."""
-
-    @abstractmethod
-    def forward(self, past: Tensor, count: int) -> tuple[Tensor, Tensor | None]:
-        """A_t (B, H) of ``count`` states, and the weight of each, (B, count), if they are weighed."""
-
-
-class PlainFusion(Fusion):
+class PlainFusion(nn.Module):
     """The baseline's last state, and the sum or mean of all states (Table 3); ``past`` is (B, H)."""
 
     def __init__(self, how: str) -> None:
@@ -114,35 +98,35 @@ class PlainFusion(Fusion):
         self.how = how
 
     def first(self, s: Tensor) -> Tensor:
-        """s_0 itself."""
+        """Return ``past`` of s_0 (B, H) alone."""
         return at_least_float32(s)
 
     def add(self, past: Tensor, s: Tensor, count: int) -> Tensor:
-        """The running sum, or the last state."""
+        """Return ``past`` of s_t (B, H) and the ``count`` states before it."""
         return s if self.how == "none" else past + s
 
     def forward(self, past: Tensor, count: int) -> tuple[Tensor, None]:
-        """A_t (B, H)."""
+        """Return A_t (B, H) of ``count`` states, which are not weighed."""
         return past / count if self.how == "mean" else past, None
 
 
-class AttentiveFusion(Fusion):
-    """Keeps a row of every state, (B, capacity, W), of which the first ``count`` are used."""
+class AttentiveFusion(nn.Module, ABC):
+    """Keeps a row of every state in ``past`` (B, capacity, W), of which the first ``count`` are used."""
 
     @abstractmethod
     def row(self, s: Tensor) -> Tensor:
-        """All that later words need of a state (B, H), computed once: (B, W)."""
+        """Return all that later words need of a state (B, H), computed once: (B, W)."""
 
     @abstractmethod
     def fuse(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Rows (B, t, W) -> A_t (B, H) and the weight of each state (B, t)."""
+        """Return A_t (B, H) and the weight of each state (B, t) from rows (B, t, W)."""
 
     def first(self, s: Tensor) -> Tensor:
-        """One row."""
+        """Return ``past`` of s_0 (B, H) alone."""
         return at_least_float32(self.row(s)).unsqueeze(1)
 
     def add(self, past: Tensor, s: Tensor, count: int) -> Tensor:
-        """One more row: in place, into twice the room when it is full, unless gradients may be asked for."""
+        """Append a row for s_t (B, H): in place, doubling a full ``past``, unless gradients are enabled."""
         row = self.row(s)
         if torch.is_grad_enabled():  # earlier steps need their rows for the way back
             return torch.cat([past[:, :count], row.unsqueeze(1)], 1)
@@ -152,7 +136,7 @@ class AttentiveFusion(Fusion):
         return past
 
     def forward(self, past: Tensor, count: int) -> tuple[Tensor, Tensor]:
-        """A_t (B, H) and the weight of each state (B, count)."""
+        """Return A_t (B, H) of ``count`` states and the weight of each (B, count)."""
         return self.fuse(past[:, :count])
 
 
@@ -165,11 +149,11 @@ class LatestGuiding(AttentiveFusion):
         self.attention = AdditiveAttention(query=hidden, value=hidden, width=width)
 
     def row(self, s: Tensor) -> Tensor:
-        """(B, H) -> (B, H + A)."""
-        return torch.cat([s, self.attention.keys(s)], -1)
+        """Return (B, H + A)."""
+        return torch.cat([s, self.attention.key(s)], -1)
 
     def fuse(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Rows (B, t, H + A) -> A_t (B, H) and weights (B, t)."""
+        """Return A_t (B, H) and weights (B, t) from rows (B, t, H + A)."""
         states, keys = rows.split(self.sizes, -1)
         everywhere = torch.ones(1, dtype=torch.bool, device=rows.device)
         return self.attention(states[:, -1], keys, states, everywhere)  # Eq. 20-22
@@ -191,12 +175,12 @@ class SelfAttention(AttentiveFusion):
         self.second = nn.Linear(hidden, hidden) if version == 3 else None
 
     def row(self, s: Tensor) -> Tensor:
-        """(B, H) -> (B, 2 A + H)."""
+        """Return (B, 2 A + H)."""
         value = s if self.feed_forward is None else F.linear(s, self.feed_forward.weight)
         return torch.cat([self.heads(s), value], -1)
 
     def fuse(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Rows (B, t, 2 A + H) -> A_t (B, H), and the weight of each state, (B, t), as all ask on average."""
+        """Return A_t (B, H), and each state's weight (B, t), averaged over queries, from (B, t, 2 A + H)."""
         queries, keys, values = rows.split(self.sizes, -1)
         scores = torch.bmm(queries, keys.transpose(1, 2)) * self.sizes[0] ** -0.5  # (B, t, t)
         weights = masked_softmax(scores, None)
@@ -208,16 +192,7 @@ class SelfAttention(AttentiveFusion):
         return fused.mean(1) if self.mean else fused.amax(1), weights.mean(1)  # Eq. 19
 
 
-def make_fusion(config: DenseLSTMConfig) -> Fusion:
-    """The fusion that ``config`` names."""
-    sizes = {"hidden": config.hidden, "width": config.attention}
-    if config.fusion == "latest-guiding":
-        return LatestGuiding(**sizes)
-    if config.fusion == "self-attention":
-        return SelfAttention(**sizes, version=config.version)
-    return PlainFusion(config.fusion)
-
-
+@CAPTIONERS.register("dense-lstm")
 class DenseLSTM(RecurrentCaptioner):
     """An LSTM whose hidden input is a fusion of all its earlier states."""
 
@@ -230,20 +205,27 @@ class DenseLSTM(RecurrentCaptioner):
         self.encoder = TwoWayEncoder(width=self.frame_width(config), hidden=config.encoder)
         self.initial = FirstState(width=width, hidden=hidden)
         self.attention = AdditiveAttention(query=hidden, value=width, width=config.attention)
-        self.fusion = make_fusion(config)
+        sizes = {"hidden": hidden, "width": config.attention}
+        self.fusion: PlainFusion | AttentiveFusion
+        if config.fusion == "latest-guiding":
+            self.fusion = LatestGuiding(**sizes)
+        elif config.fusion == "self-attention":
+            self.fusion = SelfAttention(**sizes, version=config.version)
+        else:
+            self.fusion = PlainFusion(config.fusion)
         self.cell = LSTMCell(word=config.embedding, extra=width, hidden=hidden)
-        self.vocabulary = nn.Linear(hidden, config.vocabulary_size, bias=False)  # W_y
+        self.vocabulary = nn.Linear(hidden, config.vocabulary_size, bias=False)  # W_y, Eq. 25
 
     def encode(self, features: Tensor, mask: Tensor) -> State:
-        """Features (B, T, D), the real frames first by ``mask`` (B, T) -> the state before the first word."""
+        """Return the first state of features (B, T, D), the real frames first by ``mask`` (B, T)."""
         features, mask = at_least_one_frame(features, mask)
         frames = self.dropout(self.encoder.of(self.frames(features, mask), mask))  # (B, T, 2 H_e)
         s, c = self.initial.of(frames, mask)
-        video = {"frames": frames, "keys": self.attention.keys(frames), "mask": mask}
+        video = {"frames": frames, "keys": self.attention.key(frames), "mask": mask}
         return State(video, {"past": self.fusion.first(s), "c": c})
 
     def advance(self, word_gates: Tensor, state: State) -> tuple[tuple[Tensor, ...], State, Trace]:
-        """One word: s_t (B, H), the state, and the weights of frames (B, T) and of earlier states (B, t).
+        """Compute one word: s_t (B, H); state; weights of frames (B, T) and of earlier states (B, t).
 
         The latter, ``states``, are over s_0 .. s_{t-1}, so one more with every word, and absent where the
         fusion does not weigh.
@@ -256,11 +238,3 @@ class DenseLSTM(RecurrentCaptioner):
         if weights is not None:
             trace["states"] = weights
         return (s,), state.after({"past": self.fusion.add(past, s, count), "c": c}), trace
-
-    def readout(self, *results: Tensor, words: Tensor) -> Tensor:
-        """s_t (..., H) as the vocabulary layer sees it."""
-        return self.dropout(results[0])
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        """The vocabulary layer, Eq. 25: (..., H) -> logits (..., V)."""
-        return self.vocabulary(hidden)

@@ -39,16 +39,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from capvid.captioners.base import MOST_LAYERS, State, Trace
+from capvid.captioners.base import CAPTIONERS, MAX_LAYERS, State, Trace
 from capvid.captioners.layers import (
     AdditiveAttention,
     LSTMCell,
     at_least_float32,
     at_least_one_frame,
+    init_gates,
     masked_softmax,
+    mean_frame,
 )
 from capvid.captioners.recurrent import RecurrentCaptioner, RecurrentConfig
-from capvid.fields import bounded
+from capvid.utils.validation import bounded
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,16 +66,16 @@ class HAMConfig(RecurrentConfig):
     """
 
     memory_width: int = 512
-    layers: int = bounded(2, most=MOST_LAYERS)
+    layers: int = bounded(2, most=MAX_LAYERS)
     bottleneck: int = 200
     temporal_model: bool = True
     memory: bool = True
 
 
 class _WeightedSum(torch.autograd.Function):
-    """Weights (B, L) and a map (B, L, D), which may be in half precision, to their sum (B, D).
+    """Sum (B, D) of a map (B, L, D), which may be in half precision, by weights (B, L).
 
-    It is computed and differentiated in the weights' precision, and keeps no copy of the map in it.
+    Computed and differentiated in the weights' precision without a copy of the map in it.
     """
 
     @staticmethod
@@ -94,13 +96,13 @@ class _WeightedSum(torch.autograd.Function):
 
 
 def weighted_sum(weights: Tensor, places: Tensor) -> Tensor:
-    """Eq. 3: ``sum_j rho_j X_j`` of weights (B, L) and one frame's map (B, L, D) -> (B, D)."""
-    found: Tensor = _WeightedSum.apply(weights.to(torch.promote_types(weights.dtype, places.dtype)), places)
-    return found
+    """Compute Eq. 3, ``sum_j rho_j X_j``, of weights (B, L) and one frame's map (B, L, D) -> (B, D)."""
+    total: Tensor = _WeightedSum.apply(weights.to(torch.promote_types(weights.dtype, places.dtype)), places)
+    return total
 
 
 def mean_place(maps: Tensor, mask: Tensor) -> Tensor:
-    """Mean over the places of all real frames: (B, T, L, D) and (B, T) -> (B, D), one frame at a time."""
+    """Average the places of all real frames, one frame at a time: (B, T, L, D) and (B, T) -> (B, D)."""
     share = mask / (mask.sum(1, keepdim=True).clamp_min(1) * maps.shape[2])  # (B, T)
     shares = share.unsqueeze(-1).expand(maps.shape[:3])  # (B, T, L)
     parts = [weighted_sum(w, places) for w, places in zip(shares.unbind(1), maps.unbind(1), strict=True)]
@@ -114,15 +116,10 @@ class LSTMLayer(nn.Module):
         super().__init__()
         self.input = nn.Linear(width, 4 * hidden, bias=bias)  # W_xi, W_xf, W_xo, W_xg
         self.recurrent = nn.Linear(hidden, 4 * hidden, bias=False)  # W_hi, W_hf, W_ho, W_hg
-        with torch.no_grad():
-            if bias:
-                self.input.bias.zero_()
-                self.input.bias[hidden : 2 * hidden].fill_(1.0)  # open forget gates at the start
-            for gate in self.recurrent.weight.chunk(4):
-                nn.init.orthogonal_(gate)
+        init_gates(self.input, self.recurrent)
 
     def forward(self, x: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
-        """One step: (B, X), (B, H), (B, H) -> h_t, c_t, each (B, H)."""
+        """Compute one step: (B, X), (B, H), (B, H) -> h_t, c_t, each (B, H)."""
         i, f, o, g = (self.input(x) + self.recurrent(h)).chunk(4, -1)
         c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
         return torch.sigmoid(o) * torch.tanh(c), c
@@ -139,7 +136,7 @@ class LSTMStack(nn.ModuleList):
     def forward(
         self, x: Tensor, h: Sequence[Tensor], c: Sequence[Tensor]
     ) -> tuple[list[Tensor], list[Tensor]]:
-        """One step: the lowest input (B, X) and each layer's h and c (B, H) -> each layer's new ones."""
+        """Compute one step: the lowest input (B, X), each layer's h and c (B, H) -> each layer's new ones."""
         hidden: list[Tensor] = []
         cells: list[Tensor] = []
         for number, layer in enumerate(self):
@@ -163,7 +160,7 @@ class FirstLayerState(nn.Sequential):
         self.layers = layers
 
     def of(self, mean: Tensor) -> tuple[Tensor, Tensor]:
-        """The mean frame (B, D') -> h_0 and c_0, each (B, N, H)."""
+        """Return h_0 and c_0, each (B, N, H), from the mean frame (B, D')."""
         first = at_least_float32(self(mean)).unsqueeze(1)  # (B, 1, 2 H)
         h, c = nn.functional.pad(first, (0, 0, 0, self.layers - 1)).chunk(2, -1)
         return h, c
@@ -178,24 +175,12 @@ class TemporalModel(nn.Module):
         self.stack = LSTMStack(width=width, hidden=hidden, layers=layers, bias=False, dropout=dropout)
 
     def forward(
-        self,
-        maps: Tensor,
-        mask: Tensor,
-        h: Tensor,
-        c: Tensor,
-        frames: Callable[[Tensor, Tensor], Tensor],
+        self, maps: Tensor, mask: Tensor, h: Tensor, c: Tensor, frames: Callable[[Tensor, Tensor], Tensor]
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Watch a video.
+        """Return H_v (B, T, H), and h and c (B, N, H) after each video's last real frame.
 
-        Args:
-            maps: (B, T, L, D), in any precision.
-            mask: (B, T) of real frames, which come before all others.
-            h: the layers' first states (B, N, H).
-            c: the same of the cells.
-            frames: standardises and projects vectors (B, D) of frames that are real by a mask (B,).
-
-        Returns:
-            H_v (B, T, H), and h and c (B, N, H) after each video's last real frame.
+        ``maps`` (B, T, L, D) may be in any precision; real frames come first by ``mask`` (B, T); ``h`` and
+        ``c`` (B, N, H) are the first states; ``frames`` standardises and projects vectors (B, D).
         """
         hidden, cells = list(h.unbind(1)), list(c.unbind(1))
         all_hidden, all_cells = [], []
@@ -211,61 +196,47 @@ class TemporalModel(nn.Module):
         return states[:, :, -1], states[rows, last], ends[rows, last]
 
 
+@CAPTIONERS.register("ham")
 class HAM(RecurrentCaptioner):
     """Hierarchical attention and memory over a temporal model."""
 
     name = "ham"
     config_class = HAMConfig
+    maps_option = "temporal_model"
 
     def __init__(self, config: HAMConfig) -> None:
         super().__init__(config)
         frame, hidden, layers = self.frame_width(config), config.hidden, config.layers
         state = hidden if config.temporal_model else frame  # K
-        self.initial = FirstLayerState(
-            width=frame, bottleneck=config.bottleneck, hidden=hidden, layers=layers
-        )
+        sizes = {"hidden": hidden, "layers": layers}
+        self.initial = FirstLayerState(width=frame, bottleneck=config.bottleneck, **sizes)
         self.temporal = None
         if config.temporal_model:
             self.temporal = TemporalModel(
-                width=frame,
-                locations=config.locations,
-                hidden=hidden,
-                layers=layers,
-                dropout=config.dropout,
+                width=frame, locations=config.locations, dropout=config.dropout, **sizes
             )
-        self.memory, guide, given = None, hidden, state
+        self.memory, guide, self.input_width = None, hidden, state
         if config.memory:
-            guide, given = hidden + config.memory_width, config.memory_width
+            guide, self.input_width = hidden + config.memory_width, config.memory_width
             self.memory = LSTMLayer(width=state, hidden=config.memory_width, bias=True)  # f_m
         self.attention = AdditiveAttention(query=guide, value=state, width=config.attention)  # W_g, W_m, U
         self.attention.key = nn.Linear(state, config.attention, bias=False)  # W_v: no bias in Eq. 6
-        self.given_width = given
-        self.cell = LSTMCell(word=config.embedding, extra=given, hidden=hidden)  # f_g's first layer
+        self.cell = LSTMCell(word=config.embedding, extra=self.input_width, hidden=hidden)  # f_g
         self.upper = LSTMStack(
             width=hidden, hidden=hidden, layers=layers - 1, bias=True, dropout=config.dropout
         )
         self.vocabulary = nn.Linear(hidden, config.vocabulary_size, bias=False)  # W_e
 
-    @classmethod
-    def needs_maps(cls, config: HAMConfig) -> bool:
-        """The temporal model attends to places; without it, vectors are attended to."""
-        return config.temporal_model
-
-    @classmethod
-    def why_maps(cls, config: HAMConfig) -> str:
-        """The options that decide it, for the error message."""
-        return f" with temporal_model {'on' if config.temporal_model else 'off'}"
-
     def encode(self, features: Tensor, mask: Tensor) -> State:
-        """Maps (B, T, L, D), or vectors (B, T, D), and mask (B, T) -> the state before the first word."""
+        """Return the first state of maps (B, T, L, D), or vectors (B, T, D), real by ``mask`` (B, T)."""
         features, mask = at_least_one_frame(features, mask)
         if self.temporal is not None:
             h, c = self.initial.of(self.frames(mean_place(features, mask), mask.any(1)))
             states, h, c = self.temporal(features, mask, h, c, self.frames)
         else:
             states = self.frames(features, mask)
-            h, c = self.initial.of(states.sum(1) / mask.sum(1, keepdim=True).clamp_min(1))
-        video = {"states": states, "keys": self.attention.keys(states), "mask": mask}
+            h, c = self.initial.of(mean_frame(states, mask))
+        video = {"states": states, "keys": self.attention.key(states), "mask": mask}
         memory = {"h": h, "c": c}
         if self.memory is not None:
             memory["m"] = memory["m_cell"] = h.new_zeros(len(h), self.config.memory_width)
@@ -273,40 +244,21 @@ class HAM(RecurrentCaptioner):
 
     def advance(self, word_gates: Tensor, state: State) -> tuple[tuple[Tensor, ...], State, Trace]:
         """Attend, remember, then the decoder: h_g (B, H), state, and the weights of the frames."""
-        h, c = state.memory["h"].unbind(1), state.memory["c"].unbind(1)
-        given, weights, kept = self._recall(state, h[-1])
-        first_h, first_c = self.cell(word_gates, given, h[0], c[0])  # Eq. 10
+        video, memory = state.video, dict(state.memory)
+        h, c = memory["h"].unbind(1), memory["c"].unbind(1)
+        if not state.words:  # the start token: nothing was attended to yet
+            weights = h[-1].new_zeros(len(h[-1]), video["mask"].shape[1])
+            context = h[-1].new_zeros(len(h[-1]), self.input_width)
+        else:
+            guide = torch.cat([h[-1], memory["m"]], -1) if self.memory is not None else h[-1]
+            context, weights = self.attention(guide, video["keys"], video["states"], video["mask"])  # Eq. 6-8
+            if self.memory is not None:
+                memory["m"], memory["m_cell"] = self.memory(context, memory["m"], memory["m_cell"])  # Eq. 9
+                context = memory["m"]
+        first_h, first_c = self.cell(word_gates, context, h[0], c[0])  # Eq. 10
         hidden, cells = [first_h], [first_c]
         if self.upper:
-            below = self.dropout(first_h)
-            above_h, above_c = self.upper(below, h[1:], c[1:])
+            above_h, above_c = self.upper(self.dropout(first_h), h[1:], c[1:])
             hidden, cells = hidden + above_h, cells + above_c
-        memory = {"h": torch.stack(hidden, 1), "c": torch.stack(cells, 1), **kept}
+        memory |= {"h": torch.stack(hidden, 1), "c": torch.stack(cells, 1)}
         return (hidden[-1],), state.after(memory), {"attention": weights}
-
-    def _recall(self, state: State, h: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        """What the decoder sees of the video, by its last state ``h`` (B, H).
-
-        Returns:
-            h_m (B, M), or without memory the attended state (B, K); the weights of the frames (B, T); the
-            memory's new state.
-        """
-        video = state.video
-        kept = {name: tensor for name, tensor in state.memory.items() if name in ("m", "m_cell")}
-        if not state.words:  # the start token: nothing was attended to yet
-            unseen = h.new_zeros(len(h), video["mask"].shape[1])
-            return h.new_zeros(len(h), self.given_width), unseen, kept
-        guide = torch.cat([h, kept["m"]], -1) if kept else h
-        attended, weights = self.attention(guide, video["keys"], video["states"], video["mask"])  # Eq. 6-8
-        if self.memory is None:
-            return attended, weights, kept
-        m, m_cell = self.memory(attended, kept["m"], kept["m_cell"])  # Eq. 9
-        return m, weights, {"m": m, "m_cell": m_cell}
-
-    def readout(self, *results: Tensor, words: Tensor) -> Tensor:
-        """Give h_g (..., H) of the top layer."""
-        return self.dropout(results[0])
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        """The vocabulary layer, Eq. 11: (..., H) -> logits (..., V); the softmax is left to others."""
-        return self.vocabulary(hidden)

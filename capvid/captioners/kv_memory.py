@@ -22,11 +22,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from capvid.captioners.base import State, Trace
-from capvid.captioners.layers import AdditiveAttention, LSTMCell, at_least_float32, at_least_one_frame
+from capvid.captioners.base import CAPTIONERS, State, Trace
+from capvid.captioners.layers import (
+    AdditiveAttention,
+    LSTMCell,
+    at_least_float32,
+    at_least_one_frame,
+    mean_frame,
+)
 from capvid.captioners.recurrent import FirstState, RecurrentCaptioner, RecurrentConfig
 from capvid.errors import UsageError
-from capvid.fields import choice
+from capvid.utils.validation import choice
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,11 +65,12 @@ class TwoStreams(nn.Module):
         self.value = nn.Linear(value, width)
 
     def forward(self, features: Tensor) -> Tensor:
-        """(..., D) -> (..., 2 * width)."""
+        """Project (..., D) -> (..., 2 * width)."""
         frames, values = features.split(self.widths, -1)
         return torch.cat([self.frame(frames), self.value(values)], -1)
 
 
+@CAPTIONERS.register("kv-memory")
 class KeyValueMemory(RecurrentCaptioner):
     """A decoder that reads values from slots found by their keys.
 
@@ -102,7 +109,7 @@ class KeyValueMemory(RecurrentCaptioner):
 
     @staticmethod
     def make_projection(config: Any) -> nn.Module:
-        """The layer that frame features and values go through first."""
+        """Return the layer that frame features and values go through first."""
         if not (config.projection and config.value_width):
             return RecurrentCaptioner.make_projection(config)
         frame = config.feature_width - config.value_width
@@ -110,11 +117,11 @@ class KeyValueMemory(RecurrentCaptioner):
 
     @staticmethod
     def frame_width(config: Any) -> int:
-        """Width of projected frame features."""
+        """Return the width of projected frame features."""
         return config.projection or config.feature_width - config.value_width
 
     def encode(self, features: Tensor, mask: Tensor) -> State:
-        """Features (B, T, D) and mask (B, T) of real frames -> the state before the first word."""
+        """Return the first state of features (B, T, D), real by ``mask`` (B, T)."""
         features, mask = at_least_one_frame(features, mask)
         width = self.frame_width(self.config)
         streams = self.frames(features, mask)  # (B, T, frame width), and values after it if there are any
@@ -128,37 +135,32 @@ class KeyValueMemory(RecurrentCaptioner):
         if self.config.addressing != "none":
             if self.encoder is not None or self.config.value_width:  # else the values are the keys
                 slots = torch.cat([keys, values], -1)  # (B, T, K + U)
-            mean = keys.sum(1) / mask.sum(1, keepdim=True).clamp_min(1)
-            memory["read"] = at_least_float32(mean)  # phi_0(K)
+            memory["read"] = at_least_float32(mean_frame(keys, mask))  # phi_0(K)
         if self.addressing is not None:
             memory["h_k"], memory["c_k"] = memory["read"], torch.zeros_like(memory["read"])
-        return State({"slots": slots, "keys": self.attention.keys(keys), "mask": mask}, memory)
-
-    def guide(self, memory: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-        """What Eq. 12 makes the query of (B, K + H), and the addressing LSTM's new state if there is one."""
-        if self.config.addressing == "none":
-            return memory["h"], {}
-        if self.addressing is None:
-            return torch.cat([memory["read"], memory["h"]], -1), {}  # Eq. 11: h_t^k is phi_{t-1}(K)
-        h_k, c_k = self.addressing(memory["read"], (memory["h_k"], memory["c_k"]))  # Eq. 11
-        return torch.cat([h_k, memory["h"]], -1), {"h_k": h_k, "c_k": c_k}
+        return State({"slots": slots, "keys": self.attention.key(keys), "mask": mask}, memory)
 
     def advance(self, word_gates: Tensor, state: State) -> tuple[tuple[Tensor, ...], State, Trace]:
         """Address, read, then the LSTM: phi_t(V) (B, U) and h_t (B, H), state, trace."""
-        video, h, c = state.video, state.memory["h"], state.memory["c"]
-        query, memory = self.guide(state.memory)
+        video, memory = state.video, dict(state.memory)
+        query = memory["h"]  # of Eq. 12, (B, K + H)
+        if self.addressing is not None:
+            h_k, c_k = self.addressing(memory["read"], (memory["h_k"], memory["c_k"]))  # Eq. 11
+            memory["h_k"], memory["c_k"], query = h_k, c_k, torch.cat([h_k, query], -1)
+        elif self.config.addressing == "last-read":
+            query = torch.cat([memory["read"], query], -1)  # Eq. 11: h_t^k is phi_{t-1}(K)
         read, weights = self.attention(query, video["keys"], video["slots"], video["mask"])  # Eq. 3, 12-14
         value = read[:, -self.value_width :]  # phi_t(V)
         if self.config.addressing != "none":
             memory["read"] = at_least_float32(read[:, : self.key_width])  # phi_t(K)
-        h, c = self.cell(word_gates, value, h, c)  # Eq. 4-9
-        return (value, h), state.after({**memory, "h": h, "c": c}), {"attention": weights}
+        memory["h"], memory["c"] = self.cell(word_gates, value, memory["h"], memory["c"])  # Eq. 4-9
+        return (value, memory["h"]), state.after(memory), {"attention": weights}
 
     def readout(self, *results: Tensor, words: Tensor) -> Tensor:
-        """[h_t, x_t, phi_t(V)] of Eq. 10, (..., H + E + U)."""
+        """Return [h_t, x_t, phi_t(V)] of Eq. 10, (..., H + E + U)."""
         value, hidden = results
         return torch.cat([self.dropout(hidden), words, value], -1)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """The vocabulary layer of Eq. 10: (..., H + E + U) -> logits (..., V)."""
+        """Apply the vocabulary layer of Eq. 10: (..., H + E + U) -> logits (..., V)."""
         return self.output(hidden)

@@ -1,4 +1,4 @@
-"""What the captioners share: attention, the LSTM cell, the deep output layer, standardised inputs.
+"""Layers shared by the captioners: attention, the LSTM cell, the deep output layer, standardised inputs.
 
 Notation for tensor shapes: B batch, T frames, L words, D feature width, E word embedding, H hidden state,
 A attention width, V vocabulary; where K captions are written of each of V videos, B = V * K.
@@ -6,21 +6,21 @@ A attention width, V vocabulary; where K captions are written of each of V video
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
 
 
 def at_least_float32(x: Tensor) -> Tensor:
-    """``x`` in float32 if it is in half precision, else as it is."""
+    """Return ``x`` in float32 if it is in half precision, else unchanged."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def masked_softmax(scores: Tensor, mask: Tensor | None) -> Tensor:
-    """Softmax over the last axis, not in half precision; where ``mask`` is False the weight is 0.
+    """Return the softmax over the last axis, in float32 at least, 0 where ``mask`` is False.
 
-    Where nothing is real, in a video without frames, all weights are 0.
+    All weights of a video without frames are 0.
     """
     scores = at_least_float32(scores)
     if mask is None:
@@ -28,6 +28,11 @@ def masked_softmax(scores: Tensor, mask: Tensor | None) -> Tensor:
     # not -inf: a row of nothing but -inf would become NaN
     scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
     return scores.softmax(-1).masked_fill(~mask, 0)
+
+
+def mean_frame(frames: Tensor, mask: Tensor) -> Tensor:
+    """Return the mean (B, D) of the real frames; ``frames`` (B, T, D) are zero where ``mask`` is False."""
+    return frames.sum(1) / mask.sum(1, keepdim=True).clamp_min(1)
 
 
 def at_least_one_frame(features: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
@@ -81,21 +86,11 @@ class AdditiveAttention(nn.Module):
         self.key = nn.Linear(value, width)  # U, b
         self.score = nn.Linear(width, 1, bias=False)  # w
 
-    def keys(self, values: Tensor) -> Tensor:
-        """``U v_i + b``, which does not depend on the step: (B, T, D) -> (B, T, A)."""
-        return self.key(values)
-
     def forward(self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        """Attend to ``values`` (V, T, D) of ``keys`` (V, T, A), where ``mask`` (V or 1, T) is True.
+        """Attend to ``values`` (V, T, D) where ``mask`` (V or 1, T) is True.
 
-        Args:
-            query: (V * K, Q), K in a row to each video.
-            keys: as :meth:`keys` gives them.
-            values: what is attended to.
-            mask: of what is there.
-
-        Returns:
-            context (V * K, D) and weights (V * K, T).
+        ``query`` (V * K, Q) holds K rows for each video; ``keys`` (V, T, A) are ``self.key(values)``, which
+        do not depend on the step. Returns context (V * K, D) and weights (V * K, T).
         """
         queries = self.query(query).unflatten(0, (len(keys), -1)).unsqueeze(2)  # (V, K, 1, A)
         energy = self.score((queries + keys.unsqueeze(1)).tanh_()).squeeze(-1)  # (V, K, T)
@@ -104,12 +99,22 @@ class AdditiveAttention(nn.Module):
         return context.flatten(0, 1), weights.flatten(0, 1)
 
 
+@torch.no_grad()
+def init_gates(inputs: nn.Linear, recurrent: nn.Linear) -> None:
+    """Initialise the gates of an LSTM: open forget gates, orthogonal recurrence."""
+    if inputs.bias is not None:
+        inputs.bias.zero_()
+        inputs.bias.chunk(4)[1].fill_(1.0)
+    for gate in recurrent.weight.chunk(4):
+        nn.init.orthogonal_(gate)
+
+
 class LSTMCell(nn.Module):
     """An LSTM cell with a further input r_t beside the word (M3, Eq. 1-6).
 
-    The word's share of the gates, ``W E + b``, is asked for separately (:meth:`word_gates`), because
-    under teacher forcing it is one product for all words of all captions. Without ``squash``,
-    h_t = o_t * c_t, as the key-value memory paper prints it (its Eq. 9).
+    The word's share of the gates, ``word(E)``, is computed by the caller, because under teacher forcing it is
+    one product for all words of all captions. Without ``squash``, h_t = o_t * c_t, as the key-value memory
+    paper prints it (its Eq. 9).
     """
 
     def __init__(self, *, word: int, extra: int, hidden: int, squash: bool = True) -> None:
@@ -118,18 +123,10 @@ class LSTMCell(nn.Module):
         self.word = nn.Linear(word, 4 * hidden)  # W_i, W_f, W_o, W_c and their biases
         self.recurrent = nn.Linear(hidden, 4 * hidden, bias=False)  # U
         self.extra = nn.Linear(extra, 4 * hidden, bias=False)  # M
-        with torch.no_grad():
-            self.word.bias.zero_()
-            self.word.bias[hidden : 2 * hidden].fill_(1.0)  # open forget gates at the start
-            for gate in self.recurrent.weight.chunk(4):
-                nn.init.orthogonal_(gate)
-
-    def word_gates(self, words: Tensor) -> Tensor:
-        """(..., E) -> (..., 4 H)."""
-        return self.word(words)
+        init_gates(self.word, self.recurrent)
 
     def forward(self, word_gates: Tensor, extra: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
-        """One step: (B, 4 H), (B, R), (B, H), (B, H) -> h_t, c_t, each (B, H)."""
+        """Compute one step: (B, 4 H), (B, R), (B, H), (B, H) -> h_t, c_t, each (B, H)."""
         gates = word_gates + self.recurrent(h) + self.extra(extra)
         i, f, o, candidate = gates.chunk(4, -1)
         c = torch.sigmoid(i) * torch.tanh(candidate) + torch.sigmoid(f) * c  # Eq. 4, 5
@@ -139,7 +136,7 @@ class LSTMCell(nn.Module):
 class DeepOutput(nn.Module):
     """From context, hidden state and previous word to the next word (M3, Eq. 25-26).
 
-    ``z = tanh(W_v V_t + W_h h_t + W_e y_{t-1} + b_h)``, ``logits = U z + b``.
+    ``z = tanh(W_v V_t + W_h h_t + W_e y_{t-1} + b_h)``; the logits are ``vocabulary(z) = U z + b``.
     """
 
     def __init__(
@@ -152,11 +149,26 @@ class DeepOutput(nn.Module):
         self.vocabulary = nn.Linear(width, vocabulary)  # U, b
         self.dropout = nn.Dropout(dropout)
 
-    def features(self, context: Tensor, hidden: Tensor, words: Tensor) -> Tensor:
-        """z_t of Eq. 25: (..., C), (..., H), (..., E) -> (..., Z)."""
+    def forward(self, context: Tensor, hidden: Tensor, words: Tensor) -> Tensor:
+        """Compute z_t of Eq. 25: (..., C), (..., H), (..., E) -> (..., Z)."""
         hidden = self.dropout(hidden)
         return self.dropout(torch.tanh(self.context(context) + self.hidden(hidden) + self.word(words)))
 
-    def forward(self, context: Tensor, hidden: Tensor, words: Tensor) -> Tensor:
-        """Logits over the vocabulary (..., V); the softmax of Eq. 26 is left to loss and decoder."""
-        return self.vocabulary(self.features(context, hidden, words))
+
+def pad_frames(clips: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """Pad clips of (T_i, D) frames with zeros to features (B, T, D) and a mask (B, T) of real frames."""
+    features = torch.nn.utils.rnn.pad_sequence(list(clips), batch_first=True)
+    lengths = torch.tensor([len(clip) for clip in clips], device=features.device)
+    mask = torch.arange(features.shape[1], device=features.device) < lengths.unsqueeze(-1)
+    return features, mask
+
+
+def pad_segments(videos: Sequence[Sequence[Tensor]]) -> tuple[Tensor, Tensor, Tensor]:
+    """Pad segments of (T_ij, D) frames to features (B, S, T, D), mask (B, S, T), segment counts (B,)."""
+    flat, flat_mask = pad_frames([clip for segments in videos for clip in segments])  # (N, T, D), (N, T)
+    counts = torch.tensor([len(segments) for segments in videos], device=flat.device)
+    real = torch.arange(int(counts.max()), device=flat.device) < counts.unsqueeze(-1)  # (B, S)
+    features = flat.new_zeros(*real.shape, *flat.shape[1:])
+    mask = flat_mask.new_zeros(*real.shape, flat.shape[1])
+    features[real], mask[real] = flat, flat_mask
+    return features, mask, counts

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from capvid.captioners.base import State, Trace
+from capvid.captioners.base import CAPTIONERS, State, Trace
 from capvid.captioners.layers import AdditiveAttention, at_least_float32
 from capvid.captioners.recurrent import AttentiveCaptioner, AttentiveConfig
 
@@ -42,24 +42,25 @@ class M3Config(AttentiveConfig):
 
 
 def address(memory: Tensor, key: Tensor, sharpening: Tensor) -> Tensor:
-    """Content addressing, Eq. 21-23: memory (B, N, M), key (B, M), sharpening (B, 1) -> weights (B, N)."""
+    """Address by content, Eq. 21-23: memory (B, N, M), key (B, M), sharpening (B, 1) -> weights (B, N)."""
     norms = memory.norm(dim=-1) * key.norm(dim=-1, keepdim=True)  # (B, N)
     similarity = torch.bmm(memory, key.unsqueeze(-1)).squeeze(-1) / (norms + EPSILON)  # Eq. 21
     return (sharpening * similarity).softmax(-1)  # Eq. 22, 23
 
 
 def read(memory: Tensor, weights: Tensor) -> Tensor:
-    """Eq. 10 and 17: memory (B, N, M) weighted by (B, N) -> (B, M)."""
+    """Read by Eq. 10 and 17: memory (B, N, M) weighted by (B, N) -> (B, M)."""
     return torch.bmm(weights.unsqueeze(1), memory).squeeze(1)
 
 
 def write(memory: Tensor, weights: Tensor, erase: Tensor, add: Tensor) -> Tensor:
-    """Eq. 8 and 15: M(i) [1 - w(i) e] + w(i) a, for memory (B, N, M), weights (B, N), e and a (B, M)."""
+    """Write by Eq. 8, 15: M(i) [1 - w(i) e] + w(i) a; memory (B, N, M), weights (B, N), e and a (B, M)."""
     w = weights.unsqueeze(-1)  # (B, N, 1)
     change = torch.addcmul(add.unsqueeze(1), memory, erase.unsqueeze(1), value=-1)  # a - M(i) e
     return torch.addcmul(memory, w, change)
 
 
+@CAPTIONERS.register("m3")
 class M3(AttentiveCaptioner):
     """The multimodal memory model."""
 
@@ -77,17 +78,17 @@ class M3(AttentiveCaptioner):
         self.memory = nn.Parameter(torch.randn(config.memory_rows, m) * m**-0.5)
 
     def encode(self, features: Tensor, mask: Tensor) -> State:
-        """Features (B, T, D) and mask (B, T) of real frames -> the state before the first word."""
+        """Return the first state of features (B, T, D), real by ``mask`` (B, T)."""
         frames = self.frames(features, mask)
         h, c = self.initial.of(frames, mask)
         frames = F.pad(frames, (0, 0, 0, 1))  # the blank feature (B, T + 1, D'), Eq. 14
         mask = F.pad(mask, (0, 1), value=True)
-        video = {"frames": frames, "keys": self.attention.keys(frames), "mask": mask}
+        video = {"frames": frames, "keys": self.attention.key(frames), "mask": mask}
         memory = self.memory.expand(features.shape[0], -1, -1)  # (B, N, M)
         return State(video, {"h": h, "c": c, "memory": memory})
 
     def advance(self, word_gates: Tensor, state: State) -> tuple[tuple[Tensor, ...], State, Trace]:
-        """One word: V_t (B, D') and h_t (B, H), state, and the weights of attention and of the four heads."""
+        """Compute one word: V_t (B, D'), h_t (B, H); state; weights of attention and of the four heads."""
         video, h, c = state.video, state.memory["h"], state.memory["c"]
         m = self.config.memory_width
         heads = at_least_float32(self.text_heads(h))  # (B, 5 M + 3)

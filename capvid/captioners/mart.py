@@ -8,7 +8,7 @@ memory and no attention to it; what is left is a transformer whose encoder and d
 Where the print leaves room, the authors' settings are followed: the memory M_0 of a layer is made from the
 first segment, the mean of the video's intermediate states plus a bias for each slot through a linear layer,
 layer norm and dropout; the updater sees the whole segment, all words included (its result serves only the
-next one). The end token is no input and so is not remembered. What is common to the transformers is told in
+next one). The end token is no input and so is not remembered. The common parts are described in
 :mod:`capvid.captioners.transformer`, the notation too; M is ``memory_length``. The paper's equations have no
 numbers: they are named after their left sides.
 """
@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from capvid.captioners.base import Carried, State, Trace
+from capvid.captioners.base import CAPTIONERS, Carried, State, Trace
 from capvid.captioners.layers import at_least_float32
 from capvid.captioners.transformer import (
     Attention,
@@ -57,7 +57,7 @@ class MemoryUpdater(nn.Module):
         self.summary = nn.Linear(hidden, 2 * hidden)  # W_sc, b_c, W_sz, b_z
 
     def forward(self, memory: Tensor, hidden: Tensor, mask: Tensor) -> Tensor:
-        """M_{t-1} (B, M, H), states (B, N, H), real where ``mask`` (B, N) is True -> M_t (B, M, H)."""
+        """Return M_t (B, M, H) from M_{t-1} (B, M, H) and states (B, N, H), real by ``mask`` (B, N)."""
         s = self.attention(memory, *self.attention.keys_values(hidden), mask[:, None, None])  # S_t
         cell, gate = at_least_float32(self.memory(memory) + self.summary(s)).chunk(2, -1)
         c = torch.tanh(cell)  # C_t
@@ -79,20 +79,21 @@ class MemoryLayer(Layer):
         )
 
     def first_memory(self, hidden: Tensor, mask: Tensor) -> Tensor:
-        """M_0 (B, M, H) from the intermediate states (B, T + 2, H) of the first segment's video."""
+        """Return M_0 (B, M, H) from the intermediate states (B, T + 2, H) of the first segment's video."""
         real = mask.unsqueeze(-1)
         mean = (hidden * real).sum(1, keepdim=True) / real.sum(1, keepdim=True)  # (B, 1, H)
         return at_least_float32(self.first(mean + self.slots))
 
     def augmented(self, hidden: Tensor, sees: Pass, memory: Tensor | None = None) -> Tensor:
-        """H^l (B, Q, H) from H-bar^l: attention with K, V = [M_{t-1}; H-bar], then the feed-forward layer."""
+        """Return H^l (B, Q, H) from H-bar^l: attention with K, V = [M_{t-1}; H-bar], then feed-forward."""
         return self.fed_forward(sees(self.memory_attention, hidden, f"{self.place}.memory", memory), hidden)
 
     def forward(self, x: Tensor, sees: Pass, before: Tensor | None = None) -> Tensor:
-        """H^l (B, Q, H) from H^{l-1}, where the memory has been seen to."""
+        """Return H^l (B, Q, H) from H^{l-1}, where the memory is cached."""
         return self.augmented(self.intermediate(x, sees, before), sees)
 
 
+@CAPTIONERS.register("mart")
 class MART(TransformerCaptioner):
     """The memory-augmented recurrent transformer."""
 
@@ -110,7 +111,7 @@ class MART(TransformerCaptioner):
         return self.config.recurrence
 
     def encode(self, features: Tensor, mask: Tensor, carried: Carried | None = None) -> State:
-        """A segment's features (B, T, D) and mask (B, T), and the memories of the segments before."""
+        """Return the first state of a segment; ``carried`` holds the layers' memories."""
         x, mask = self.video_tokens(features, mask)
         sees = VideoPass(mask)
         for layer in self.layers:
@@ -125,7 +126,7 @@ class MART(TransformerCaptioner):
         return State(sees.kept, {})
 
     def read(self, state: State, tokens: Tensor) -> tuple[Tensor, Carried]:
-        """What the vocabulary layer sees after each of ``tokens`` (B, L), and the layers' memories M_t."""
+        """Return the input of the vocabulary layer (B, L, H), and the layers' memories M_t."""
         x, sees, carried = self.text_tokens(tokens), SentencePass(state, tokens), {}
         real = torch.cat([state.video["mask"], tokens != 0], 1)
         for layer in self.layers:
@@ -140,7 +141,7 @@ class MART(TransformerCaptioner):
         return self.transform(x), carried
 
     def memory_change(self, state: State, carried: Carried) -> Tensor:
-        """Give |M_t - M_{t-1}| / |M_{t-1}| of each layer, (B, layers)."""
+        """Return |M_t - M_{t-1}| / |M_{t-1}| of each layer, (B, layers)."""
         if not carried:
             return super().memory_change(state, carried)
         names = sorted(carried, key=lambda name: int(name.rpartition(".")[2]))

@@ -1,4 +1,4 @@
-"""What the LSTM captioners share: frames and words as they see them, teacher forcing, a first state.
+"""Base classes of the LSTM captioners: frames and words as inputs, teacher forcing, the first state.
 
 Notation for tensor shapes as in :mod:`capvid.captioners.layers`.
 """
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from capvid.captioners.base import Captioner, CaptionerConfig, State, Trace
-from capvid.captioners.layers import DeepOutput, LSTMCell, at_least_float32
+from capvid.captioners.layers import DeepOutput, LSTMCell, at_least_float32, mean_frame
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +23,7 @@ class RecurrentConfig(CaptionerConfig):
         embedding: E, width of a word embedding.
         hidden: H, width of the LSTM's hidden state.
         attention: A, width of the attention's hidden layer.
-        projection: width to which frames are projected first; 0 leaves them as they are.
+        projection: width to which frames are projected first; 0 leaves them unchanged.
     """
 
     embedding: int = 468
@@ -35,9 +35,8 @@ class RecurrentConfig(CaptionerConfig):
 class RecurrentCaptioner(Captioner):
     """A captioner around an LSTM cell whose word input is known beforehand under teacher forcing.
 
-    A subclass sets ``cell`` and computes one word's step in :meth:`advance` and what the vocabulary layer
-    sees of its results in :meth:`readout`. Dropout falls on words and on projected frames; further places
-    are the subclass's.
+    A subclass sets ``cell`` and computes one word's step in :meth:`advance` and the input of the vocabulary
+    layer in :meth:`readout`. Dropout falls on words and on projected frames; elsewhere the subclass decides.
     """
 
     cell: LSTMCell
@@ -51,56 +50,46 @@ class RecurrentCaptioner(Captioner):
 
     @staticmethod
     def make_projection(config: RecurrentConfig) -> nn.Module:
-        """The layer that frames go through first."""
+        """Return the layer that frames go through first."""
         return nn.Linear(config.feature_width, config.projection) if config.projection else nn.Identity()
 
     @staticmethod
     def frame_width(config: RecurrentConfig) -> int:
-        """D', width of a projected frame."""
+        """Return D', the width of a projected frame."""
         return config.projection or config.feature_width
 
     def frames(self, features: Tensor, mask: Tensor) -> Tensor:
-        """Standardised, projected frames (B, T, D'), zero where ``mask`` (B, T) is False."""
+        """Return standardised, projected frames (B, T, D'), zero where ``mask`` (B, T) is False."""
         frames = self.projection(self.standardise(features))
         return self.dropout(frames) * mask.unsqueeze(-1)
 
-    def words(self, tokens: Tensor) -> Tensor:
-        """Embedded words (..., E) of ``tokens`` (...)."""
-        return self.dropout(self.embedding(tokens))
-
     @abstractmethod
     def advance(self, word_gates: Tensor, state: State) -> tuple[tuple[Tensor, ...], State, Trace]:
-        """One step from the word's gates (B, 4 H): what :meth:`readout` needs, the new state, the trace."""
+        """Compute one step from the word's gates (B, 4 H): results for :meth:`readout`, state, trace."""
 
-    @abstractmethod
     def readout(self, *results: Tensor, words: Tensor) -> Tensor:
-        """What the vocabulary layer sees (..., Z): of what :meth:`advance` gave, and the words (..., E)."""
+        """Return the input of the vocabulary layer (..., Z) from results of a step and words (..., E)."""
+        return self.dropout(results[0])
 
     def step(self, tokens: Tensor, state: State) -> tuple[Tensor, State, Trace]:
-        """Read one word per caption, ``tokens`` (B,); returns logits (B, V) of the next, state and trace."""
-        words, gates = self._read(tokens)  # (B, E), (B, 4 H)
+        """Read one word per caption, ``tokens`` (B,); return logits (B, V) of the next, state and trace."""
+        # Beams often end in the same word, so a CPU embeds each word once. A GPU would wait for their number.
+        unique = not self.training and tokens.device.type == "cpu"
+        if unique:
+            tokens, rows = tokens.unique(return_inverse=True)
+        words = self.dropout(self.embedding(tokens))  # (B, E)
+        gates = self.cell.word(words)  # (B, 4 H)
+        if unique:
+            words, gates = words[rows], gates[rows]
         results, state, trace = self.advance(gates, state)
         return self.logits(self.readout(*results, words=words)), state, trace
 
-    def _read(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Words (B, E) of ``tokens`` (B,) and their gates (B, 4 H).
-
-        Beams often say the same word; a processor computes each word once. A GPU would have to wait for their
-        number.
-        """
-        if self.training or tokens.device.type != "cpu":
-            words = self.words(tokens)
-            return words, self.cell.word_gates(words)
-        said, places = tokens.unique(return_inverse=True)
-        words = self.words(said)
-        return words[places], self.cell.word_gates(words)[places]
-
     def teacher_forced(self, features: Tensor, mask: Tensor, tokens: Tensor) -> Tensor:
-        """What the vocabulary layer sees (B, L, Z) after each of ``tokens`` (B, L)."""
+        """Return the input of the vocabulary layer (B, L, Z) after each of ``tokens`` (B, L)."""
         state = self.encode(features, mask).expand(tokens.shape[0] // features.shape[0])
-        words = self.words(tokens)  # (B, L, E)
+        words = self.dropout(self.embedding(tokens))  # (B, L, E)
         steps = []
-        for gates in self.cell.word_gates(words).unbind(1):  # (B, 4 H)
+        for gates in self.cell.word(words).unbind(1):  # (B, 4 H)
             results, state, _ = self.advance(gates, state)
             steps.append(results)
         stacked = [torch.stack(parts, 1) for parts in zip(*steps, strict=True)]
@@ -114,9 +103,8 @@ class FirstState(nn.Linear):
         super().__init__(width, 2 * hidden)
 
     def of(self, frames: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        """Frames (B, T, D'), zero where ``mask`` (B, T) is False -> h_0 and c_0, each (B, H)."""
-        mean = frames.sum(1) / mask.sum(1, keepdim=True).clamp_min(1)
-        h, c = torch.tanh(self(mean)).chunk(2, -1)
+        """Return h_0 and c_0 (B, H) from frames (B, T, D'), zero where ``mask`` (B, T) is False."""
+        h, c = torch.tanh(self(mean_frame(frames, mask))).chunk(2, -1)
         return h, at_least_float32(c)
 
 
@@ -149,10 +137,10 @@ class AttentiveCaptioner(RecurrentCaptioner):
         )
 
     def readout(self, *results: Tensor, words: Tensor) -> Tensor:
-        """Give z (..., Z) of the deep output from context (..., D'), h_t (..., H) and the words (..., E)."""
+        """Return z (..., Z) of the deep output from context (..., D'), h_t (..., H) and words (..., E)."""
         context, hidden = results
-        return self.output.features(context, hidden, words)
+        return self.output(context, hidden, words)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """The vocabulary layer: (..., Z) -> logits (..., V)."""
+        """Apply the vocabulary layer: (..., Z) -> logits (..., V)."""
         return self.output.vocabulary(hidden)

@@ -6,36 +6,30 @@ Notation for tensor shapes as in :mod:`capvid.captioners.layers`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from torch import Tensor
 
-from capvid.captioners.base import State, Trace
+from capvid.captioners.base import CAPTIONERS, State, Trace
 from capvid.captioners.layers import AdditiveAttention
 from capvid.captioners.recurrent import AttentiveCaptioner, AttentiveConfig
 
 
-@dataclass(frozen=True, kw_only=True)
-class SoftAttentionConfig(AttentiveConfig):
-    """Sizes of :class:`SoftAttention`; no more than the common ones."""
-
-
+@CAPTIONERS.register("soft-attention")
 class SoftAttention(AttentiveCaptioner):
     """An LSTM whose further input is the attended frame."""
 
     name = "soft-attention"
-    config_class = SoftAttentionConfig
+    config_class = AttentiveConfig
 
-    def __init__(self, config: SoftAttentionConfig) -> None:
+    def __init__(self, config: AttentiveConfig) -> None:
         width = self.frame_width(config)
         super().__init__(config, extra_width=width)
         self.attention = AdditiveAttention(query=config.hidden, value=width, width=config.attention)
 
     def encode(self, features: Tensor, mask: Tensor) -> State:
-        """Features (B, T, D) and mask (B, T) of real frames -> the state before the first word."""
+        """Return the first state of features (B, T, D), real by ``mask`` (B, T)."""
         frames = self.frames(features, mask)
         h, c = self.initial.of(frames, mask)
-        video = {"frames": frames, "keys": self.attention.keys(frames), "mask": mask}
+        video = {"frames": frames, "keys": self.attention.key(frames), "mask": mask}
         return State(video, {"h": h, "c": c})
 
     def advance(self, word_gates: Tensor, state: State) -> tuple[tuple[Tensor, ...], State, Trace]:

@@ -1,4 +1,4 @@
-"""What the transformer captioners share: input tokens, multi-head attention, a layer, cached words.
+"""Base classes of the transformer captioners: input tokens, multi-head attention, a layer, cached words.
 
 A segment is read in three ways, by the same layers: its video at once (:class:`VideoPass`), a whole sentence
 at once (:class:`SentencePass`), or one word after another, of several captions of a video side by side, with
@@ -26,12 +26,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from capvid.captioners.base import MOST_LAYERS, CaptionerConfig, ParagraphCaptioner, State
+from capvid.captioners.base import MAX_LAYERS, CaptionerConfig, ParagraphCaptioner, State
 from capvid.captioners.layers import masked_softmax
 from capvid.errors import UsageError
-from capvid.fields import bounded
+from capvid.utils.validation import bounded
 
-COLUMNS_AT_FIRST = 8
+FIRST_COLUMNS = 8
+# How far each key lies before each query in real tokens: encodings (R, H) of all distances that can occur,
+# least first, and the index (B, Q or 1, N) into them for each query and key.
+Distances = tuple[Tensor, Tensor]
+KeysValues = tuple[Tensor, Tensor]  # each (B, heads, N, h)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,43 +52,17 @@ class TransformerConfig(CaptionerConfig):
 
     hidden: int = 768
     heads: int = 12
-    layers: int = bounded(2, most=MOST_LAYERS)
+    layers: int = bounded(2, most=MAX_LAYERS)
     feed_forward: int = 768
     word_width: int = 300
     dropout: float = bounded(0.1, least=0, most=0.99)
 
 
 def sinusoids(positions: Tensor, width: int, like: Tensor) -> Tensor:
-    """The fixed encodings of Vaswani et al. (2017), (N, width), of ``positions`` (N,), in ``like``'s type."""
+    """Return the encodings of Vaswani et al. (2017), (N, width), of ``positions`` (N,), typed as ``like``."""
     halves = torch.arange(0, width, 2, device=like.device, dtype=like.dtype)
     angles = positions.to(like.dtype).unsqueeze(-1) * 10000 ** (-halves / width)  # (N, width / 2)
     return torch.stack([angles.sin(), angles.cos()], -1).flatten(-2)[:, :width]
-
-
-@dataclass(frozen=True)
-class Distances:
-    """How far each key lies before each query, counted in real tokens.
-
-    Attributes:
-        encodings: (R, H) sinusoids of all distances that can occur, least first.
-        index: (B, Q or 1, N) the row of ``encodings`` for each query and key.
-    """
-
-    encodings: Tensor
-    index: Tensor
-
-    @classmethod
-    def between(
-        cls, queries: Tensor, keys: Tensor, width: int, like: Tensor, reach: int | None = None
-    ) -> Distances:
-        """From positions (B, Q) of the queries, which are the last of the keys, and (B, N) of the keys.
-
-        All distances are below ``reach``; by default N.
-        """
-        ahead = queries.shape[1] - 1  # a key may lie so far behind a query
-        possible = torch.arange(-ahead, keys.shape[1] if reach is None else reach, device=keys.device)
-        index = queries.unsqueeze(2) - keys.unsqueeze(1) + ahead
-        return cls(sinusoids(possible, width, like), index)
 
 
 class Attention(nn.Module):
@@ -99,24 +77,24 @@ class Attention(nn.Module):
         self.output = nn.Linear(hidden, hidden, bias=False)
 
     def split(self, x: Tensor) -> Tensor:
-        """(B, N, H) -> (B, heads, N, h)."""
+        """Split (B, N, H) -> (B, heads, N, h)."""
         return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
 
-    def keys_values(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values of ``x`` (B, N, H), each (B, heads, N, h)."""
+    def keys_values(self, x: Tensor) -> KeysValues:
+        """Return keys and values of ``x`` (B, N, H), each (B, heads, N, h)."""
         return self.split(self.key(x)), self.split(self.value(x))
 
     def queries(self, x: Tensor, distances: Distances | None) -> tuple[Tensor, Tensor | None]:
-        """Queries (B, heads, Q, h) of ``x`` (B, Q, H), and what is added to the scores (B, heads, Q, N)."""
+        """Return queries (B, heads, Q, h) of ``x`` (B, Q, H), and a bias of the scores (B, heads, Q, N)."""
         return self.split(self.query(x)), None
 
     def forward(
         self, x: Tensor, keys: Tensor, values: Tensor, mask: Tensor, distances: Distances | None = None
     ) -> Tensor:
-        """From ``x`` (B, Q, H) to keys and values, where ``mask`` (B or 1, 1, Q or 1, N) is True."""
-        query, added = self.queries(x, distances)
-        if added is not None:
-            mask = added.masked_fill(~mask, float("-inf"))
+        """Attend from ``x`` (B, Q, H) to keys and values where ``mask`` (B or 1, 1, Q or 1, N) is True."""
+        query, bias = self.queries(x, distances)
+        if bias is not None:
+            mask = bias.masked_fill(~mask, float("-inf"))
         mixed = F.scaled_dot_product_attention(query, keys, values, attn_mask=mask)
         return self.output(mixed.transpose(1, 2).flatten(2))
 
@@ -127,15 +105,14 @@ class Attention(nn.Module):
         mask: Tensor,
         distances: Distances | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """The same, with keys and values in parts that are not put together.
+        """Attend to keys and values in parts that are not concatenated: like ``forward``, with weights.
 
-        Returns:
-            the result (B, Q, H), and the weights (B, heads, Q, N) where ``mask`` (B or 1, Q or 1, N) is True.
+        The weights are (B, heads, Q, N), and ``mask`` is (B or 1, Q or 1, N).
         """
-        query, added = self.queries(x, distances)
+        query, bias = self.queries(x, distances)
         scores = torch.cat([query @ keys.mT for keys, _ in parts], -1) * query.shape[-1] ** -0.5
-        if added is not None:
-            scores = scores + added
+        if bias is not None:
+            scores = scores + bias
         weights = masked_softmax(scores, mask.unsqueeze(1))  # (B, heads, Q, N)
         shares = weights.to(query.dtype).split([keys.shape[2] for keys, _ in parts], -1)
         mixed = torch.stack([w @ values for w, (_, values) in zip(shares, parts, strict=True)]).sum(0)
@@ -143,17 +120,14 @@ class Attention(nn.Module):
 
 
 class Pass(ABC):
-    """One way of reading: given queries, it knows the keys and values that they see."""
+    """One way of reading: supplies the keys and values that each query sees."""
 
     @abstractmethod
     def __call__(self, attention: Attention, x: Tensor, place: str, before: Tensor | None = None) -> Tensor:
-        """Self-attention of ``x`` (B, Q, H), after ``before`` and the video if there are such.
+        """Attend from ``x`` (B, Q, H) to ``before``, the video and ``x`` itself.
 
-        Args:
-            attention: the module.
-            x: the tokens of this pass.
-            place: the module's name, under which keys and values are kept.
-            before: (B, M, H) further keys and values; given with the video, and kept with it.
+        Keys and values are cached under ``place``; ``before`` (B, M, H), the memory or the previous segment,
+        is passed with the video and cached with it.
         """
 
 
@@ -161,7 +135,7 @@ class VideoPass(Pass):
     """All video tokens at once: they see each other, and what stands before them.
 
     Attributes:
-        kept: the mask and, by place, keys and values: what the words need of the video.
+        kept: the mask and, by place, keys and values that the words need of the video.
     """
 
     def __init__(self, mask: Tensor, distances: Distances | None = None) -> None:
@@ -169,7 +143,7 @@ class VideoPass(Pass):
         self.kept = {"mask": mask}
 
     def __call__(self, attention: Attention, x: Tensor, place: str, before: Tensor | None = None) -> Tensor:
-        """Let all tokens that ``mask`` (B, N) names real be seen."""
+        """Attend to all real tokens."""
         keys, values = attention.keys_values(x if before is None else torch.cat([before, x], 1))
         self.kept[f"keys.{place}"], self.kept[f"values.{place}"] = keys, values
         mask = _widened(self.kept["mask"], keys)
@@ -186,7 +160,7 @@ class SentencePass(Pass):
         self.causal = self.causal.expand(rows, 1, -1, -1)  # (B, 1, L, L)
 
     def __call__(self, attention: Attention, x: Tensor, place: str, before: Tensor | None = None) -> Tensor:
-        """Words (B, L, H) see the video's keys at ``place``, if there are any, and words up to themselves."""
+        """Attend from words (B, L, H) to the video's keys at ``place``, if any, and to words up to it."""
         keys, values = attention.keys_values(x)
         mask = self.causal
         if f"keys.{place}" in self.video:
@@ -198,7 +172,7 @@ class SentencePass(Pass):
         return attention(x, keys, values, mask, self.distances)
 
     def across(self, attention: Attention, x: Tensor, place: str) -> Tensor:
-        """Words see the video alone."""
+        """Attend from the words to the video alone."""
         mask = self.video["mask"][:, None, None]
         return attention(x, self.video[f"keys.{place}"], self.video[f"values.{place}"], mask)
 
@@ -226,9 +200,9 @@ class WordPass(Pass):
         self.weights: dict[str, Tensor] = {}
 
     def __call__(self, attention: Attention, x: Tensor, place: str, before: Tensor | None = None) -> Tensor:
-        """Words (V, K, H) see the video's keys at ``place``, if there are any, and those before them."""
+        """Attend from words (V, K, H) to the video's keys at ``place``, if any, and to earlier words."""
         keys, values = attention.keys_values(x)
-        words = self._kept(f"keys.{place}", keys), self._kept(f"values.{place}", values)
+        words = self._append(f"keys.{place}", keys), self._append(f"values.{place}", values)
         parts, mask, video = [words], self.mask, self.state.video
         if f"keys.{place}" in video:
             fixed = video[f"keys.{place}"], video[f"values.{place}"]
@@ -239,36 +213,36 @@ class WordPass(Pass):
         return result
 
     def across(self, attention: Attention, x: Tensor, place: str) -> Tensor:
-        """The words see the video alone."""
+        """Attend from the words to the video alone."""
         video = self.state.video
         part = video[f"keys.{place}"], video[f"values.{place}"]
         result, self.weights[place] = attention.of_words(x, [part], video["mask"].unsqueeze(1))
         return result
 
-    def _kept(self, name: str, new: Tensor) -> Tensor:
-        """Put ``new`` (V, heads, K, h) in its place, in twice the room if it is full; returns all so far."""
-        held, first = self.written.get(name), self.state.columns
-        if held is None or self.columns > held.shape[2]:
-            room = new.new_zeros(*new.shape[:2], max(COLUMNS_AT_FIRST, 2 * self.columns), new.shape[3])
-            if held is not None:
-                room[:, :, :first] = held[:, :, :first]
-            held = room
-        held[:, :, first : self.columns] = new
-        self.written[name] = held
-        return held[:, :, : self.columns]
+    def _append(self, name: str, new: Tensor) -> Tensor:
+        """Write ``new`` (V, heads, K, h) to a cache, doubling a full one; return all columns so far."""
+        cache, first = self.written.get(name), self.state.columns
+        if cache is None or self.columns > cache.shape[2]:
+            larger = new.new_zeros(*new.shape[:2], max(FIRST_COLUMNS, 2 * self.columns), new.shape[3])
+            if cache is not None:
+                larger[:, :, :first] = cache[:, :, :first]
+            cache = larger
+        cache[:, :, first : self.columns] = new
+        self.written[name] = cache
+        return cache[:, :, : self.columns]
 
     def after(self) -> State:
-        """The state after the word."""
+        """Return the state after the word."""
         state = self.state.after({"own": self.own})
         return replace(state, written=self.written, columns=self.columns)
 
     def looked(self, place: str, first: int, count: int) -> Tensor:
-        """Weights (V K, ``count``) at ``place`` from key ``first`` on, the mean over the heads."""
+        """Return weights (V K, ``count``) at ``place`` from key ``first`` on, the mean over the heads."""
         return self.weights[place][..., first : first + count].mean(1).flatten(0, 1)
 
 
 def _widened(mask: Tensor, keys: Tensor) -> Tensor:
-    """A mask (B, M) as wide as ``keys`` (B, heads, N, h): what stands before is real."""
+    """Widen a mask (B, M) to ``keys`` (B, heads, N, h): the tokens before it are real."""
     return F.pad(mask, (keys.shape[2] - mask.shape[1], 0), value=True)
 
 
@@ -288,16 +262,15 @@ class Layer(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
 
     def intermediate(self, x: Tensor, sees: Pass, before: Tensor | None = None) -> Tensor:
-        """The intermediate states H-bar^l (B, Q, H) from H^{l-1}."""
-        seen = sees(self.attention, x, self.place, before)
-        return self.attention_norm(x + self.dropout(seen))
+        """Return the intermediate states H-bar^l (B, Q, H) from H^{l-1}."""
+        return self.attention_norm(x + self.dropout(sees(self.attention, x, self.place, before)))
 
     def fed_forward(self, x: Tensor, residual: Tensor) -> Tensor:
-        """H^l (B, Q, H) from what the feed-forward layer takes and what its result is added to."""
+        """Return H^l (B, Q, H) from the feed-forward layer's input ``x`` and its residual."""
         return self.feed_forward_norm(residual + self.dropout(self.feed_forward(x)))
 
     def forward(self, x: Tensor, sees: Pass, before: Tensor | None = None) -> Tensor:
-        """H^l (B, Q, H) from H^{l-1}."""
+        """Return H^l (B, Q, H) from H^{l-1}."""
         hidden = self.intermediate(x, sees, before)
         return self.fed_forward(hidden, hidden)
 
@@ -326,7 +299,7 @@ class TransformerCaptioner(ParagraphCaptioner):
         nn.init.normal_(self.embedding.weight, std=0.02)
 
     def video_tokens(self, features: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        """Features (B, T, D), mask (B, T) -> [CLS] video [SEP] (B, T + 2, H) and their mask (B, T + 2)."""
+        """Return [CLS] video [SEP] (B, T + 2, H) and its mask (B, T + 2) from features and mask (B, T)."""
         frames = self.frame(self.standardise(features))
         first, last = self.mark_embedding.expand(len(frames), -1, -1).split(1, 1)
         tokens = torch.cat([first, frames, last], 1) + self.type_embedding[0]
@@ -338,7 +311,7 @@ class TransformerCaptioner(ParagraphCaptioner):
         return self.dropout(tokens), mask
 
     def text_tokens(self, tokens: Tensor, first: int = 0) -> Tensor:
-        """Words (B, L) of which ``first`` is the first one's number -> tokens (B, L, H)."""
+        """Return tokens (B, L, H) of words (B, L), the first of which is word number ``first``."""
         words = self.word(self.embedding(tokens)) + self.type_embedding[1]
         if self.absolute:
             order = torch.arange(first, first + tokens.shape[1], device=tokens.device)
@@ -346,14 +319,10 @@ class TransformerCaptioner(ParagraphCaptioner):
         return self.dropout(words)
 
     def next_tokens(self, tokens: Tensor, state: State) -> Tensor:
-        """The next word of K captions of each video, ``tokens`` (V K,) -> tokens (V, K, H)."""
+        """Return tokens (V, K, H) of the next word of K captions of each video, ``tokens`` (V K,)."""
         words = self.text_tokens(tokens.unsqueeze(1), state.words)  # (V K, 1, H)
         return words.view(len(state.video["mask"]), -1, self.config.hidden)
 
     def next_logits(self, hidden: Tensor) -> Tensor:
-        """What the stack gives for them (V, K, H) -> logits (V K, vocabulary)."""
+        """Return logits (V K, vocabulary) from the output of the stack (V, K, H)."""
         return self.logits(self.transform(hidden).flatten(0, 1))
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        """The vocabulary layer: (..., H) -> logits (..., V)."""
-        return self.vocabulary(hidden)

@@ -8,7 +8,7 @@ Positions are relative: Eq. (c) and (d) below are the terms of Dai et al., Secti
 terms (a) and (b). A distance counts real tokens only, padding of frames or words moves nothing; as the video
 sees itself whole, a key may also lie behind its query, at a negative distance. The text's distance
 to the video and to the previous segment goes on where the video's ends. What is common to the transformers
-is told in :mod:`capvid.captioners.transformer`, the notation too; P are the previous segment's tokens.
+is described in :mod:`capvid.captioners.transformer`, the notation too; P are the previous segment's tokens.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from capvid.captioners.base import Carried, State, Trace
+from capvid.captioners.base import CAPTIONERS, Carried, State, Trace
 from capvid.captioners.transformer import (
     Attention,
     Distances,
@@ -28,6 +28,7 @@ from capvid.captioners.transformer import (
     TransformerConfig,
     VideoPass,
     WordPass,
+    sinusoids,
 )
 
 
@@ -52,24 +53,26 @@ class RelativeAttention(Attention):
         self.position_bias = nn.Parameter(torch.zeros(heads, hidden // heads))  # v
 
     def queries(self, x: Tensor, distances: Distances | None) -> tuple[Tensor, Tensor | None]:
-        """Give q + u (B, heads, Q, h), for (a) and (c), and the scaled terms (b) and (d) (B, heads, Q, N)."""
+        """Return q + u (B, heads, Q, h), for (a) and (c), and the scaled terms (b), (d) (B, heads, Q, N)."""
         query = self.split(self.query(x))
         if distances is None:
             raise ValueError("relative attention needs distances")
+        encodings, index = distances
         biased = query + self.position_bias.unsqueeze(1)
         table = self.relative.weight.unflatten(0, (self.heads, -1))  # (heads, h, H)
         # (q + v) W_kR R for all distances R; the cheaper product first.
-        if x.shape[0] * x.shape[1] < len(distances.encodings):
+        if x.shape[0] * x.shape[1] < len(encodings):
             turned = torch.einsum("bhqc,hce->bhqe", biased, table)
-            scores = torch.einsum("bhqe,re->bhqr", turned, distances.encodings)
+            scores = torch.einsum("bhqe,re->bhqr", turned, encodings)
         else:
-            keys = torch.einsum("re,hce->hrc", distances.encodings, table)
+            keys = torch.einsum("re,hce->hrc", encodings, table)
             scores = torch.einsum("bhqc,hrc->bhqr", biased, keys)
-        index = distances.index.unsqueeze(1).expand(-1, self.heads, x.shape[1], -1)
+        index = index.unsqueeze(1).expand(-1, self.heads, x.shape[1], -1)
         positional = scores.gather(-1, index) * query.shape[-1] ** -0.5  # terms (b), (d)
         return (query + self.content_bias.unsqueeze(1)).to(query.dtype), positional.to(query.dtype)
 
 
+@CAPTIONERS.register("transformer-xl")
 class TransformerXL(TransformerCaptioner):
     """The transformer that sees the previous segment's hidden states."""
 
@@ -82,7 +85,7 @@ class TransformerXL(TransformerCaptioner):
         self.layers = nn.ModuleList(Layer(config, str(n), RelativeAttention) for n in range(config.layers))
 
     def encode(self, features: Tensor, mask: Tensor, carried: Carried | None = None) -> State:
-        """A segment's features (B, T, D) and mask (B, T), and what entered each layer in the one before."""
+        """Return the first state of a segment; ``carried`` holds each layer's input in the one before."""
         carried = carried or {}
         x, own = self.video_tokens(features, mask)  # (B, T + 2, H)
         mask = torch.cat([carried["mask"], own], 1) if carried else own  # (B, P + T + 2)
@@ -95,7 +98,7 @@ class TransformerXL(TransformerCaptioner):
         return State(sees.kept | entered, {})
 
     def read(self, state: State, tokens: Tensor) -> tuple[Tensor, Carried]:
-        """What the vocabulary layer sees after each of ``tokens`` (B, L), and what entered each layer."""
+        """Return the input of the vocabulary layer (B, L, H), and each layer's input for the next segment."""
         x, video = self.text_tokens(tokens), state.video
         at = video["mask"].sum(1, keepdim=True) + torch.arange(tokens.shape[1], device=tokens.device)
         sees = SentencePass(state, tokens, self._distances(at, torch.cat([video["at"], at], 1)))
@@ -110,7 +113,7 @@ class TransformerXL(TransformerCaptioner):
     def step(self, tokens: Tensor, state: State) -> tuple[Tensor, State, Trace]:
         """Read one word per caption; the trace has the last layer's weights of the segment's own frames.
 
-        What is written has, beside keys and values, the number of each word, which tells its distance.
+        Beside keys and values, the caches hold the number of each word, from which its distance follows.
         """
         x, video = self.next_tokens(tokens, state), state.video  # (V, K, H)
         new = torch.full(x.shape[:2], state.words, device=x.device)
@@ -127,4 +130,11 @@ class TransformerXL(TransformerCaptioner):
         return self.next_logits(x), sees.after(), trace
 
     def _distances(self, queries: Tensor, keys: Tensor, reach: int | None = None) -> Distances:
-        return Distances.between(queries, keys, self.config.hidden, self.type_embedding, reach)
+        """Return the distances of queries at positions (B, Q), the last keys, from keys at (B, N).
+
+        All distances are below ``reach``; by default N.
+        """
+        behind = queries.shape[1] - 1  # the furthest that a key may lie behind a query
+        possible = torch.arange(-behind, keys.shape[1] if reach is None else reach, device=keys.device)
+        encodings = sinusoids(possible, self.config.hidden, self.type_embedding)
+        return encodings, queries.unsqueeze(2) - keys.unsqueeze(1) + behind

@@ -3,7 +3,7 @@
 An encoder reads the video of one segment, a decoder writes its sentence; segments know nothing of each other.
 Layer l of the decoder looks at what layer l of the encoder gives, as printed. The encoder reads
 [CLS] video [SEP], the same tokens as MART, so that the two differ in what stands between input and output.
-What is common to the transformers is told in :mod:`capvid.captioners.transformer`, the notation too.
+What is common to the transformers is described in :mod:`capvid.captioners.transformer`, the notation too.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from capvid.captioners.base import Carried, State, Trace
+from capvid.captioners.base import CAPTIONERS, Carried, State, Trace
 from capvid.captioners.transformer import (
     Attention,
     Layer,
@@ -29,22 +29,19 @@ class DecoderLayer(Layer):
 
     def __init__(self, config: TransformerConfig, place: str) -> None:
         super().__init__(config, place)
+        self.across = f"{place}.across"  # name of the encoder's cached keys and values
         self.cross_attention = Attention(hidden=config.hidden, heads=config.heads)
         self.cross_norm = nn.LayerNorm(config.hidden)
 
-    @property
-    def across(self) -> str:
-        """Where the encoder's keys and values are kept."""
-        return f"{self.place}.across"
-
     def decoded(self, x: Tensor, sees: SentencePass | WordPass) -> Tensor:
-        """H^l (B, Q, H) of the words from their H^{l-1}."""
+        """Return H^l (B, Q, H) of the words from their H^{l-1}."""
         hidden = self.intermediate(x, sees)
-        seen = sees.across(self.cross_attention, hidden, self.across)
-        hidden = self.cross_norm(hidden + self.dropout(seen))
+        attended = sees.across(self.cross_attention, hidden, self.across)
+        hidden = self.cross_norm(hidden + self.dropout(attended))
         return self.fed_forward(hidden, hidden)
 
 
+@CAPTIONERS.register("vanilla-transformer")
 class VanillaTransformer(TransformerCaptioner):
     """Encoder and decoder, apart."""
 
@@ -64,7 +61,7 @@ class VanillaTransformer(TransformerCaptioner):
         return False
 
     def encode(self, features: Tensor, mask: Tensor, carried: Carried | None = None) -> State:
-        """A segment's features (B, T, D) and mask (B, T); nothing is carried."""
+        """Return the first state of a segment (B, T, D), real by ``mask`` (B, T); nothing is carried."""
         x, mask = self.video_tokens(features, mask)
         sees, kept = VideoPass(mask), {"mask": mask}
         for encoder, decoder in zip(self.encoder, self.decoder, strict=True):
@@ -74,7 +71,7 @@ class VanillaTransformer(TransformerCaptioner):
         return State(kept, {})
 
     def read(self, state: State, tokens: Tensor) -> tuple[Tensor, Carried]:
-        """What the vocabulary layer sees after each of ``tokens`` (B, L); nothing is carried."""
+        """Return the input of the vocabulary layer (B, L, H) after each of ``tokens``; carry nothing."""
         x, sees = self.text_tokens(tokens), SentencePass(state, tokens)
         for layer in self.decoder:
             x = layer.decoded(x, sees)

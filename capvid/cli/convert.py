@@ -7,8 +7,9 @@ from typing import Annotated
 
 import typer
 
-from capvid.cli import common, completion
-from capvid.cli.streams import print_line
+from capvid.cli import _completion as completion
+from capvid.cli._progress import check_writable_file
+from capvid.cli._terminal import print_line
 from capvid.errors import UsageError
 
 _NAMED = 10  # tensors that a message names
@@ -42,8 +43,7 @@ def convert(
     """
     if output is not None:
         _check(output, file)
-    from capvid.features.convert import convert
-    from capvid.features.weights import own_file_name
+    from capvid.backbones.weights import convert, own_file_name
 
     found = convert(file, backbone=backbone)
     if output is None:
@@ -72,4 +72,4 @@ def _check(output: Path, file: Path) -> None:
         raise UsageError(f"{output}: not a name for a weights file", remedy="let it end in .safetensors")
     if output.exists() and file.exists() and output.samefile(file):
         raise UsageError(f"{output}: is the file that is read", remedy="give another name with -o")
-    common.check_writable_file(output)
+    check_writable_file(output)

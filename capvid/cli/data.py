@@ -6,14 +6,14 @@ from typing import Annotated
 
 import typer
 
-from capvid.cli.common import SOME_FAILED
-from capvid.cli.streams import print_line
+from capvid.cli._progress import SOME_FAILED
+from capvid.cli._terminal import print_line
+from capvid.datasets.dataset import dataset_help
 from capvid.errors import DataError
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Look at data sets before training.")
 
 
-@app.command("check")
 def check(
     specs: Annotated[list[str], typer.Argument(metavar="SPEC", show_default=False)],
     features: Annotated[
@@ -35,13 +35,12 @@ def check(
 ) -> None:
     """Count what is in data sets and list what cannot be used.
 
-    SPEC is jsonl:FILE, tsv:FILE, coco:FILE (with #split=val for pictures that name no split), or msvd:DIR,
-    msrvtt:DIR, charades:DIR, activitynet:DIR or youcook2:DIR with the annotation files as published.
+    SPEC is the path of a JSONL file, or FORMAT:PATH: {formats}.
 
     Leaves with 0 if everything can be used, 3 if some rows or files cannot or features are missing, 1 if
     nothing can be used.
     """
-    from capvid.data.check import check_data, report_lines
+    from capvid.datasets.dataset_check import check_data, report_lines
 
     report = check_data(specs, features=features or [], min_count=min_count)
     if len(report.data.failed) == 1 and not report.data.videos and not report.data.skipped:
@@ -55,3 +54,7 @@ def check(
         raise DataError(what, remedy="see the report")
     if report.data.failed or report.lacks_features or (report.data.skipped and not skip_bad):
         raise typer.Exit(SOME_FAILED)
+
+
+check.__doc__ = (check.__doc__ or "").format(formats=dataset_help())
+app.command("check")(check)

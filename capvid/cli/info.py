@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from capvid.cli.common import MAX_FRAMES
-from capvid.cli.streams import print_line
+from capvid.cli._options import MAX_FRAMES, Reader
+from capvid.cli._terminal import print_line
 
 
 def info(
@@ -16,16 +16,19 @@ def info(
     frames: Annotated[
         int, typer.Option(min=1, max=MAX_FRAMES, help="Frames to choose, as caption and extract do.")
     ] = 28,
+    reader: Annotated[
+        Reader, typer.Option(help="Video reader; auto takes PyAV, and decord where that fails.")
+    ] = (Reader.auto),
 ) -> None:
     """Show what the reader sees in a video.
 
     With the frames that would be taken, and their times.
     """
-    from capvid.video.sampling import UniformSampling
-    from capvid.video.source import open_video
+    from capvid.video.frame_sampling import UniformSampling
+    from capvid.video.readers import open_video
 
     sampling = UniformSampling(frames)
-    with open_video(video) as source:
+    with open_video(video, reader=reader.value) as source:
         seen, times = source.info, source.frame_times()
     chosen = sampling.choose(times)
     rows = {

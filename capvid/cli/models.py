@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from capvid.cli import completion
-from capvid.cli.streams import print_line
+from capvid.cli import _completion as completion
+from capvid.cli._terminal import print_line
 from capvid.errors import UsageError
-from capvid.escaping import json_text
+from capvid.utils.escaping import json_text
 
 if TYPE_CHECKING:
-    from capvid.features.registry import BackboneEntry, CaptionerEntry
+    from capvid.backbones.catalog import BackboneEntry, CaptionerEntry
 
 
 def models(
@@ -31,8 +31,7 @@ def models(
     the networks that see the frames; those that are not here yet are downloaded when they are first used, or
     have to be got (capvid models NAME says where).
     """
-    from capvid.bundled import model_card
-    from capvid.features.registry import backbones, captioners
+    from capvid.backbones.catalog import backbones, captioners, model_card
 
     if name is None and not as_json:
         _show_all(list(captioners().values()), list(backbones().values()))
@@ -57,8 +56,8 @@ def _find(name: str) -> CaptionerEntry | BackboneEntry:
     Raises:
         UsageError: there is neither.
     """
-    from capvid.features.registry import backbone_entry, backbones, captioners
-    from capvid.names import did_you_mean
+    from capvid.backbones.catalog import backbone_entry, backbones, captioners
+    from capvid.utils.registry import did_you_mean
 
     for captioner in captioners().values():
         if name in (captioner.name, captioner.repository):
@@ -73,8 +72,8 @@ def _find(name: str) -> CaptionerEntry | BackboneEntry:
 
 def _show_all(captioners: Sequence[CaptionerEntry], backbones: Sequence[BackboneEntry]) -> None:
     """Print both tables: at the terminal's width, or with everything on one line for each when piped."""
-    from capvid.cli.columns import column_lines, terminal_width, wrapped
-    from capvid.features.weights import is_here
+    from capvid.backbones.weights import is_here
+    from capvid.cli._terminal import column_lines, terminal_width, wrapped
 
     width = terminal_width()
     here = {entry.name: "yes" if is_here(entry) else "no" for entry in backbones}
@@ -106,7 +105,7 @@ def _print(lines: Iterable[str]) -> None:
 
 def _rows(entry: CaptionerEntry | BackboneEntry) -> dict[str, str]:
     """What is shown of a single model."""
-    from capvid.features.registry import BackboneEntry
+    from capvid.backbones.catalog import BackboneEntry
 
     return _backbone_rows(entry) if isinstance(entry, BackboneEntry) else _captioner_rows(entry)
 
@@ -131,7 +130,7 @@ def _captioner_rows(entry: CaptionerEntry) -> dict[str, str]:
 
 
 def _backbone_rows(entry: BackboneEntry) -> dict[str, str]:
-    from capvid.features.weights import is_here
+    from capvid.backbones.weights import is_here
 
     layers = (
         f"{name} ({layer.width if layer.locations is None else f'{layer.locations} x {layer.width}'})"
@@ -156,8 +155,8 @@ def _backbone_rows(entry: BackboneEntry) -> dict[str, str]:
 
 def _record(entry: CaptionerEntry | BackboneEntry) -> dict[str, Any]:
     """Everything that is known of a model, for programs."""
-    from capvid.features.registry import BackboneEntry, default_captioner
-    from capvid.features.weights import is_here
+    from capvid.backbones.catalog import BackboneEntry, default_captioner
+    from capvid.backbones.weights import is_here
 
     if not isinstance(entry, BackboneEntry):
         return {
@@ -197,7 +196,7 @@ def _record(entry: CaptionerEntry | BackboneEntry) -> dict[str, Any]:
 
 def _recipes(entry: CaptionerEntry) -> list[str]:
     """Names of the recipes that train this captioner."""
-    from capvid.recipes import all_recipes
+    from capvid.training.recipe_files import all_recipes
 
     return [name for name, recipe in all_recipes().items() if recipe.get("captioner") == entry.name]
 
@@ -208,7 +207,7 @@ def _trained(entry: CaptionerEntry) -> str:
 
 def _terms(entry: CaptionerEntry) -> str:
     """What is to be known of a captioner that comes trained."""
-    from capvid.features.registry import default_captioner
+    from capvid.backbones.catalog import default_captioner
 
     if entry.repository is not None:
         return f"--model {entry.repository}, {entry.licence}"

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from capvid.cli.streams import print_line
+from capvid.cli._terminal import print_line
 
 
 def push(
@@ -35,7 +35,7 @@ def push(
     it, in one commit; nothing else of the folder. Prints OWNER/NAME@COMMIT, which capvid caption --model
     takes.
     """
-    from capvid.publish import publish
+    from capvid.checkpoints.publishing import publish
 
     published = publish(run, repository, private=private, message=message, branch=revision, licence=licence)
     for name, reason in published.left_out.items():

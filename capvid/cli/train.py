@@ -7,8 +7,10 @@ from typing import Annotated
 
 import typer
 
-from capvid.cli import common, completion
-from capvid.cli.streams import print_line
+from capvid.cli import _completion as completion
+from capvid.cli._options import MAX_SEED, MAX_TRIALS
+from capvid.cli._terminal import print_line
+from capvid.datasets.dataset import known_specs
 from capvid.errors import UsageError
 
 
@@ -25,10 +27,7 @@ def train(
         list[str] | None,
         typer.Option(
             "--data",
-            help='Captions: jsonl:FILE with {"id", "split", "captions"} on each line, or "segments" and '
-            '"paragraphs" for captioners of paragraphs; tsv:FILE, coco:FILE[#split=val], msvd:DIR, '
-            "msrvtt:DIR, charades:DIR, activitynet:DIR or youcook2:DIR, with the annotation files as they "
-            "were published (see capvid data check). May be repeated.",
+            help=f"Captions: {known_specs()} (see capvid data check --help). May be repeated.",
             show_default=False,
         ),
     ] = None,
@@ -91,15 +90,7 @@ def train(
         Path | None,
         typer.Option(
             help="Weights of the backbone that made the features; copied into the run, so that it captions "
-            "videos by itself. For a backbone recipe: folder with the teachers' weights.",
-            show_default=False,
-        ),
-    ] = None,
-    pictures: Annotated[
-        list[Path] | None,
-        typer.Option(
-            help="Backbone recipes only: folder or zip file of pictures, the frames of videos in a folder "
-            "each. May be repeated.",
+            "videos by itself.",
             show_default=False,
         ),
     ] = None,
@@ -120,7 +111,7 @@ def train(
         typer.Option(
             "--search",
             min=1,
-            max=common.MAX_TRIALS,
+            max=MAX_TRIALS,
             metavar="N",
             help="Random search: train N times by values drawn from the recipe's section search (or --set "
             "'search.training.learning_rate=[1e-3,2e-3]'), into RUN/trials; the best on the val split is the "
@@ -132,26 +123,25 @@ def train(
         int | None,
         typer.Option(
             min=0,
-            max=common.MAX_SEED,
+            max=MAX_SEED,
             help="Seed of weights, batches and dropout, and of what --search draws.",
         ),
     ] = None,
-    device: common.Device = "auto",
+    device: Annotated[
+        str, typer.Option(help="auto, cpu, cuda, cuda:N or mps.", autocompletion=completion.devices)
+    ] = "auto",
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run in the folder.")] = False,
     plot: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE.png",
-            help="Draw loss and val CIDEr-D over the epochs (.png, .svg, .pdf; not of backbones).",
+            help="Draw loss and val CIDEr-D over the epochs (.png, .svg, .pdf).",
             show_default=False,
         ),
     ] = None,
     list_recipes: Annotated[bool, typer.Option("--list", help="Show the recipes and exit.")] = False,
 ) -> None:
-    """Train a captioner on a local data set, or a backbone on pictures.
-
-    Of a captioner the best checkpoint on the val split is kept.
-    """
+    """Train a captioner on a local data set; the best checkpoint on the val split is kept."""
     if list_recipes:
         _print_recipes()
         return
@@ -161,32 +151,12 @@ def train(
             remedy="see capvid train --help, and capvid train --list for the recipes",
         )
 
-    from capvid.training.recipe import DistilRecipe, load_recipe
-    from capvid.training.run_lock import locked_run
+    from capvid.training.recipe import load_recipe
+    from capvid.training.run_folder import locked_run
 
     overrides = [*(settings or []), *([f"training.seed={seed}"] if seed is not None else [])]
     chosen = load_recipe(recipe, overrides)
-    if isinstance(chosen, DistilRecipe):
-        if plot is not None:
-            raise UsageError(f"{recipe} trains a backbone, which takes no --plot", remedy="leave it out")
-        if search is not None:
-            raise UsageError(f"{recipe} trains a backbone, which takes no --search", remedy="leave it out")
-        from capvid.cli.distil import distil
-
-        with locked_run(output):
-            distil(
-                chosen,
-                pictures=pictures or [],
-                data=data,
-                features=features or [],
-                folder=output,
-                weights=weights,
-                device=device,
-                resume=resume,
-                overwrite=overwrite,
-            )
-        return
-    from capvid.cli.captioner import Inputs, train_captioner
+    from capvid.cli._training import Inputs, train_captioner
 
     inputs = Inputs(
         data=data,
@@ -198,8 +168,6 @@ def train(
         weights=weights,
         skip_bad=skip_bad,
     )
-    if pictures:
-        raise UsageError(f"{recipe} trains a captioner, which takes no --pictures", remedy="leave them out")
     with locked_run(output):
         train_captioner(
             chosen,
@@ -215,12 +183,9 @@ def train(
 
 
 def _print_recipes() -> None:
-    from capvid.cli.columns import column_lines, terminal_width
-    from capvid.recipes import all_recipes
+    from capvid.cli._terminal import column_lines, terminal_width
+    from capvid.training.recipe_files import all_recipes
 
-    rows = [
-        (name, recipe.get("captioner") or recipe["backbone"], recipe["description"])
-        for name, recipe in all_recipes().items()
-    ]
+    rows = [(name, recipe["captioner"], recipe["description"]) for name, recipe in all_recipes().items()]
     for line in column_lines(("recipe", "model", "what for"), rows, terminal_width()):
         print_line(line)

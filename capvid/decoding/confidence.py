@@ -1,11 +1,10 @@
-"""How much a caption says of its own video, and whether that is so little that it is likely generic.
+"""Calibrated detection of generic captions.
 
-A captioner that does not know says what it says of any video, and is sure of it: the log-probability of "a
-man is talking" is high. So a caption c of a video v is weighed against the average video a, one frame with
-the mean of the features: its information is log p(c | v) - log p(c | a), in nats. How likely a caption of so
-much information is generic was measured on the validation split (:mod:`capvid.training.calibrate`) and is
-kept in the notes of the checkpoint.
-Notation for tensor shapes: D feature width, L words.
+A captioner that recognises nothing writes what fits any video, with high probability: "a man is talking". So
+a caption is weighed against the average video, one frame with the mean of the features: its information is
+log p(caption | video) - log p(caption | average video), in nats. The probability that a caption of that
+information is generic is measured on the validation split (:mod:`capvid.training.evaluation`) and kept in
+the notes of the checkpoint. Notation for tensor shapes: D feature width, L words.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from typing import Any
 import torch
 
 from capvid.captioners.base import Captioner
-from capvid.decoding.specificity import average_logprobs
+from capvid.decoding.rescoring import average_logprobs
 from capvid.errors import CheckpointError
 
 NOTE = "generic"  # its name in a checkpoint's notes
@@ -27,19 +26,19 @@ FLAGGED_FROM = 2 / 3  # probability of being generic
 
 @dataclass(frozen=True, kw_only=True)
 class Calibration:
-    """What the validation split said about one captioner.
+    """Calibration of one captioner on the validation split.
 
     The probability that a caption of information x is generic is 1 / (1 + exp(-(intercept + slope * x))).
 
     Attributes:
-        average: (D,) the mean of the features.
-        intercept: of the logistic curve.
-        slope: of it, per nat; below 0.
-        videos: how many it was measured on.
-        generic: the share of their captions that were generic.
-        flagged: the share that gets the flag.
-        generic_flagged: the share of generic ones among those with the flag; None if there are none.
-        generic_others: the same among those without; None if there are none.
+        average: (D,) mean of the features.
+        intercept: intercept of the logistic curve.
+        slope: slope of it, per nat; below 0.
+        videos: number of videos measured.
+        generic: share of generic captions.
+        flagged: share of flagged captions.
+        generic_flagged: share of generic ones among flagged captions; None if there are none.
+        generic_others: share of generic ones among the others; None if there are none.
     """
 
     average: tuple[float, ...]
@@ -53,7 +52,7 @@ class Calibration:
 
     @classmethod
     def of(cls, info: Mapping[str, Any]) -> Calibration | None:
-        """The calibration in the notes ``info`` of a checkpoint; None if it has none.
+        """Return the calibration in the notes ``info`` of a checkpoint; None if there is none.
 
         Raises:
             CheckpointError: it is damaged.
@@ -61,47 +60,42 @@ class Calibration:
         if NOTE not in info:
             return None
         try:
-            found = cls(**{**info[NOTE], "average": tuple(info[NOTE]["average"])})
-            if not found.average or not all(
-                map(math.isfinite, [*found.average, found.intercept, found.slope])
-            ):
+            calibration = cls(**{**info[NOTE], "average": tuple(info[NOTE]["average"])})
+            numbers = [*calibration.average, calibration.intercept, calibration.slope]
+            if not calibration.average or not all(map(math.isfinite, numbers)):
                 raise ValueError("not numbers")
         except (TypeError, ValueError, KeyError, OverflowError) as error:
             raise CheckpointError(
                 f"the captioner's calibration is damaged ({error})", remedy="train it again or copy it anew"
             ) from error
-        return found
+        return calibration
 
     def to_dict(self) -> dict[str, Any]:
-        """All fields, as plain values for a checkpoint's notes."""
+        """Return all fields as plain values for a checkpoint's notes."""
         return {**asdict(self), "average": list(self.average)}
 
-    def probability(self, information: float) -> float:
-        """That a caption of so much ``information`` (nats) is generic."""
-        return generic_probability(self.intercept, self.slope, information)
-
     def flags(self, information: float) -> bool:
-        """Whether a caption of so much ``information`` (nats) is likely generic: two in three were."""
-        return self.probability(information) >= FLAGGED_FROM
+        """Return whether a caption of this ``information`` (nats) is likely generic."""
+        return generic_probability(self.intercept, self.slope, information) >= FLAGGED_FROM
 
 
 def generic_probability(intercept: float, slope: float, information: float) -> float:
-    """The logistic curve of :class:`Calibration` at ``information`` (nats)."""
+    """Return the logistic curve of :class:`Calibration` at ``information`` (nats)."""
     return 0.5 + 0.5 * math.tanh(0.5 * (intercept + slope * information))
 
 
 def logprobs_of_average(
     captioner: Captioner, average: Sequence[float], sentences: Sequence[Sequence[int]]
 ) -> list[float]:
-    """Log-probability of each caption, its end included, were the video the average one.
+    """Return the log-probability of each caption, its end included, given the average video.
 
     Args:
-        captioner: of single captions.
-        average: (D,) the mean of the features.
+        captioner: captioner of single captions.
+        average: (D,) mean of the features.
         sentences: word numbers of each, without start and end.
 
     Raises:
-        CheckpointError: the captioner's features have another width.
+        CheckpointError: the captioner's features have a different width.
     """
     config = captioner.config
     if len(average) != config.feature_width:

@@ -1,1 +1,1 @@
-"""What the CNN sees: backbones, extraction, and the files that keep their features."""
+"""Feature vectors of videos: extraction, files and stores."""

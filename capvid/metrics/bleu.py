@@ -15,8 +15,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from capvid.metrics.index import ReferenceIndex
-from capvid.metrics.ngrams import MAX_N
+from capvid.metrics.metric import Scored, Texts, metric
+from capvid.metrics.ngram_index import MAX_N, ReferenceIndex
 
 _TINY = 1e-15
 _SMALL = 1e-9
@@ -76,3 +76,13 @@ def bleu_of_counts(counts: Floats) -> Floats:
     penalty = np.exp(np.minimum(0, 1 - 1 / ratio))
     product: Floats = np.cumprod(correct / total, axis=-1) ** (1 / np.arange(1, MAX_N + 1)) * penalty
     return product
+
+
+@metric("bleu")
+def bleu(texts: Texts) -> Scored:
+    """BLEU-1 to BLEU-4 of the captions."""
+    means, videos = bleu_scores(texts.predictions, texts.references, texts.index)
+    return {
+        f"BLEU-{n + 1}": (mean, {video: values[n] for video, values in videos.items()})
+        for n, mean in enumerate(means)
+    }

@@ -18,8 +18,18 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from capvid.metrics.index import Ints, Order, ReferenceIndex, Shared
-from capvid.metrics.ngrams import MAX_N, Caption, check_predictions, check_references, tokenised
+from capvid.metrics.metric import Scored, Texts, metric
+from capvid.metrics.ngram_index import (
+    MAX_N,
+    Caption,
+    Ints,
+    Order,
+    ReferenceIndex,
+    Shared,
+    check_predictions,
+    check_references,
+    tokenised,
+)
 
 SIGMA = 6.0
 SCALE = 10.0
@@ -128,3 +138,10 @@ class CiderD:
         pair = offset[line] + order.line[shared.entry] - self._index.first[video[line]]
         summed: Floats = np.bincount(pair, shares, minlength=size).astype(np.float64)
         return summed
+
+
+@metric("cider")
+def cider(texts: Texts) -> Scored:
+    """CIDEr-D of the captions."""
+    scorer = CiderD(texts.references, tokenizer="none", index=texts.index)
+    return {"CIDEr-D": scorer.score(texts.predictions)}

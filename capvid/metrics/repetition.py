@@ -10,6 +10,8 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
+from capvid.metrics.metric import Scored, Texts, metric
+
 ORDERS = (1, 2, 3, 4)
 
 
@@ -41,3 +43,13 @@ def _words(sentence: str) -> list[str]:
     """Words of a sentence: one dot at its end goes, commas are spaces, case stays."""
     text = re.sub(" +", " ", sentence.removesuffix(".").rstrip(" ").replace(",", " "))
     return text.split(" ") if text else []
+
+
+@metric("repetition", paragraphs_only=True)
+def repetition_of_paragraphs(texts: Texts) -> Scored:
+    """R@1 to R@4 of the paragraphs."""
+    means, videos = repetition(texts.sentences)
+    return {
+        name: (mean, {video: values[name] for video, values in videos.items()})
+        for name, mean in means.items()
+    }

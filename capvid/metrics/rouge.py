@@ -13,6 +13,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
+from capvid.metrics.metric import Scored, Texts, metric
+
 BETA = 1.2
 
 
@@ -59,3 +61,9 @@ def _common_subsequence(places: Mapping[str, int], length: int, reference: Seque
         match = row & places.get(word, 0)
         row = ((row + match) | (row - match)) & every
     return length - bin(row).count("1")
+
+
+@metric("rouge")
+def rouge(texts: Texts) -> Scored:
+    """ROUGE_L of the captions."""
+    return {"ROUGE_L": rouge_l(texts.predictions, texts.references)}

@@ -1,14 +1,16 @@
-"""An HTML page of results, to look at instead of read: frames, captions and what each word looked at.
+"""HTML page of results: frames, captions, and what each word looked at.
 
-The page is one file that fetches nothing. It is written to a temporary file as results come, so that memory
-does not grow with them, and takes its place at the end, also that of a run which is interrupted.
+The page is one file that fetches nothing. Results are written to a temporary file as they come, so that
+memory does not grow, and the file is renamed at the end, also when a run is interrupted.
 """
 
 from __future__ import annotations
 
 import base64
 import hashlib
+import io
 import json
+import math
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -18,31 +20,38 @@ from string import Template
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from capvid.digests import shown
-from capvid.escaping import json_value, utf8_text
-from capvid.files import atomic_path, remove_leftovers
-from capvid.output.report_data import picture_size, picture_uri, poster_of, video_data
+import numpy as np
+
+from capvid.utils.escaping import json_value, utf8_text
+from capvid.utils.files import atomic_path, remove_leftovers
 
 if TYPE_CHECKING:
-    from capvid.results import CaptionResult
+    from capvid.output.results import Caption, CaptionResult, Segment
 
-_PAGE = Path(__file__).resolve().with_name("page")
-_ROOM = 200  # bytes kept free at the top for what is known at the end
+
+COLUMNS = 60  # per segment; neighbouring frames share a column where there are more
+PICTURES = 2400  # per video, all segments together
+LEAST = 4  # pictures of a segment, however many segments there are
+SCALE = 10_000  # weights are integers in units of 1 / SCALE
+
+_TEMPLATES = Path(__file__).resolve().with_name("page")
+_COUNTS_BYTES = 200  # reserved at the top for the counts, which are known at the end
+_DECIMALS = 3
 
 
 class Report:
-    """The page; a context manager that results are added to.
+    """HTML page; a context manager that results are added to.
 
-    If its block raises, the page has the results added until then and says so. One that has none, or that
-    could not be written, is thrown away, and what stood at ``path`` stays.
+    If the block raises, the page keeps the results added so far and says that it is incomplete. A page
+    without results, or one that could not be written, is discarded, and the file at ``path`` stays.
 
     Args:
-        path: of the file; a link stays one.
-        model: that captions, ``name@revision``.
-        settings: what else captions depend on.
+        path: file to write; a symbolic link is followed.
+        model: captioner as ``name@revision``.
+        settings: everything else that the captions depend on.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
     """
 
     def __init__(self, path: Path, *, model: str, settings: Mapping[str, Any]) -> None:
@@ -50,31 +59,41 @@ class Report:
         self.model = model
         self.settings = settings
         self._broken = False
-        self._whole = (0, 0, 0)  # bytes up to the last whole result, how many are done, how many failed
+        self._state = (0, 0, 0)  # bytes up to the last complete result, captioned videos, failed videos
 
     def __enter__(self) -> Report:
-        self._begun = time.monotonic()
+        self._start = time.monotonic()
         remove_leftovers([self.path])
-        style = _text("report.css")
-        script = f'"use strict";\n(() => {{\n{_text("figure.js")}\n{_text("list.js")}}})();\n'
+        html, style, *scripts = (
+            (_TEMPLATES / name).read_text(encoding="utf-8")
+            for name in ("report.html", "report.css", "figure.js", "list.js")
+        )
+        script = f'"use strict";\n(() => {{\n{"".join(scripts)}}})();\n'
+        allowed = [
+            f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+            for text in (style, script)
+        ]
+        name, _, revision = self.model.partition("@")
         values = {
-            "policy": _policy(style=style, script=script),
+            # The browser fetches nothing, and uses no other style and script.
+            "policy": f"default-src 'none'; style-src {allowed[0]}; script-src {allowed[1]}; "
+            "img-src data:; base-uri 'none'; form-action 'none'",
             "style": style,
             "script": script,
-            "model": escape(utf8_text(self.model.partition("@")[0])),
-            "revision": escape(utf8_text(self.model.partition("@")[2])),
+            "model": escape(utf8_text(name)),
+            "revision": escape(utf8_text(revision)),
             "settings": "".join(
-                f"<div><dt>{escape(name.replace('_', ' '))}</dt>"
+                f"<div><dt>{escape(option.replace('_', ' '))}</dt>"
                 f"<dd>{escape(utf8_text(str(value)))}</dd></div>"
-                for name, value in self.settings.items()
+                for option, value in self.settings.items()
             ),
         }
-        before, after = (Template(part).substitute(values) for part in _text("report.html").split("$counts"))
+        before, after = (Template(part).substitute(values) for part in html.split("$counts"))
         with ExitStack() as stack:
             temporary = stack.enter_context(atomic_path(self.path))
             self._stream = stack.enter_context(temporary.open("wb"))
-            self._place = self._put(before)
-            self._whole = (self._put(" " * _ROOM + after), 0, 0)
+            self._counts_offset = self._write(before)
+            self._state = (self._write(" " * _COUNTS_BYTES + after), 0, 0)
             self._stack = stack.pop_all()
         return self
 
@@ -82,36 +101,32 @@ class Report:
         """Add one result, with its traces and pictures if it has any.
 
         Raises:
-            OSError: it cannot be written.
+            OSError: the result cannot be written.
         """
-        _, done, failed = self._whole
-        end = self._put(_article(done + failed, result))
-        good = result.error is None
-        self._whole = (end, done + good, failed + (not good))
+        _, captioned, failed = self._state
+        end = self._write(_article(captioned + failed, result))
+        ok = result.error is None
+        self._state = (end, captioned + ok, failed + (not ok))
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        _, done, failed = self._whole
-        if self._broken or (error is not None and not done + failed):
+        end, captioned, failed = self._state
+        if self._broken or (error is not None and not captioned + failed):
             self._stack.__exit__(kind, error, trace)
-        else:
-            with self._stack:
-                self._finish(stopped=error is not None)
+            return
+        with self._stack:
+            self._stream.seek(end)
+            self._stream.truncate()  # an interrupt may have come in the middle of a result
+            self._write("</main>\n</body>\n</html>\n")
+            counts = f"{captioned} captioned" + (f", {failed} failed" if failed else "")
+            counts += f" in {time.monotonic() - self._start:.1f} s"
+            counts += "; stopped before the end" if error is not None else ""
+            self._stream.seek(self._counts_offset)
+            self._write(counts)
 
-    def _finish(self, *, stopped: bool) -> None:
-        end, done, failed = self._whole
-        self._stream.seek(end)
-        self._stream.truncate()  # an interrupt may have come in the middle of a result
-        self._put("</main>\n</body>\n</html>\n")
-        said = f"{done} captioned" + (f", {failed} failed" if failed else "")
-        said += f" in {time.monotonic() - self._begun:.1f} s"
-        said += "; stopped before the end" if stopped else ""
-        self._stream.seek(self._place)
-        self._put(said)
-
-    def _put(self, text: str) -> int:
-        """Write text; returns the number of bytes up to its end."""
+    def _write(self, text: str) -> int:
+        """Write text and return the offset of its end."""
         try:
             self._stream.write(text.encode("utf-8", "replace"))
             self._stream.flush()
@@ -121,78 +136,52 @@ class Report:
             raise
 
 
-def _text(name: str) -> str:
-    return (_PAGE / name).read_text(encoding="utf-8")
-
-
-def _policy(*, style: str, script: str) -> str:
-    """A Content-Security-Policy: nothing is fetched, only this style and this script are used."""
-
-    def digest(text: str) -> str:
-        return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
-
-    allowed = f"style-src {digest(style)}; script-src {digest(script)}; img-src data:"
-    return f"default-src 'none'; {allowed}; base-uri 'none'; form-action 'none'"
-
-
 def _article(number: int, result: CaptionResult) -> str:
-    """One video in the list; its details are data that the script unfolds."""
-    name = escape(shown(result.path))
+    """Return one entry of the list, with the data that the script unfolds."""
+    name = escape(utf8_text(result.path))
     if result.error is not None:
-        message, remedy = (_line(text) for text in (result.error.message, result.error.remedy))
+        message, remedy = (
+            escape(" ".join(utf8_text(text).split())) for text in (result.error.message, result.error.remedy)
+        )
         return (
             f'<article class="video failed" data-number="{number}">\n'
             f'<div class="top"><div class="poster"></div><div><h2 class="name"><bdi>{name}</bdi></h2>'
             f'<p class="error"><strong>failed</strong> <bdi>{message}</bdi>'
             f"{f'; <bdi>{remedy}</bdi>' if remedy else ''}</p></div></div>\n</article>\n"
         )
-    poster = poster_of(result)
     best = result.captions[0]
     text = escape(utf8_text(best.text)) or "(no words)"
-    mean = best.mean_logprob
+    logprob, mean = (
+        f"{value:.2f}".replace("-", "\N{MINUS SIGN}") for value in (best.logprob, best.mean_logprob)
+    )
     facts = [
         *([] if result.duration is None else [_duration(result.duration)]),
         *([f"{len(result.segments)} segments"] if result.paragraph else []),
-        f"log-probability {_number(best.logprob)}, {_number(mean)} per word",
+        f"log-probability {logprob}, {mean} per word",
         *(["likely generic"] if best.generic else []),
         *([f"{result.lost} frame{'s' * (result.lost > 1)} lost"] if result.lost else []),
     ]
-    data = _safe_json(video_data(result, poster=poster))
+    data = _video_data(result)
+    poster = '<div class="poster"></div>'
+    if result.pictures:
+        width, height = data["size"]
+        when = "" if result.times is None else f" at {result.times[data['poster']]:.1f} s"
+        poster = (
+            f'<img class="poster" src="{_data_uri(result.pictures[data["poster"]])}" alt="Frame{when}" '
+            f'width="{width}" height="{height}" loading="lazy" decoding="async">'
+        )
+    # In ASCII without these characters, nothing in the data can end the script element or begin a comment.
+    safe = json.dumps(json_value(data), separators=(",", ":"), allow_nan=False)
+    safe = safe.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
     return (
-        f'<article class="video" data-number="{number}" data-likely="{mean:.4f}">\n'
-        f'<div class="top">{_poster(result, poster)}<div><h2 class="name">'
+        f'<article class="video" data-number="{number}" data-likely="{best.mean_logprob:.4f}">\n'
+        f'<div class="top">{poster}<div><h2 class="name">'
         f'<button type="button" class="opener" aria-expanded="false" aria-controls="body{number}">'
         f'<bdi>{name}</bdi></button></h2><p class="caption"><bdi>{text}</bdi></p>'
         f'<p class="facts">{" · ".join(facts)}</p></div></div>\n'
         f'<div class="body" id="body{number}" hidden></div>\n'
-        f'<script type="application/json">{data}</script>\n</article>\n'
+        f'<script type="application/json">{safe}</script>\n</article>\n'
     )
-
-
-def _poster(result: CaptionResult, frame: int | None) -> str:
-    if frame is None:
-        return '<div class="poster"></div>'
-    width, height = picture_size(result.pictures[frame])
-    when = "" if result.times is None else f" at {result.times[frame]:.1f} s"
-    return (
-        f'<img class="poster" src="{picture_uri(result.pictures[frame])}" alt="Frame{when}" '
-        f'width="{width}" height="{height}" loading="lazy" decoding="async">'
-    )
-
-
-def _safe_json(data: Any) -> str:
-    """JSON in ASCII that nothing in it can end, or turn into a comment, inside a script element."""
-    text = json.dumps(json_value(data), separators=(",", ":"), allow_nan=False)
-    return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
-
-
-def _line(text: str) -> str:
-    """A message as HTML, on one line, whatever bytes a file name in it has."""
-    return escape(" ".join(shown(text).split()))
-
-
-def _number(value: float) -> str:
-    return f"{value:.2f}".replace("-", "\N{MINUS SIGN}")
 
 
 def _duration(seconds: float) -> str:
@@ -200,3 +189,80 @@ def _duration(seconds: float) -> str:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes // 60}:{minutes % 60:02}:{rest:02}" if minutes >= 60 else f"{minutes}:{rest:02} min"
+
+
+def _data_uri(picture: bytes) -> str:
+    return f"data:image/jpeg;base64,{base64.b64encode(picture).decode('ascii')}"
+
+
+def _video_data(result: CaptionResult) -> dict[str, Any]:
+    """Return the data that the page unfolds when a video is opened.
+
+    ``pictures`` maps frames to the pictures that segments show, except for the frame ``poster``, the middle
+    one, which the page shows already.
+    """
+    per_segment = max(LEAST, PICTURES // max(1, len(result.segments)))
+    segments = [_segment_data(result, segment, per_segment) for segment in result.segments]
+    frames = {frame for segment in segments for frame in segment["pictures"] if frame is not None}
+    poster = size = None
+    if result.pictures:
+        from PIL import Image
+
+        poster = len(result.pictures) // 2
+        with Image.open(io.BytesIO(result.pictures[poster])) as image:
+            size = image.size
+    return {
+        "poster": poster,
+        "size": size,
+        "paragraph": result.paragraph,
+        "pictures": {frame: _data_uri(result.pictures[frame]) for frame in sorted(frames - {poster})},
+        "segments": segments,
+    }
+
+
+def _segment_data(result: CaptionResult, segment: Segment, max_pictures: int) -> dict[str, Any]:
+    frames = segment.frames
+    count = min(len(frames), COLUMNS)
+    edges = np.linspace(0, len(frames), count, endpoint=False).astype(int)  # (C,), first frame of each column
+    ends = np.append(edges[1:], len(frames))
+    pictures: list[int | None] = [None] * count
+    if result.pictures and count:
+        for column in np.linspace(0, count - 1, min(count, max_pictures)).round().astype(int):
+            pictures[column] = int(frames[(edges[column] + ends[column] - 1) // 2])
+    data: dict[str, Any] = {
+        "start": round(segment.start, _DECIMALS),
+        "end": None if segment.end is None else round(segment.end, _DECIMALS),
+        "times": None if result.times is None else _rounded(result.times[frames[edges]]),
+        "pictures": pictures,
+        "captions": [_caption_data(caption, edges) for caption in segment.captions],
+    }
+    if count < len(frames):
+        data["first"] = edges.tolist()
+        if result.times is not None:
+            data["until"] = _rounded(result.times[frames[ends - 1]])
+    if segment.memory_change:
+        data["change"] = [round(x, _DECIMALS) if math.isfinite(x) else None for x in segment.memory_change]
+    return data
+
+
+def _caption_data(caption: Caption, edges: np.ndarray) -> dict[str, Any]:
+    """Return words with their log-probabilities, the end last, and traces in units of 1 / SCALE."""
+    traces = {name: np.asarray(trace, dtype=float) for name, trace in (caption.traces or {}).items()}
+    if "attention" in traces and len(edges):  # (L + 1, T) -> (L + 1, C)
+        traces["attention"] = np.add.reduceat(traces["attention"], edges, axis=1)
+    end_logprob = caption.logprob - sum(word.logprob for word in caption.words)
+    return {
+        "text": caption.text,
+        "logprob": round(caption.logprob, _DECIMALS),
+        "generic": bool(caption.generic),
+        "words": [[word.word, round(word.logprob, _DECIMALS)] for word in caption.words]
+        + [[None, round(end_logprob, _DECIMALS)]],
+        "traces": {
+            name: np.rint(np.nan_to_num(trace, posinf=0, neginf=0) * SCALE).astype(int).tolist()
+            for name, trace in traces.items()
+        },
+    }
+
+
+def _rounded(values: np.ndarray) -> list[float]:
+    return [round(float(value), _DECIMALS) for value in values]

@@ -1,50 +1,107 @@
-"""Results of very many videos in few files: shards, in a folder of this machine or at an address.
+"""Results of many videos in few files: shards, in a local folder or at an address.
 
-A shard appears whole or not at all, and is named by the videos in it: written again, by a worker that was
-started anew, it takes its own place. A run that is repeated reads which videos are there and does the rest.
-Beside the shards is what all of them depend on, in ``capvid-shards.json``.
+A shard is written atomically and named after its videos, so that a worker that starts again replaces its own
+shard. A repeated run reads which videos are done and does the others. ``capvid-shards.json`` beside the
+shards records everything that all of them depend on.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import platform
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
-from capvid.digests import Digests, identity
-from capvid.errors import DataError, UsageError
-from capvid.escaping import json_text
-from capvid.isolation import input_error
-from capvid.output.rows import Row
-from capvid.parsing import parse_json
-from capvid.storage import Storage
+from capvid.errors import CapvidError, DataError, UsageError, input_error
+from capvid.features.feature_file import features_to_bytes
+from capvid.output.results import error_record, make_record
+from capvid.utils.digests import Digests, identity, shown
+from capvid.utils.registry import Registry
+from capvid.utils.storage import Storage
+from capvid.utils.validation import parse_json
+
+if TYPE_CHECKING:
+    from capvid.features.extraction import ExtractionResult
+    from capvid.output.results import CaptionResult
+
 
 HEAD = "capvid-shards.json"
 VERSION = 1
-INDEX = "jsonl"  # extension of a small file beside a shard that says what is in it
-_READERS = 16  # shards that are read at once
+INDEX = "jsonl"  # extension of the index beside a shard
+_CONCURRENT_READS = 16
 
 
-@dataclass(frozen=True)
-class Written:
-    """What a shard says of one video: which, and whether it failed."""
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """Outcome of one video.
+
+    Attributes:
+        video: path or address as text.
+        key: name of the video in shards that need one.
+        features: bytes of the feature file; None for captions and failed videos.
+        error: error message, on one line.
+        lost: number of frames that could not be decoded.
+        generic: whether a caption is probably generic.
+        trace: formatted traceback of the bug behind an internal error.
+    """
+
+    video: str
+    record: Mapping[str, Any]
+    key: str = ""
+    features: bytes | None = None
+    error: str | None = None
+    lost: int = 0
+    generic: bool = False
+    trace: str = ""
+
+    @classmethod
+    def of(cls, result: CaptionResult | ExtractionResult, record: Mapping[str, Any], **values: Any) -> Row:
+        """Return the row of a result with this record."""
+        error, trace = (str(result.error), result.error.trace) if result.error else (None, "")
+        return cls(video=record["video"], record=record, error=error, lost=result.lost, trace=trace, **values)
+
+    def failed(self, error: CapvidError) -> Row:
+        """Return the row of the same video with an error instead of captions or features."""
+        record = {key: value for key, value in self.record.items() if key != "segments"}
+        record |= {"status": "error", "duration": None, "error": error_record(error)}
+        if "captions" in record:
+            record["captions"] = []
+        return replace(self, record=record, features=None, error=str(error), generic=False, trace=error.trace)
+
+
+def caption_row(result: CaptionResult, settings: Mapping[str, Any], *, attention: bool = False) -> Row:
+    """Return the row of one result; arguments as for :func:`~capvid.output.results.make_record`."""
+    generic = any(segment.captions[0].generic for segment in result.segments)
+    return Row.of(result, make_record(result, settings, attention=attention), generic=generic)
+
+
+def features_row(result: ExtractionResult) -> Row:
+    """Return the row of the features of one video."""
+    features = result.features
+    record = {
+        "video": shown(result.path),
+        "status": "ok" if features is not None else "error",
+        "duration": None if features is None else features.seconds,
+        "error": error_record(result.error),
+    }
+    data = None if features is None else features_to_bytes(features)
+    return Row.of(result, record, key=result.name, features=data)
+
+
+class Entry(NamedTuple):
+    """A video in a shard, and whether it succeeded."""
 
     video: str
     ok: bool
 
     @classmethod
-    def of(cls, record: Any) -> Written:
-        """Read a record of a shard.
-
-        Raises:
-            ValueError: it is not one.
-        """
+    def of(cls, record: Any) -> Entry:
+        """Read a record of a shard; raise ValueError if it is none."""
         match record:
             case {"video": str(video), "status": str(status)}:
                 return cls(video, status == "ok")
@@ -52,77 +109,74 @@ class Written:
 
 
 class ShardFormat(ABC):
-    """How rows become the bytes of a shard, and what is read back of them."""
+    """Format of shards: rows to bytes and back. Reading raises ValueError for what is not a shard.
+
+    Attributes:
+        extension: extension of the files.
+        indexed: whether each shard has an index beside it, with its records as JSON lines.
+    """
 
     extension: ClassVar[str]
+    indexed: ClassVar[bool] = False
 
     @abstractmethod
     def encode(self, rows: Sequence[Row]) -> bytes:
-        """Give the shard's bytes."""
+        """Return the bytes of a shard."""
 
     @abstractmethod
-    def videos(self, storage: Storage, name: str) -> list[Written]:
-        """Read which videos are in a shard."""
+    def entries(self, storage: Storage, name: str) -> list[Entry]:
+        """Read which videos a shard holds."""
 
     @abstractmethod
     def without_failed(self, data: bytes) -> bytes:
-        """Give the bytes of a shard without the videos that failed."""
+        """Return the bytes of a shard without the videos that failed."""
 
-
-class Indexed(ShardFormat):
-    """One whose shards each have a file beside them that says which videos are in it."""
-
-    @abstractmethod
     def index_of(self, data: bytes) -> bytes:
-        """Give the bytes of the file beside a shard of these bytes."""
+        """Return the index of a shard."""
+        raise NotImplementedError
 
 
-class JsonLines(ShardFormat):
-    """A record on each line."""
+SHARD_FORMATS: Registry[type[ShardFormat]] = Registry(
+    "shard format", "capvid.output"
+)  # by "captions/parquet"
 
-    extension = "jsonl"
 
-    def encode(self, rows: Sequence[Row]) -> bytes:
-        """Give the lines."""
-        return b"".join(_line(row.record) for row in rows)
-
-    def videos(self, storage: Storage, name: str) -> list[Written]:
-        """Read the lines."""
-        return [Written.of(record) for record in _records(storage.place(name), storage.read(name))]
-
-    def without_failed(self, data: bytes) -> bytes:
-        """Leave out lines."""
-        return b"".join(_line(r) for r in _records("shard", data) if r["status"] == "ok")
+def not_a_shard(path: str) -> DataError:
+    """Return the error of a file that has the name of a shard only."""
+    return DataError(f"{path}: not a shard of capvid", remedy="move it elsewhere")
 
 
 class ShardFolder:
-    """The shards of one run, and of those that it goes on with.
+    """The shards of one run, and of earlier runs that it continues.
 
     Args:
-        folder: a path or an address.
-        kind: what is in the shards, ``captions`` or ``features``.
-        form: how.
-        head: what all rows depend on: model, settings and so on, as JSON has it.
+        folder: path or address.
+        kind: contents of the shards, ``captions`` or ``features``.
+        form: format of the shards.
+        head: everything that all rows depend on, such as model and settings, as JSON values.
     """
 
     def __init__(self, folder: str, *, kind: str, form: ShardFormat, head: Mapping[str, Any]) -> None:
         self.storage = Storage(folder)
         self.kind, self.form = kind, form
-        whole = {"version": VERSION, "kind": kind, "format": form.extension, **head}
-        self.head = json.loads(json.dumps(whole))  # as it is read back
+        values = {"version": VERSION, "kind": kind, "format": form.extension, **head}
+        self.head = json.loads(json.dumps(values))  # as it is read back
         self._name = re.compile(rf"{kind}-[0-9a-f]{{16}}\.{form.extension}")
 
     def begin(self, *, overwrite: bool) -> None:
-        """See that the folder is of such a run, or make it one.
+        """Check that the folder belongs to such a run, or prepare it.
+
+        Args:
+            overwrite: whether to remove all shards in the folder.
 
         Raises:
             UsageError: it holds shards of another model, other settings or another format.
             StorageError: it cannot be read or written.
         """
-        there = self._read_head()
-        if there is not None and there != self.head and not overwrite:
-            keys = there.keys() | self.head.keys()
-            differing = sorted(key for key in keys if there.get(key) != self.head.get(key))
+        head = self._read_head()
+        if head is not None and head != self.head and not overwrite:
+            keys = head.keys() | self.head.keys()
+            differing = sorted(key for key in keys if head.get(key) != self.head.get(key))
             raise UsageError(
                 f"{self.storage}: holds shards that were made otherwise ({', '.join(differing)})",
                 remedy="choose another folder, or --overwrite",
@@ -131,18 +185,16 @@ class ShardFolder:
             for name in self.storage.names():
                 if re.fullmatch(r"(captions|features)-[0-9a-f]{16}\.[a-z.]+", name):
                     self.storage.remove(name)
-        if there != self.head:
+        if head != self.head:
             self.storage.write(HEAD, json.dumps(self.head, indent=1, sort_keys=True).encode() + b"\n")
 
     def check(self) -> None:
-        """See from another process, perhaps on another machine, that this is the folder that was begun.
+        """Check from another process, perhaps on another machine, that this is the folder that was begun.
 
         Raises:
-            UsageError: it is not.
+            UsageError: it is another folder.
         """
         if self._read_head() != self.head:
-            import platform
-
             raise UsageError(
                 f"{self.storage}: is not the same folder on {platform.node()}",
                 remedy="give an address, or a folder that all machines share",
@@ -161,55 +213,52 @@ class ShardFolder:
             ) from error
 
     def shards(self) -> list[str]:
-        """Names of the shards that are there."""
+        """Return the names of the shards in the folder."""
         return [name for name in self.storage.names() if self._name.fullmatch(name)]
 
     def done(self, *, retry_failed: bool = False) -> Digests:
-        """Which videos are done; with ``retry_failed``, those that failed leave their shards, and are not."""
-        found = Digests()
-        for name, written in self._read_all():
-            failed = [video for video in written if not video.ok]
-            if retry_failed and failed:
-                self._drop_failed(name, every=len(failed) == len(written))
-            for video in written:
-                if video.ok or not retry_failed:
-                    found.add(identity(video.video))
-        return found
+        """Return the digests of the videos that are done.
 
-    def _read_all(self) -> Iterator[tuple[str, list[Written]]]:
-        names = self.shards()
-        with ThreadPoolExecutor(_READERS) as pool:
-            for first in range(0, len(names), _READERS):  # so that few are in memory
-                some = names[first : first + _READERS]
-                yield from zip(some, pool.map(self._videos, some), strict=True)
+        Args:
+            retry_failed: whether to remove failed videos from their shards instead of counting them as done.
+        """
+        digests, names = Digests(), self.shards()
+        with ThreadPoolExecutor(_CONCURRENT_READS) as pool:
+            # Group by group, so that few shards are in memory at once.
+            for start in range(0, len(names), _CONCURRENT_READS):
+                group = names[start : start + _CONCURRENT_READS]
+                for name, entries in zip(group, pool.map(self._entries, group), strict=True):
+                    ok = [entry for entry in entries if entry.ok]
+                    if retry_failed and len(ok) < len(entries):
+                        self._drop_failed(name, every=not ok)
+                        entries = ok
+                    for entry in entries:
+                        digests.add(identity(entry.video))
+        return digests
 
-    def _videos(self, name: str) -> list[Written]:
+    def _entries(self, name: str) -> list[Entry]:
         try:
-            return self.form.videos(self.storage, name)
+            return self.form.entries(self.storage, name)
         except FileNotFoundError:  # another run removed it just now
             return []
+        except ValueError as error:
+            raise not_a_shard(self.storage.place(name)) from error
 
     def _drop_failed(self, name: str, *, every: bool) -> None:
-        if isinstance(self.form, Indexed):  # gone first: it must not name what is not there
+        if self.form.indexed:  # first: an index must not name videos that are gone
             self.storage.remove(f"{name}.{INDEX}")
         if every:
             self.storage.remove(name)
             return
-        with suppress(FileNotFoundError):
-            data = self.storage.read(name)
-            try:
-                data = self.form.without_failed(data)
-            except ValueError as error:
-                raise _not_a_shard(self.storage.place(name)) from error
-            self._put(name, data)
-
-    def _put(self, name: str, data: bytes) -> None:
-        self.storage.write(name, data)
-        if isinstance(self.form, Indexed):
-            self.storage.write(f"{name}.{INDEX}", self.form.index_of(data))
+        try:
+            self._put(name, self.form.without_failed(self.storage.read(name)))
+        except FileNotFoundError:  # another run removed it just now
+            return
+        except ValueError as error:
+            raise not_a_shard(self.storage.place(name)) from error
 
     def checked(self, row: Row) -> Row:
-        """Return the row, or its error if it cannot be encoded: it would cost all rows of its shard."""
+        """Return the row, or its error if it cannot be encoded, which would cost all rows of its shard."""
         try:
             self.form.encode([row])
             return row
@@ -217,7 +266,7 @@ class ShardFolder:
             return row.failed(input_error(row.video, cause))
 
     def write(self, rows: Sequence[Row]) -> str:
-        """Write a shard and give its name.
+        """Write a shard and return its name.
 
         Raises:
             StorageError: it cannot be written.
@@ -228,25 +277,7 @@ class ShardFolder:
         self._put(name, self.form.encode(rows))
         return name
 
-
-def _line(record: Mapping[str, Any]) -> bytes:
-    return json_text(record).encode("utf-8") + b"\n"
-
-
-def _records(name: str, data: bytes) -> list[dict[str, Any]]:
-    """The records of a shard of JSON lines.
-
-    Raises:
-        DataError: it is none.
-    """
-    try:
-        found = [parse_json(line) for line in data.splitlines()]
-        for record in found:
-            Written.of(record)
-    except ValueError as error:
-        raise _not_a_shard(name) from error
-    return found
-
-
-def _not_a_shard(place: str) -> DataError:
-    return DataError(f"{place}: not a shard of capvid", remedy="move it elsewhere")
+    def _put(self, name: str, data: bytes) -> None:
+        self.storage.write(name, data)
+        if self.form.indexed:
+            self.storage.write(f"{name}.{INDEX}", self.form.index_of(data))

@@ -1,1 +1,1 @@
-"""Captions as words, and words as numbers."""
+"""Captions as tokens, and tokens as indices."""

@@ -1,13 +1,13 @@
-"""Words and their numbers."""
+"""Vocabularies of words and of BERT word pieces."""
 
 from __future__ import annotations
 
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from typing import Any
 
-from capvid.fields import short
-from capvid.text.function_words import FUNCTION_WORDS
+from capvid.utils.validation import short
 
 PAD, BOS, EOS, UNK = range(4)
 SPECIAL = ("<pad>", "<bos>", "<eos>", "<unk>")
@@ -16,10 +16,10 @@ _BIDIRECTIONAL = set("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 
 
 def is_word(word: str) -> bool:
-    """Whether a vocabulary may hold ``word``: text of one line that cannot steer a terminal."""
+    """Return whether ``word`` is text of one line that cannot steer a terminal."""
     if not word.strip() or len(word) > LONGEST:
         return False
-    if word.isprintable():  # as most words are, without a look at each character
+    if word.isprintable():  # nearly every word, without a look at each character
         return True
     categories = {unicodedata.category(character) for character in word}
     return categories.isdisjoint(("Cc", "Cs", "Zl", "Zp")) and _BIDIRECTIONAL.isdisjoint(word)
@@ -36,10 +36,9 @@ class Vocabulary:
 
     @classmethod
     def build(cls, captions: Iterable[Sequence[str]], *, min_count: int, max_size: int) -> Vocabulary:
-        """The most frequent words of tokenised captions: at least ``min_count`` times, at most ``max_size``.
+        """Build from the ``max_size`` most frequent words that occur at least ``min_count`` times.
 
-        Words of equal frequency come in alphabetical order, so that the same captions always give the same
-        vocabulary. Words with control characters are left out.
+        Words of equal frequency come in alphabetical order; words with control characters are left out.
         """
         counts = Counter(word for caption in captions for word in caption)
         frequent = (word for word, count in counts.items() if count >= min_count and is_word(word))
@@ -47,10 +46,10 @@ class Vocabulary:
 
     @classmethod
     def checked(cls, words: object) -> Vocabulary:
-        """Return the vocabulary of ``words`` from a file that is not trusted.
+        """Build from ``words`` of an untrusted file.
 
         Raises:
-            ValueError: they are not the four special words and other words, each of them once.
+            ValueError: not a list of the four special words and other words, each of them once.
         """
         if not isinstance(words, list) or tuple(words[:4]) != SPECIAL:
             raise ValueError(f"must be a list that begins with {', '.join(SPECIAL)}")
@@ -67,22 +66,89 @@ class Vocabulary:
         return len(self.words)
 
     def encode(self, words: Sequence[str]) -> list[int]:
-        """Numbers of ``words``; those not in the vocabulary are unknown."""
+        """Return the numbers of ``words``, :data:`UNK` for those not in the vocabulary."""
         return [self.index.get(word, UNK) for word in words]
 
     def decode(self, numbers: Iterable[int]) -> list[str]:
-        """Words of ``numbers``."""
+        """Return the words of ``numbers``."""
         return [self.words[number] for number in numbers]
 
     def function_words(self) -> list[int]:
-        """Numbers of the words that hold a sentence together (:mod:`capvid.text.function_words`)."""
+        """Return the numbers of the :data:`FUNCTION_WORDS`."""
         return [number for number, word in enumerate(self.words) if word in FUNCTION_WORDS]
 
     def sentence(self, numbers: Sequence[int]) -> tuple[str, list[tuple[str, list[int]]]]:
-        """The text that tokens with these ``numbers`` make.
-
-        Returns:
-            the text, and its words, each with the places of its tokens in ``numbers``.
-        """
+        """Return the text of tokens, and its words, each with the indices of its tokens in ``numbers``."""
         words = self.decode(numbers)
-        return " ".join(words), [(word, [place]) for place, word in enumerate(words)]
+        return " ".join(words), [(word, [index]) for index, word in enumerate(words)]
+
+
+_ARTICLES = "a an the this that these those some other another his her its their"
+_PREPOSITIONS = (
+    "about across against along around as at away behind by down for from in inside into near of off on onto "
+    "out outside over through to toward towards under up with without"
+)
+_CONJUNCTIONS = "and but how or so then what when where which while who"
+_PRONOUNS = "he him himself it she someone something them they"
+_AUXILIARIES = "am are be been being can do does has have is not s was were will"  # "s" of "it's"
+
+FUNCTION_WORDS = frozenset(
+    " ".join((_ARTICLES, _PREPOSITIONS, _CONJUNCTIONS, _PRONOUNS, _AUXILIARIES)).split()
+)
+
+_INSIDE = "##"  # prefix of a piece that continues a word
+
+
+class WordPieces(Vocabulary):
+    """The pieces of a transformers tokenizer, numbered as capvid numbers words.
+
+    Args:
+        tokenizer: turns pieces into text.
+        order: the tokenizer's number for each of ours: padding, start, end, unknown, and all others.
+    """
+
+    def __init__(self, tokenizer: Any, order: Sequence[int]) -> None:
+        pieces = tokenizer.convert_ids_to_tokens(list(order[len(SPECIAL) :]))
+        super().__init__([*SPECIAL, *(piece or "" for piece in pieces)])
+        self._tokenizer = tokenizer
+        self._order = list(order)
+
+    def sentence(self, numbers: Sequence[int]) -> tuple[str, list[tuple[str, list[int]]]]:
+        """Return the text of pieces, and its words, each with the indices of its pieces in ``numbers``."""
+        ids = [self._order[number] for number in numbers]
+        text = str(self._tokenizer.decode(ids, skip_special_tokens=True)).strip()
+        special = set(self._tokenizer.all_special_ids)
+        kept = [index for index, number in enumerate(ids) if number not in special]
+        pieces = []
+        for index in kept:
+            piece = self.words[numbers[index]]
+            inside = piece.startswith(_INSIDE) and index != kept[0]  # the first piece keeps its prefix
+            pieces.append((index, piece.removeprefix(_INSIDE) if inside else piece, inside))
+        return text, _align(text.split(), pieces) or _merge(pieces)
+
+
+def _align(words: Sequence[str], pieces: Sequence[tuple[int, str, bool]]) -> list[tuple[str, list[int]]]:
+    """Return the words of a text with the indices of their pieces; nothing if pieces do not spell it."""
+    aligned: list[tuple[str, list[int]]] = []
+    rest = iter(pieces)
+    for word in words:
+        spelled, indices = "", []
+        while len(spelled) < len(word) and (piece := next(rest, None)) is not None:
+            spelled += piece[1]
+            indices.append(piece[0])
+        if spelled != word:
+            return []
+        aligned.append((word, indices))
+    return [] if next(rest, None) is not None else aligned
+
+
+def _merge(pieces: Sequence[tuple[int, str, bool]]) -> list[tuple[str, list[int]]]:
+    """Return the words that pieces form: a piece inside a word continues the one before."""
+    merged: list[tuple[str, list[int]]] = []
+    for index, piece, inside in pieces:
+        if inside and merged:
+            word, indices = merged[-1]
+            merged[-1] = (word + piece, [*indices, index])
+        else:
+            merged.append((piece, [index]))
+    return merged

@@ -1,1 +1,1 @@
-"""Recipes, the training loop, evaluation."""
+"""Training: from recipes to checkpoints."""

@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from capvid.captioners import captioner_class, sketch
-from capvid.decoding import DecodingOptions
+from capvid.captioners.base import CAPTIONERS, sketch
+from capvid.decoding.decoding_options import DecodingOptions
 from capvid.errors import RecipeError, UsageError
-from capvid.fields import LARGEST, bounded, checked_fields, choice, short
-from capvid.files import read_regular
-from capvid.limits import MIB
-from capvid.names import did_you_mean
-from capvid.parsing import parse_toml
-from capvid.recipes import read_recipe, recipe_names
-from capvid.training.distil.recipe import DistilRecipe, distil_recipe
-from capvid.training.ranges import SMALLEST, Space, check_model, checked_space
+from capvid.training.recipe_files import read_recipe, recipe_names
+from capvid.utils.files import read_regular
+from capvid.utils.limits import MIB
+from capvid.utils.registry import did_you_mean
+from capvid.utils.validation import LARGEST, bounded, checked_fields, choice, parse_toml, short
 
 RECIPE_BYTES = 1 * MIB  # of a recipe file
 _COPIES = 4  # of the weights in training: they, their gradients, and the optimizer's two moments
 _SEEDS = 2**32 - 1
+SMALLEST = {"vocabulary_size": 4, "feature_width": 1}  # sizes that the data decide
+SECTIONS = ("model", "data", "training", "decoding")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,6 +142,26 @@ class SelfCriticalOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Range:
+    """Numbers from ``low`` to ``high``, integers where both are.
+
+    Attributes:
+        low: smallest value.
+        high: largest value.
+        log: whether the logarithm is uniform.
+        step: distance of neighbours, beginning with ``low``; None for a continuous range.
+    """
+
+    low: float
+    high: float
+    log: bool = False
+    step: float | None = None
+
+
+Space = Mapping[str, Range | tuple[Any, ...]]  # by "section.option": a range, or choices
+
+
+@dataclass(frozen=True, kw_only=True)
 class Recipe:
     """A captioner with its options, and what a search draws some of them from."""
 
@@ -177,38 +198,41 @@ _SECTIONS: dict[str, type] = {
 }
 
 
-def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe | DistilRecipe:
-    """A recipe by name or from a ``.toml`` file, with ``section.key=value`` overrides.
-
-    It trains a captioner, or distils a backbone.
+def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
+    """Read a recipe by name or from a ``.toml`` file, with ``section.key=value`` overrides.
 
     Raises:
         RecipeError: no such recipe, or a value that does not fit.
     """
+    return _recipe(Path(name).stem if name.endswith(".toml") else name, recipe_values(name, overrides))
+
+
+def recipe_values(name: str, overrides: Sequence[str] = ()) -> dict[str, Any]:
+    """Return the tables of a recipe, by name or from a ``.toml`` file, with overrides, before any check.
+
+    Raises:
+        RecipeError: no such recipe, not TOML, or an override that is none.
+    """
     if name.endswith(".toml"):
-        path = Path(name)
         try:
-            text = read_regular(path, max_bytes=RECIPE_BYTES).decode()
+            text = read_regular(Path(name), max_bytes=RECIPE_BYTES).decode()
         except OSError as error:
-            raise RecipeError(f"{path}: the recipe cannot be read ({error.strerror})") from error
+            raise RecipeError(f"{name}: the recipe cannot be read ({error.strerror})") from error
         except ValueError as error:
-            raise RecipeError(f"{path}: the recipe is not UTF-8") from error
-        stem = path.stem
-    else:
-        if name not in recipe_names():
-            meant = did_you_mean(name, recipe_names()) or (
-                f"choose {', '.join(recipe_names())}, or give a .toml file"
-            )
-            raise RecipeError(f"{name}: no such recipe", remedy=meant)
+            raise RecipeError(f"{name}: the recipe is not UTF-8") from error
+    elif name in recipe_names():
         text = read_recipe(name)
-        stem = name
+    else:
+        names = ", ".join(recipe_names())
+        meant = did_you_mean(name, recipe_names()) or f"choose {names}, or give a .toml file"
+        raise RecipeError(f"{name}: no such recipe", remedy=meant)
     try:
         values = parse_toml(text)
     except ValueError as error:
         raise RecipeError(f"{name}: not valid TOML ({error})") from error
     for override in overrides:
         _set(values, override)
-    return distil_recipe(stem, values) if "backbone" in values else _recipe(stem, values)
+    return values
 
 
 def _set(values: dict[str, Any], override: str) -> None:
@@ -245,8 +269,16 @@ def _recipe(name: str, values: Mapping[str, Any]) -> Recipe:
             raise RecipeError(f"{name}: {key} must be a table, got {short(values[key])}")
     if not isinstance(values.get("description", ""), str):
         raise RecipeError(f"{name}: description must be a string, got {short(values['description'])}")
-    _check_model(captioner, model)
-    if sections["training"].own_memory and not captioner_class(captioner).paragraphs:
+    kind = CAPTIONERS[captioner]
+    try:
+        config = kind.config_class.from_dict({**SMALLEST, **model})
+        width = 1 + getattr(config, "value_width", 0)
+        features = {"feature_width": width, "locations": int(kind.needs_maps(config))}
+        # raises an error where no machine like this could train it
+        sketch(captioner, {**SMALLEST, **features, **model}, copies=_COPIES)
+    except UsageError as error:
+        raise RecipeError(f"model.{error.message}", remedy=error.remedy) from error
+    if sections["training"].own_memory and not kind.paragraphs:
         raise RecipeError(
             f"training.own_memory = true: {captioner} writes single captions, and has none to remember",
             remedy="choose a captioner of paragraphs, such as mart",
@@ -267,20 +299,6 @@ def _recipe(name: str, values: Mapping[str, Any]) -> Recipe:
     )
 
 
-def _check_model(captioner: str, model: Mapping[str, Any]) -> None:
-    """Raise RecipeError where the captioner has no such options, or no machine like this could train it."""
-    kind = captioner_class(captioner)
-    try:
-        known = kind.config_class.from_dict({**SMALLEST, **model})
-        features = {
-            "feature_width": 1 + getattr(known, "value_width", 0),
-            "locations": int(kind.needs_maps(known)),
-        }
-        sketch(captioner, {**SMALLEST, **features, **model}, copies=_COPIES)
-    except UsageError as error:
-        raise RecipeError(f"model.{error.message}", remedy=error.remedy) from error
-
-
 def _checked(section: str, said: str, values: Mapping[str, Any]) -> dict[str, Any]:
     """The values of a section, which messages call ``said``, if they fit."""
     if not isinstance(values, Mapping):
@@ -289,3 +307,81 @@ def _checked(section: str, said: str, values: Mapping[str, Any]) -> dict[str, An
         return checked_fields(_SECTIONS[section], values, prefix=f"{said}.")
     except UsageError as error:
         raise RecipeError(error.message, remedy=error.remedy) from error
+
+
+def checked_space(table: Mapping[str, Any], check: Callable[[str, str, Any], Any]) -> Space:
+    """Return the search space of a recipe's section ``search``.
+
+    Args:
+        table: by section and option, a list of choices or a table with ``low`` and ``high``.
+        check: takes section, option and a value, and returns the value in the option's type.
+
+    Raises:
+        RecipeError: an unknown option, a value that it does not take, or a range that is none.
+    """
+    space: dict[str, Range | tuple[Any, ...]] = {}
+    for key, entry in table.items():
+        section, dot, single = key.partition(".")
+        if section not in SECTIONS or not (dot or isinstance(entry, Mapping)):
+            raise RecipeError(
+                f"search.{key}: not understood", remedy=f"write search.{'|'.join(SECTIONS)}.OPTION"
+            )
+        for option, value in ({single: entry} if dot else entry).items():
+            name, taken = f"{section}.{option}", partial(check, section, option)
+            if isinstance(value, Mapping):
+                space[name] = _range(f"search.{name}", value, taken)
+            elif isinstance(value, list) and value:
+                space[name] = tuple(map(taken, value))
+            else:
+                raise RecipeError(
+                    f"search.{name} = {value!r}: not what can be drawn from",
+                    remedy="write choices [A, B, ...] or a range { low = A, high = B }",
+                )
+    return space
+
+
+def _range(name: str, table: Mapping[str, Any], check: Callable[[Any], Any]) -> Range:
+    """Return the range of an option, called ``name`` in messages."""
+    known = [field.name for field in fields(Range)]
+    if unknown := [key for key in table if key not in known]:
+        raise RecipeError(f"{name}.{unknown[0]}: no part of a range", remedy=f"known are {', '.join(known)}")
+    if not {"low", "high"} <= set(table):
+        raise RecipeError(f"{name}: a range has two ends", remedy="write { low = A, high = B }")
+    low, high = check(table["low"]), check(table["high"])
+    log, step = table.get("log", False), table.get("step")
+    if type(low) not in (int, float):
+        raise RecipeError(f"{name}: only numbers have a range", remedy="write choices [A, B, ...]")
+    if not low < high < math.inf:
+        raise RecipeError(f"{name}: low = {low} must be below high = {high}, and both finite")
+    if type(log) is not bool:
+        raise RecipeError(f"{name}.log = {log!r}: expected true or false")
+    if log and (low == 0 or step is not None):
+        raise RecipeError(f"{name}: with log = true, low must be above 0, and there is no step")
+    if step is not None:
+        if type(step) not in (int, type(low)):
+            kind = "a whole number" if type(low) is int else "a number"
+            raise RecipeError(f"{name}.step = {step!r}: expected {kind}")
+        steps = (high - low) / step if step else 0.0
+        if not steps >= 1 or abs(steps - round(steps)) > 1e-6:
+            raise RecipeError(
+                f"{name}.step = {step!r}: must be positive and lead from low = {low} to high = {high}"
+            )
+    return Range(low=low, high=high, log=log, step=step)
+
+
+def check_model(captioner: str, model: Mapping[str, Any], option: str, value: Any) -> Any:
+    """Return a value as the captioner takes it beside the other options of ``model``.
+
+    Raises:
+        RecipeError: it has no such option, or does not take the value.
+        UsageError: the other options do not fit.
+    """
+    kind: Any = CAPTIONERS[captioner].config_class
+    others = {**SMALLEST, **model}
+    kind.from_dict(others)
+    try:
+        kind.from_dict({**others, option: value})
+    except UsageError as error:
+        raise RecipeError(f"search.model.{error.message}", remedy=error.remedy) from error
+    wanted = {field.name: str(field.type) for field in fields(kind)}[option]
+    return float(value) if wanted == "float" else value

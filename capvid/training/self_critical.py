@@ -21,34 +21,29 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from capvid.captioners import Captioner
+from capvid.captioners.base import Captioner
 from capvid.captioners.checkpoint import Checkpoint, limited
-from capvid.data.batches import Batch
-from capvid.data.captions import CaptionedVideo
-from capvid.data.examples import Example
-from capvid.decoding import DecodingOptions, Hypothesis, decode, pad_frames
-from capvid.device import release_memory
+from capvid.captioners.layers import pad_frames
+from capvid.datasets.batches import Batch
+from capvid.datasets.dataset import CaptionedVideo
+from capvid.datasets.examples import Example
+from capvid.decoding.beam_search import decode
+from capvid.decoding.decoding_options import DecodingOptions, Hypothesis
 from capvid.errors import UsageError
 from capvid.metrics.cider import CiderD
-from capvid.text.vocabulary import BOS, EOS, PAD
-from capvid.training.lessons import Lessons, Share, spoken
-from capvid.training.loop import Trainer
-from capvid.training.optimise import Objective
+from capvid.text.vocabulary import BOS, EOS, PAD, Vocabulary
+from capvid.training.objectives import Lessons, Objective, spoken
+from capvid.training.optimization import Share
 from capvid.training.recipe import Recipe
+from capvid.training.trainer import Trainer
+from capvid.utils.device import release_memory
 
 OTHERS = 4  # videos for which a caption is scored to see how well it does for any
 
 
 @dataclass(frozen=True)
 class VideoBatch:
-    """Videos with the seed of the captions that are drawn for them.
-
-    Attributes:
-        features: (B, T, D), zero beyond a video's frames.
-        mask: (B, T), True at frames.
-        ids: of the videos.
-        seed: of the drawing.
-    """
+    """Videos (features (B, T, D), mask (B, T), ids), and the seed of the captions sampled for them."""
 
     features: Tensor
     mask: Tensor
@@ -64,7 +59,7 @@ class VideoBatch:
 
 @dataclass(frozen=True)
 class VideoPlan:
-    """The videos of a batch with the numbers (T,) of the frames that are seen of each, not read yet."""
+    """The videos of a batch with the numbers (T,) of their frames, not read yet."""
 
     rows: Sequence[tuple[Example, Tensor]]
     seed: int
@@ -83,14 +78,7 @@ class VideoPlan:
 
 
 class VideoBatches:
-    """Every example once in an epoch, in random order; the same seed and epoch always give the same batches.
-
-    No frames are left out beyond ``data.max_frames``: videos are seen as when they are captioned.
-
-    Args:
-        examples: the videos, and views of them, to learn from.
-        recipe: which frames are taken of each, how many videos make a batch, and the seed.
-    """
+    """Every example once per epoch, in an order that depends on seed and epoch; frames as for captioning."""
 
     def __init__(self, examples: Sequence[Example], recipe: Recipe) -> None:
         self.examples = examples
@@ -107,22 +95,22 @@ class VideoBatches:
         first = options.seed * 1_000_003 + number
         generator = torch.Generator().manual_seed(first)
         order = torch.randperm(len(self.examples), generator=generator)
-        for place, rows in enumerate(order.split(options.batch_size)):
-            some = [self.examples[row] for row in rows.tolist()]
-            seen = [limited(torch.arange(e.length), data.max_frames, data.frames) for e in some]
-            yield VideoPlan(list(zip(some, seen, strict=True)), (first * 100_003 + place) % 2**63)
+        for index, rows in enumerate(order.split(options.batch_size)):
+            examples = [self.examples[row] for row in rows.tolist()]
+            frames = [limited(torch.arange(e.length), data.max_frames, data.frames) for e in examples]
+            seed = (first * 100_003 + index) % 2**63
+            yield VideoPlan(list(zip(examples, frames, strict=True)), seed)
 
 
 class SelfCriticalTrainer(Trainer):
     """Fine-tunes a trained captioner on CIDEr-D.
 
-    The logged loss is the mean of minus the samples' rewards: their CIDEr-D, less the contrast. The best
-    checkpoint is at first the one that it begins with, so that the run's is never worse on the validation
-    split.
+    The logged loss is minus the mean reward: CIDEr-D of the samples, less the contrast. The first best
+    checkpoint is the one to begin with, so that the run's is never worse on the validation split.
 
     Args:
-        recipe: of the captioner; its section ``self_critical`` says how it is fine-tuned.
-        start: the captioner to begin with.
+        recipe: recipe of the captioner, with a section ``self_critical``.
+        start: captioner to begin with.
         options: as for :class:`Trainer`.
 
     Raises:
@@ -130,6 +118,8 @@ class SelfCriticalTrainer(Trainer):
             or a temperature of 0.
         FeatureMismatchError: it was trained on other features.
     """
+
+    fine_tunes = True
 
     def __init__(self, recipe: Recipe, *, start: Checkpoint, **options: Any) -> None:
         if start.name != recipe.captioner:
@@ -171,93 +161,75 @@ class SelfCriticalTrainer(Trainer):
         train = [video for video in self.videos if video.split == "train"]
         self.scorer = CiderD({video.id: list(video.captions) for video in train})
 
-    def _vocabulary(self, train: Sequence[CaptionedVideo]) -> Any:
-        return self.start.vocabulary
-
-    def _build(self, value_width: int) -> Captioner:
-        return self.start.captioner
-
-    def _fit(self, examples: Sequence[Any]) -> None:
-        """The captioner is fitted to the features already."""
+    def _captioner(self, train: Sequence[CaptionedVideo], value_width: int) -> tuple[Vocabulary, Captioner]:
+        return self.start.vocabulary, self.start.captioner
 
     def _batches(self, examples: Sequence[Any]) -> VideoBatches:
         return VideoBatches(examples, self.recipe)
 
-    def _begin(self) -> None:
-        """Validate the captioner as it is and keep it as the best so far."""
-        cider, captions = self._validate()
-        self._save("best", 0, cider)
-        self.progress.begin(cider, dict(list(captions.items())[:3]))
-
     def _objective(self) -> Objective:
-        """The gradient goes through the distribution that captions are drawn from."""
+        # the gradient goes through the distribution that captions are sampled from
         return Objective(self.captioner, 0.0, temperature=self.recipe.self_critical.temperature)
 
     def _lessons(self, share: Share) -> Lessons:
-        """Captions that the captioner draws, each weighed by how much better it scores than the others."""
-        self.captioner.eval()  # they are drawn by the captioner as it is used
-        samples = self.recipe.self_critical.samples
+        """Sample captions; weigh each by how much better it scores than the others of its video."""
+        self.captioner.eval()  # they are sampled from the captioner as it is used
+        critical, decoding = self.recipe.self_critical, self.recipe.decoding
+        samples = critical.samples
         shown = torch.zeros_like(self.unseen)
         parts: list[tuple[Batch, Tensor | None]] = []
         for part in share.parts:
-            batch, rewards = self._drawn(part.to(self.device))
+            videos = part.to(self.device)
+            options = DecodingOptions(
+                temperature=critical.temperature,
+                num_captions=samples,
+                max_length=decoding.max_length,
+                seed=videos.seed,
+            )
+            drawn = decode(self.captioner, videos.features, videos.mask, options)
+            inputs, targets = _teacher(drawn, decoding.max_length, self.device)
+            if videos.ids:
+                rewards = self._rewards(videos.ids, drawn)  # (B, K)
+            else:  # a share without videos learns nothing
+                targets, rewards = torch.full_like(targets, PAD), torch.zeros(1, samples)
             # Luo: a sample's score against the mean of the others'
-            advantage = (rewards - rewards.mean(1, keepdim=True)) * samples / (samples - 1)  # (B, K)
-            weights = advantage.to(self.device).reshape(-1, 1).expand(batch.targets.shape)
-            parts.append((batch, weights))
+            advantage = (rewards - rewards.mean(1, keepdim=True)) * samples / (samples - 1)
+            weights = advantage.to(self.device).reshape(-1, 1).expand(targets.shape)
+            parts.append((Batch(videos.features, videos.mask, inputs, targets), weights))
             shown -= rewards.sum().to(self.device)
         words = spoken([batch for batch, _ in parts], self.accelerator)
         release_memory()
         return Lessons(parts, words, share.captions * samples, shown)
 
-    def _drawn(self, videos: VideoBatch) -> tuple[Batch, Tensor]:
-        """Captions (B K, L) of the videos as a batch to learn from, and their rewards (B, K)."""
-        critical, decoding = self.recipe.self_critical, self.recipe.decoding
-        drawing = DecodingOptions(
-            temperature=critical.temperature,
-            num_captions=critical.samples,
-            max_length=decoding.max_length,
-            seed=videos.seed,
-        )
-        samples = decode(self.captioner, videos.features, videos.mask, drawing)
-        inputs, targets = _teacher(samples, decoding.max_length, self.device)
-        if not videos.ids:  # a share without videos learns nothing
-            return Batch(videos.features, videos.mask, inputs, torch.full_like(targets, PAD)), torch.zeros(
-                1, critical.samples
-            )
-        return Batch(videos.features, videos.mask, inputs, targets), self._rewards(videos.ids, samples)
-
     def _rewards(self, ids: Sequence[str], samples: Sequence[Sequence[Hypothesis]]) -> Tensor:
-        """CIDEr-D of every sample, (B, K), less ``contrast`` times its mean for a few other videos.
+        """Return CIDEr-D of every sample, (B, K), less ``contrast`` times its mean for a few other videos.
 
-        A view of its own video is none of these.
+        An augmented view of the same video is none of these.
         """
-        spoken = [self.vocabulary.decode(sample.tokens) for some in samples for sample in some]
-        contrast = self.recipe.self_critical.contrast
-        others = range(1, min(OTHERS + 1, len(ids))) if contrast else range(0)
-        turned = [[*ids[shift:], *ids[:shift]] for shift in (0, *others)]
-        rewards, *foreign = (self._scores(some, spoken) for some in turned)
-        if not foreign:
+        captions = [self.vocabulary.decode(sample.tokens) for video in samples for sample in video]
+        count = len(captions) // len(ids)
+
+        def scores(names: Sequence[str]) -> Tensor:
+            videos = [name for name in names for _ in range(count)]
+            return torch.tensor(self.scorer.score_captions(videos, captions)).view(len(names), -1)
+
+        rewards, contrast = scores(ids), self.recipe.self_critical.contrast
+        rotated = [[*ids[k:], *ids[:k]] for k in range(1, min(OTHERS + 1, len(ids)))] if contrast else []
+        if not rotated:
             return rewards
-        differ = torch.tensor([[[a != b] for a, b in zip(ids, some, strict=True)] for some in turned[1:]])
-        total, count = (torch.stack(foreign) * differ).sum(0), differ.sum(0).clamp_min(1)
-        return rewards - contrast * (total / count)
+        foreign = torch.stack([scores(names) for names in rotated])
+        differ = torch.tensor([[[a != b] for a, b in zip(ids, names, strict=True)] for names in rotated])
+        return rewards - contrast * ((foreign * differ).sum(0) / differ.sum(0).clamp_min(1))
 
-    def _scores(self, ids: Sequence[str], spoken: Sequence[Sequence[str]]) -> Tensor:
-        """CIDEr-D (B, K) of K captions each for the videos ``ids``."""
-        samples = len(spoken) // len(ids)
-        videos = [name for name in ids for _ in range(samples)]
-        return torch.tensor(self.scorer.score_captions(videos, spoken)).view(len(ids), -1)
-
-    def _run(self) -> Mapping[str, Any]:
-        return {**super()._run(), "start": self.start.info}
+    def _identity(self) -> Mapping[str, Any]:
+        return {**super()._identity(), "start": self.start.info}
 
 
 def _teacher(
     samples: Sequence[Sequence[Hypothesis]], max_length: int, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """Inputs and targets (B K, L) of teacher forcing; a caption that was cut off has no end to learn."""
-    rows = [sample.tokens for some in samples for sample in some]
+    """Return inputs and targets (B K, L) of teacher forcing; a caption that was cut off has no end."""
+    rows = [sample.tokens for video in samples for sample in video]
     length = 1 + max(map(len, rows))
     inputs = [[BOS, *row] + [PAD] * (length - 1 - len(row)) for row in rows]
     ended = [[*row, EOS] if len(row) < max_length else row for row in rows]

@@ -1,4 +1,4 @@
-"""What a file's first bytes and boxes say, before a decoder is let loose on it."""
+"""Container inspection from a file's first bytes and boxes, before any decoder touches it."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from capvid.errors import (
     UnsupportedCodecError,
     VideoError,
 )
-from capvid.files import open_regular
-from capvid.limits import limits
+from capvid.utils.files import open_regular
+from capvid.utils.limits import limits
 
 _HEAD = 1 << 16
 _MAX_BOXES = 1_000_000  # a day of fragmented video has fewer
@@ -42,14 +42,28 @@ _CODECS = {
 
 
 def kind_of(path: Path) -> str:
-    """Say which container a file is: mp4, matroska, avi, and so on.
+    """Return the container kind of a regular file: mp4, matroska, avi, and so on.
 
     Raises:
-        MissingVideoError, EmptyVideoError, NotAVideoError: there is none.
+        MissingVideoError, EmptyVideoError, NotAVideoError: no such file, or no video.
         TruncatedVideoError: an MP4 that ends before its index.
         VideoError: the file cannot be read, or its index is larger than the limit.
     """
-    _check_regular(path)
+    try:  # examined by name alone: opening a pipe would wait forever for its other end
+        mode = path.stat().st_mode
+    except (FileNotFoundError, NotADirectoryError, ValueError) as error:  # ValueError: a NUL in the name
+        raise MissingVideoError(path, "no such file", remedy="check the name") from error
+    except OSError as error:
+        reason, remedy = f"cannot be read ({error.strerror})", "see whether its folder can be"
+        if error.errno == errno.ELOOP:
+            reason, remedy = "is a link that leads back to itself", "give the file itself"
+        raise VideoError(path, reason, remedy=remedy) from error
+    if stat.S_ISDIR(mode):
+        raise VideoError(path, "is a folder")
+    if not stat.S_ISREG(mode):
+        raise VideoError(path, "is a pipe, socket or device", remedy="save the video in a file first")
+    if not os.access(path, os.R_OK):
+        raise VideoError(path, "may not be read by this user", remedy="change its permissions")
     head = _head(path)
     if not head:
         raise EmptyVideoError(path, "the file is empty", remedy="get it again")
@@ -67,13 +81,7 @@ def kind_of(path: Path) -> str:
 
 
 def exceeds_limit(path: Path, reason: str, limit: str) -> VideoError:
-    """Build the error for a file that demands more than a limit allows.
-
-    Args:
-        path: the file.
-        reason: what it demands.
-        limit: field name in :class:`~capvid.limits.Limits`.
-    """
+    """Return the error for a file that exceeds ``limit``, a field of :class:`~capvid.utils.limits.Limits`."""
     return VideoError(
         path,
         f"{reason}, more than the limit of {getattr(limits(), limit)}",
@@ -82,14 +90,14 @@ def exceeds_limit(path: Path, reason: str, limit: str) -> VideoError:
 
 
 def codec_of(path: Path, kind: str) -> str:
-    """Name the video codec by the container's own tag, or say "unknown"."""
+    """Return the video codec by the container's own tag, or "unknown"."""
     text = _index(path) if kind == "mp4" else _head(path)
-    places = {at: name for name, tags in _CODECS.items() for tag in tags if (at := text.find(tag)) >= 0}
-    return places[min(places)] if places else "unknown"
+    codecs = {at: name for name, tags in _CODECS.items() for tag in tags if (at := text.find(tag)) >= 0}
+    return codecs[min(codecs)] if codecs else "unknown"
 
 
 def without_decodable_stream(path: Path, kind: str) -> VideoError:
-    """Tell a file without video from one whose codec the reader cannot decode."""
+    """Return the error for a file without video stream, or with one that the reader cannot decode."""
     marks = {"mp4": b"vide", "matroska": b"V_", "avi": b"vids"}
     text = _index(path) if kind == "mp4" else _head(path)
     if kind in marks and marks[kind] not in text:
@@ -101,7 +109,7 @@ def without_decodable_stream(path: Path, kind: str) -> VideoError:
 
 
 def missing_bytes(path: Path, kind: str) -> int:
-    """How many bytes a file lacks by its own account; 0 if it is whole or does not say."""
+    """Return how many bytes a file lacks by its own headers; 0 if complete or unknown."""
     size = path.stat().st_size
     head = _head(path)
     if kind == "mp4":
@@ -120,13 +128,9 @@ def missing_bytes(path: Path, kind: str) -> int:
 
 
 def rotation_of(path: Path, kind: str) -> int:
-    """By how many degrees, clockwise, an MP4 asks for its pictures to be turned: 0, 90, 180 or 270."""
+    """Return the clockwise rotation that an MP4 demands: 0, 90, 180 or 270 degrees."""
     index = _index(path) if kind == "mp4" else b""
-    start = index.find(b"trak")
-    while start >= 0:
-        end = index.find(b"trak", start + 4)
-        track = index[start : None if end < 0 else end]
-        start = end
+    for track in index.split(b"trak")[1:]:
         at = track.find(b"tkhd")
         if b"vide" not in track or at < 0:
             continue
@@ -136,29 +140,8 @@ def rotation_of(path: Path, kind: str) -> int:
     return 0
 
 
-def _check_regular(path: Path) -> None:
-    """Refuse what is no file, by its name alone: to open a pipe would wait for ever for its other end."""
-    try:
-        mode = path.stat().st_mode
-    except (FileNotFoundError, NotADirectoryError, ValueError) as error:  # ValueError: a NUL in the name
-        raise MissingVideoError(path, "no such file", remedy="check the name") from error
-    except OSError as error:
-        loop = error.errno == errno.ELOOP
-        if loop:
-            reason, remedy = "is a link that leads back to itself", "give the file itself"
-        else:
-            reason, remedy = f"cannot be read ({error.strerror})", "see whether its folder can be"
-        raise VideoError(path, reason, remedy=remedy) from error
-    if stat.S_ISDIR(mode):
-        raise VideoError(path, "is a folder")
-    if not stat.S_ISREG(mode):
-        raise VideoError(path, "is a pipe, socket or device", remedy="save the video in a file first")
-    if not os.access(path, os.R_OK):
-        raise VideoError(path, "may not be read by this user", remedy="change its permissions")
-
-
 def breaks_off(path: Path, kind: str) -> bool:
-    """Whether a fragmented MP4 has something else than boxes where one should be; reading it ends there."""
+    """Return whether a fragmented MP4 has garbage in place of a box; reading it ends there."""
     names = [name for _, _, name in _boxes(path)] if kind == "mp4" else []
     return b"moof" in names and not all(name.isalnum() for name in names)
 
@@ -172,7 +155,7 @@ def _head(path: Path) -> bytes:
 
 
 def _sniff(head: bytes) -> str | None:
-    # a styp box of 16 MiB is none: FFmpeg could take its text for a session description (SDP)
+    # a styp box of 16 MiB is bogus: FFmpeg could take its text for a session description (SDP)
     if head[4:8] in _MP4_BOXES and not (head[4:8] == b"styp" and head[0]):
         return "mp4"
     starts = {
@@ -193,7 +176,7 @@ def _sniff(head: bytes) -> str | None:
         return "avi"
     if head[:4] == b"RIFF" and head[8:12] == b"WEBP":
         return "webp"
-    for size, first in ((188, 0), (192, 4)):  # MPEG transport streams: a packet every so many bytes
+    for size, first in ((188, 0), (192, 4)):  # MPEG transport streams: packets of constant size
         marks = head[first::size][:_TS_PACKETS]
         # damage may hit some packets, but text with two G in the right places is no stream
         if marks.startswith(b"GG") and 2 * marks.count(b"G") >= len(marks):
@@ -202,7 +185,7 @@ def _sniff(head: bytes) -> str | None:
 
 
 def _boxes(path: Path) -> Iterator[tuple[int, int, bytes]]:
-    """Where an MP4's outermost boxes begin, how long they say they are, and their names."""
+    """Yield offset, declared length and name of an MP4's outermost boxes."""
     size = path.stat().st_size
     with path.open("rb", buffering=0) as file:
         at = 0
@@ -223,7 +206,7 @@ def _boxes(path: Path) -> Iterator[tuple[int, int, bytes]]:
 
 
 def _index_box(path: Path) -> tuple[int, int] | None:
-    """Return position and length of an MP4's first ``moov`` or ``moof`` box, if the file holds all of it."""
+    """Return offset and length of an MP4's first ``moov`` or ``moof`` box, if it is complete."""
     size = path.stat().st_size
     for at, length, name in _boxes(path):
         if name in (b"moov", b"moof"):
@@ -232,7 +215,7 @@ def _index_box(path: Path) -> tuple[int, int] | None:
 
 
 def _index(path: Path) -> bytes:
-    """Return the bytes of an MP4's ``moov`` box, as far as the limit allows; none if the box is cut off."""
+    """Return the bytes of an MP4's index, as far as the limit allows; none if the box is cut off."""
     box = _index_box(path)
     if box is None:
         return b""

@@ -1,22 +1,21 @@
 """The decord reader.
 
-decord's random access (``get_batch``, ``seek_accurate``, ``skip_frames``) gives wrong frames without a word:
-in every H.264 AVI (its packets have no presentation times to seek by), at open groups of pictures, with intra
-refresh, in WMV. Decoding on from the first frame with ``next`` gives the right ones in all of these, so this
+decord's random access (``get_batch``, ``seek_accurate``, ``skip_frames``) silently returns wrong frames: in
+every H.264 AVI (its packets have no presentation times to seek by), at open groups of pictures, with intra
+refresh, in WMV. Decoding from the first frame with ``next`` returns the right ones in all of these, so this
 reader never seeks. Nor does it let decord repeat a frame in place of one that cannot be decoded.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from capvid.errors import EmptyVideoError, TruncatedVideoError, UnsupportedCodecError, VideoError
-from capvid.limits import limits
+from capvid.utils.limits import limits
 from capvid.video.container import (
     codec_of,
     exceeds_limit,
@@ -25,20 +24,18 @@ from capvid.video.container import (
     rotation_of,
     without_decodable_stream,
 )
+from capvid.video.frame_source import SequentialSource
 from capvid.video.packets import listening, opened
-from capvid.video.source import FrameSource, VideoInfo, frame_duration
 
-_LONGEST = 1e8  # seconds; times beyond are the decoder's mark for "none"
+_LONGEST = 1e8  # seconds; larger times are the decoder's mark for "none"
 
 
-class DecordSource(FrameSource):
-    """A :class:`~capvid.video.source.FrameSource` on decord, one decoding thread per video.
-
-    decord turns frames by the rotation that the file asks for.
+class DecordSource(SequentialSource):
+    """Frame source on decord, one decoding thread per video; decord turns frames as the file demands.
 
     Args:
         path: the video.
-        why: why this reader, for :class:`~capvid.video.source.VideoInfo`.
+        why: reason for this reader, for :class:`~capvid.video.frame_source.VideoInfo`.
 
     Raises:
         VideoError: the file cannot be opened; the subclass says why.
@@ -74,19 +71,11 @@ class DecordSource(FrameSource):
             self._times = self._times[self._times > -1e-4]
         if not len(self._times):
             raise EmptyVideoError(path, "no frame of it is ever shown", remedy="get it again")
-        count = len(self._times)
         self._first = self._next()
-        height, width = self._first.shape[:2]
-        duration = float(self._times[-1] - self._times[0] + frame_duration(self._times))
-        self._info = VideoInfo(
+        self._info = self._make_info(
             path=path,
             reader="decord",
             codec=codec_of(path, kind),
-            width=width,
-            height=height,
-            num_frames=count,
-            duration=duration,
-            fps=count / duration if duration else 0.0,
             rotation=rotation_of(path, kind),
             why=why,
         )
@@ -112,35 +101,8 @@ class DecordSource(FrameSource):
                 self._path, "the file is damaged and cannot be opened", remedy="get it again"
             ) from error
 
-    @property
-    def info(self) -> VideoInfo:
-        """What is known about the video."""
-        return self._info
-
-    def frame_times(self) -> np.ndarray:
-        """Presentation times (N,) of all frames in seconds, ascending."""
-        return self._times
-
-    def read(self, indices: Sequence[int]) -> np.ndarray:
-        """Decode frames by index: (T, H, W, 3) uint8 RGB, in the order asked for.
-
-        Decodes from the first frame to the last one asked for.
-
-        Raises:
-            TruncatedVideoError: a frame up to there cannot be decoded.
-            IndexError: an index is outside the video.
-        """
-        asked = np.asarray(indices, np.int64).reshape(-1)  # (T,)
-        if len(asked) and not (asked.min() >= 0 and asked.max() < len(self._times)):
-            raise IndexError(f"frame indices go from 0 to {len(self._times) - 1}")
-        distinct, back = np.unique(asked, return_inverse=True)
-        frames = np.empty((len(distinct), *self._first.shape), np.uint8)
-        for row, index in enumerate(distinct):
-            frames[row] = self._frame(int(index))
-        return frames if np.array_equal(distinct, asked) else frames[back.reshape(-1)]
-
     def _frame(self, index: int) -> np.ndarray:
-        """Decode on to frame ``index``, (H, W, 3); from the start again if the decoder is past it."""
+        """Decode frame ``index``, (H, W, 3), from the start again if the decoder is past it."""
         if self._reader is None:
             raise VideoError(self._path, "the reader is closed already")
         if index == 0:
@@ -155,12 +117,13 @@ class DecordSource(FrameSource):
         return frame
 
     def _next(self, *, keep: bool = True) -> np.ndarray:
-        """Decode one more frame; its pixels are copied only if they are to be kept."""
+        """Decode one more frame; its pixels are copied only if ``keep``."""
         import decord
+        from decord._ffi.base import DECORDLimitReachedError  # raised for repeated frames
 
         try:
             frame = self._reader.next()
-        except (decord.DECORDError, _limit_reached(), RuntimeError, StopIteration) as error:
+        except (decord.DECORDError, DECORDLimitReachedError, RuntimeError, StopIteration) as error:
             raise TruncatedVideoError(
                 self._path, "the video's data are damaged or end too early", remedy="get it again"
             ) from error
@@ -168,24 +131,15 @@ class DecordSource(FrameSource):
         return frame.asnumpy() if keep else np.empty(0, np.uint8)
 
     def close(self) -> None:
-        """Let go of the file and the decoder."""
+        """Release the file and the decoder."""
         self._reader = None
 
 
-def _limit_reached() -> type[Exception]:
-    """The error that decord raises for repeated frames; it has no public name."""
-    from decord._ffi.base import DECORDLimitReachedError
-
-    error: type[Exception] = DECORDLimitReachedError
-    return error
-
-
 def repaired_times(spans: np.ndarray, fps: float) -> np.ndarray:
-    """Presentation times (N,) from the start and end (N, 2) that decord gives for each frame.
+    """Return presentation times (N,) from decord's start and end times of the frames, (N, 2).
 
-    Some containers (AVI, MPEG program streams) leave out the times of some frames, and decord puts those
-    frames' entries first, whatever their place. Such files have a constant rate, ``fps``, which then says
-    when frames are shown.
+    Some containers (AVI, MPEG program streams) omit the times of some frames, and decord puts the entries of
+    those frames first, whatever their position. Such files have a constant rate, ``fps``, used instead.
     """
     starts = spans[:, 0]
     if (np.abs(starts) < _LONGEST).all():

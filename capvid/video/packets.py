@@ -1,7 +1,7 @@
-"""What a video's packets tell without being decoded, and how they are decoded one by one; on PyAV.
+"""Inspection of a video's packets without decoding, with PyAV.
 
-FFmpeg mends damaged data as best it can and seldom marks the pictures that it made up. What gives damage away
-reliably is what it logs, so every call that can log is listened to.
+FFmpeg conceals damage as best it can and seldom marks the pictures that it made up. Its log is what reveals
+damage reliably, so it is captured around every call that can log.
 
 Notation for array shapes: N packets of the video stream, in the order of decoding.
 """
@@ -30,11 +30,11 @@ from capvid.errors import (
     UnsupportedCodecError,
     VideoError,
 )
-from capvid.limits import limits
+from capvid.utils.limits import limits
 from capvid.video.container import breaks_off, exceeds_limit, missing_bytes
 
 _NAMES = {"mpeg1video": "mpeg1", "mpeg2video": "mpeg2", "libdav1d": "av1"}
-_REORDERED = ("h264", "hevc")  # codecs whose pictures AVI cannot place: FFmpeg makes times up for them
+_REORDERED = ("h264", "hevc")  # codecs whose pictures AVI cannot time: FFmpeg makes times up for them
 _STEADY = ("mpeg-ts", "mpeg-ps")  # in damaged ones a gap between times means lost packets
 _GAP = 1.5  # frame durations
 
@@ -52,18 +52,18 @@ _DEMUXERS = {  # FFmpeg's name for each kind of container
     "ogg": "ogg",
     "webp": "webp_pipe",
 }
-_NONE = -(1 << 63)  # in place of a time or position that the container does not know
+_NONE = -(1 << 63)  # time or position that the container does not know
 _FAR = 1 << 61  # ticks; differences between times within it do not overflow
 _TOO_MANY_PIXELS = re.compile(r"Picture size (\d+)x(\d+) exceeds")
 
-Messages = list[tuple[int, str, str]]  # level, who says it, what
+Messages = list[tuple[int, str, str]]  # level, source, text
 
 logging.getLogger("libav").addHandler(logging.NullHandler())  # nothing reaches stderr by itself
 
 
 @contextmanager
 def listening() -> Iterator[Messages]:
-    """Collect what FFmpeg reports as errors in this thread; it then prints nothing."""
+    """Collect FFmpeg's error messages of this thread instead of printing them."""
     av.logging.set_level(av.logging.ERROR)
     av.logging.set_skip_repeated(False)
     with av.logging.Capture() as messages:
@@ -76,17 +76,17 @@ class Packets:
 
     Attributes:
         path: the file.
-        kind: of the container.
-        codec: the codec's name.
-        pts: presentation times (N,) in ``unit``, or ``None`` where the container does not know them.
-        dts: decoding times (N,) in ``unit``, or ``None``.
+        kind: container kind.
+        codec: name of the codec.
+        pts: presentation times (N,) in ``unit``, None where the container does not know them.
+        dts: decoding times (N,) in ``unit``, or None.
         keys: whether decoding can begin at a packet, (N,).
-        shown: whether its picture is ever shown, (N,); edit lists and invisible pictures leave some out.
-        unit: seconds.
-        start: of the stream, in ``unit``.
-        fps: nominal rate of frames.
-        promised: how many pictures are to be shown by the file's own account, at least those of ``shown``.
-        suspects: packets that are incomplete or beside which others are missing.
+        shown: whether its picture is ever shown, (N,); edit lists and invisible pictures exclude some.
+        unit: seconds per tick.
+        start: start of the stream, in ``unit``.
+        fps: nominal frame rate.
+        promised: pictures to be shown by the file's own headers, at least those of ``shown``.
+        suspects: packets that are incomplete or next to missing ones.
         damaged: whether the file is not as its writer left it.
     """
 
@@ -106,7 +106,7 @@ class Packets:
 
     @cached_property
     def order(self) -> np.ndarray | None:
-        """Packets that are shown, in the order in which they are; ``None`` if that is not known."""
+        """Numbers of the shown packets in presentation order; None if unknown."""
         if self.pts is None:
             return None
         shown = np.flatnonzero(self.shown)
@@ -118,7 +118,7 @@ class Packets:
         return np.argsort(self.pts, kind="stable")
 
     def number_of(self, pts: int | None) -> int:
-        """Return the number of the packet with this presentation time; -1 if there is none."""
+        """Return the number of the packet with this presentation time, or -1."""
         if self.pts is None or pts is None:
             return -1
         rank = int(np.searchsorted(self.pts, pts, sorter=self._by_pts))
@@ -126,10 +126,10 @@ class Packets:
         return number if number >= 0 and self.pts[number] == pts else -1
 
     def times(self, numbers: np.ndarray | None = None) -> np.ndarray:
-        """Presentation times in seconds of the packets with these ``numbers``, in the order of showing.
+        """Return the presentation times in seconds of packets, by default all shown ones, ascending.
 
-        By default of all that are shown. Without presentation times pictures are shown at a constant rate;
-        decoding times tell where some are left out. Times are as precise as decord's, to be the same.
+        Without presentation times the rate is constant; decoding times then reveal omitted pictures. Times
+        have decord's precision, so that both readers agree.
         """
         numbers = np.flatnonzero(self.shown) if numbers is None else numbers
         if self.pts is not None:
@@ -145,15 +145,15 @@ def opened(path: Path, kind: str | None) -> Any:
     """Open a file with PyAV, and its best video stream decoded by one thread: (container, stream).
 
     FFmpeg may open this file alone, with a demuxer that refers to no other file or address, and allocates
-    no frame beyond the limit on pixels.
+    frames up to the limit.
 
     Args:
         path: the file.
         kind: container kind, which decides on the demuxer; None lets FFmpeg choose one of the known kinds.
 
     Raises:
-        NoVideoStreamError, UnsupportedCodecError: there is none, or none that can be decoded.
-        TruncatedVideoError: the file is damaged so much that it cannot be opened.
+        NoVideoStreamError, UnsupportedCodecError: no stream, or none that can be decoded.
+        TruncatedVideoError: the file is too damaged to be opened.
         VideoError: its frames are larger than the limit.
     """
     # FFmpeg counts padded lines, so its own limit has to be higher
@@ -165,7 +165,7 @@ def opened(path: Path, kind: str | None) -> Any:
     }
     with av.logging.Capture() as messages:
         try:
-            # an absolute path, since what is before a colon is taken for a protocol
+            # an absolute path, since FFmpeg takes text before a colon for a protocol
             container = av.open(os.path.abspath(path), format=demuxer, options=whitelists | max_pixels)  # noqa: PTH100
         except MemoryError:
             raise
@@ -173,18 +173,21 @@ def opened(path: Path, kind: str | None) -> Any:
             raise TruncatedVideoError(
                 path, "the file is damaged and cannot be opened", remedy="get it again"
             ) from error
-    stream = container.streams.best("video")
-    if stream is None:
-        container.close()
-        raise NoVideoStreamError(path, "has no video stream", remedy="give a file with pictures")
-    if stream.codec_context is None:
-        container.close()
-        raise UnsupportedCodecError(
-            path, "its codec cannot be decoded here", remedy="convert it to H.264, say with ffmpeg"
-        )
-    context: Any = stream.codec_context
     try:
-        _check_frame_size(path, context, messages)
+        stream = container.streams.best("video")
+        if stream is None:
+            raise NoVideoStreamError(path, "has no video stream", remedy="give a file with pictures")
+        if stream.codec_context is None:
+            raise UnsupportedCodecError(
+                path, "its codec cannot be decoded here", remedy="convert it to H.264, say with ffmpeg"
+            )
+        context: Any = stream.codec_context
+        width, height = context.width, context.height
+        refused = [match for _, _, text in messages if (match := _TOO_MANY_PIXELS.search(text))]
+        if not width * height and refused:  # the container does not know, but the decoder does
+            width, height = int(refused[0][1]), int(refused[0][2])
+        if width * height > limits().frame_pixels:
+            raise exceeds_limit(path, f"its frames have {width} x {height} pixels", "frame_pixels")
     except VideoError:
         container.close()
         raise
@@ -194,21 +197,11 @@ def opened(path: Path, kind: str | None) -> Any:
     return container, stream
 
 
-def _check_frame_size(path: Path, context: Any, messages: Messages) -> None:
-    """Refuse frames beyond the limit, by the container's word or, where it has none, by the decoder's."""
-    width, height = context.width, context.height
-    refused = [match for _, _, text in messages if (match := _TOO_MANY_PIXELS.search(text))]
-    if not width * height and refused:
-        width, height = int(refused[0][1]), int(refused[0][2])
-    if width * height > limits().frame_pixels:
-        raise exceeds_limit(path, f"its frames have {width} x {height} pixels", "frame_pixels")
-
-
 def scan(path: Path, kind: str) -> Packets:
-    """Read all packets of a video in a container of that ``kind``.
+    """Read all packets of a video in a container of ``kind``.
 
     Raises:
-        VideoError: it cannot be opened, or has no frames.
+        VideoError: the file cannot be opened, or has no frames.
     """
     with listening() as messages:
         container, stream = opened(path, kind)
@@ -220,7 +213,7 @@ def scan(path: Path, kind: str) -> Packets:
 
 
 class _Scan:
-    """The state of :func:`scan`: columns of what the packets say."""
+    """State of :func:`scan`: columns of packet properties."""
 
     def __init__(self, path: Path, kind: str, container: Any, stream: Any, messages: Messages) -> None:
         self._path, self._kind, self._container, self._stream = path, kind, container, stream
@@ -229,35 +222,34 @@ class _Scan:
         self._pts, self._dts, self._positions = array("q"), array("q"), array("q")
         self._keys, self._shown = bytearray(), bytearray()
         self._suspects: set[int] = set()
-        self._lost = 0  # packets that are missing between others, or not decodable as such
+        self._lost = 0  # packets missing between others
         self._demux()
 
     def _demux(self) -> None:
-        most = limits().video_frames
+        max_frames = limits().video_frames
         try:
             for packet in self._container.demux(self._stream):
                 number = len(self._keys)
-                if number > most:
-                    raise exceeds_limit(self._path, f"it has over {most} frames", "video_frames")
-                # a parser speaks of this packet, the container of a gap that begins in the last one
-                speakers = {name for _, name, _ in self._messages}
+                if number > max_frames:
+                    raise exceeds_limit(self._path, f"it has over {max_frames} frames", "video_frames")
+                # a parser complains about this packet, the container about a gap that begins in the last one
+                sources = {name for _, name, _ in self._messages}
                 self._messages.clear()
-                if self._codec in speakers or _NAMES.get(self._codec) in speakers:
+                if self._codec in sources or _NAMES.get(self._codec) in sources:
                     self._suspects.add(number)
-                if any(_DEMUXERS[self._kind] in name.split(",") for name in speakers):
+                if any(_DEMUXERS[self._kind] in name.split(",") for name in sources):
                     self._suspects.add(number - 1)
                 if not packet.size:
                     continue
                 if packet.is_corrupt:
                     self._suspects.add(number)
-                # VP8 has pictures that are decoded only for others to be made from them
+                # VP8 has pictures that serve only as references for others
                 hidden = self._codec == "vp8" and not memoryview(packet)[0] & 0x10
-                shown = not (packet.is_discard or hidden)
                 self._pts.append(_NONE if packet.pts is None else packet.pts)
                 self._dts.append(_NONE if packet.dts is None else packet.dts)
                 self._positions.append(_NONE if packet.pos is None else packet.pos)
                 self._keys.append(packet.is_keyframe)
-                self._shown.append(shown)
+                self._shown.append(not (packet.is_discard or hidden))
         except MemoryError:
             raise
         except (av.FFmpegError, OSError, ValueError):
@@ -274,7 +266,7 @@ class _Scan:
         decoding = _complete(dts)
         showing = _complete(pts, distinct=True)
         if self._kind == "avi":
-            # only where pictures are shown in the order of decoding, AVI tells their times
+            # AVI knows the times only where pictures are shown in the order of decoding
             in_order = np.array_equal(pts, dts) and self._codec not in _REORDERED
             decoding = self._by_index(decoding)
             showing = decoding if in_order else None
@@ -304,28 +296,27 @@ class _Scan:
         )
 
     def _by_index(self, decoding: np.ndarray | None) -> np.ndarray | None:
-        """Decoding times of an AVI by its index, from which they are right also behind lost packets."""
+        """Return decoding times of an AVI by its index, which is right also behind lost packets."""
         index = {entry.pos + 8: entry.timestamp for entry in self._stream.index_entries if entry.size}
         times = [index.get(position) for position in self._positions]
         if decoding is None or any(time is None for time in times) or len(index) <= len(times):
             return decoding
-        known = np.array(times, np.int64)
-        number = {time: place for place, time in enumerate(sorted(index.values()))}
-        self._note_gaps(np.array([number[time] for time in times]), 1.0)
-        return known
+        ranks = {time: rank for rank, time in enumerate(sorted(index.values()))}
+        self._note_gaps(np.array([ranks[time] for time in times]), 1.0)
+        return np.array(times, np.int64)
 
     def _note_gaps(self, decoding: np.ndarray, step: float) -> None:
         for number in np.flatnonzero(np.abs(np.diff(decoding)) > _GAP * step):
             self._suspects.add(int(number))
-            if self._kind in _STEADY:  # what is left of the last packet is put in front of the next one
+            if self._kind in _STEADY:  # the rest of the last packet is put in front of the next one
                 self._suspects.add(int(number) + 1)
             self._lost += max(0, round(float(decoding[number + 1] - decoding[number]) / step) - 1)
 
     def _promised(self, count: int, hidden: int, damaged: bool) -> int:
-        """Pictures to be shown, by the index, or, if data are missing and there is none, by the length."""
+        """Return the pictures to be shown, by the index, or by the duration if data are missing."""
         if self._kind == "avi" and self._lost:
             return count + self._lost
-        if self._kind == "mp4":  # its index also lists what the edit list leaves out
+        if self._kind == "mp4":  # its index includes pictures that the edit list excludes
             return max(count, len(self._stream.index_entries) - hidden)
         if self._kind == "avi" and damaged:
             return max(count, int(self._stream.frames))
@@ -336,7 +327,7 @@ class _Scan:
 
 
 def _complete(stamps: np.ndarray, *, distinct: bool = False) -> np.ndarray | None:
-    """Stamps (N,), if all are there and in a sane range, and distinct if they must be."""
+    """Return the stamps (N,) if all are known and in a sane range, and distinct if required, else None."""
     if (stamps < -_FAR).any() or (stamps > _FAR).any() or (distinct and len(np.unique(stamps)) < len(stamps)):
         return None
     return stamps

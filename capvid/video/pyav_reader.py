@@ -1,38 +1,38 @@
-"""The PyAV reader: reads what decord cannot, saves what damaged files still have, and jumps in long ones."""
+"""The PyAV reader: exact frames, salvage of damaged files, and jumps in long ones."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import av
 import numpy as np
 from av.video.frame import PictureType
 
 from capvid.errors import TruncatedVideoError, UnsupportedCodecError, VideoError
 from capvid.video.container import kind_of
-from capvid.video.decoding import Decoder, survey
-from capvid.video.packets import Packets, listening, scan
-from capvid.video.source import FrameSource, VideoInfo, frame_duration
+from capvid.video.frame_source import SequentialSource
+from capvid.video.packets import Packets, listening, opened, scan
 
-_PAYS = 30  # packets that a jump must skip
-_LATE = 32  # pictures after which one that is missing will not come any more
+_MIN_JUMP = 30  # packets that a jump must skip to pay off
+_LATE = 32  # pictures after which a missing one will not come any more
+_MAX_SEEK = 1000  # packets to look through for the target of a jump
 
 
-class PyAVSource(FrameSource):
-    """A :class:`~capvid.video.source.FrameSource` on PyAV, one decoding thread per video.
+class PyAVSource(SequentialSource):
+    """Frame source on PyAV, one decoding thread per video.
 
-    Pictures are those of decoding from the first packet on. Where the container knows when packets are shown,
-    long ways are cut short by jumping to a key packet; whatever looks unusual behind a jump is decoded again
-    from the start. Pictures are turned by the rotation that the file asks for.
-
-    A file that is damaged is decoded once when it is opened, and has only the frames that come out right.
+    Frames equal those of decoding from the first packet on. Where the container knows when packets are shown,
+    jumps to key packets shorten long ways; anything unusual behind a jump is decoded again from the start.
+    Frames are turned by the rotation that the file demands. A damaged file is decoded once when it is opened,
+    and has only the frames that come out right.
 
     Args:
         path: the video.
-        why: why this reader, for :class:`~capvid.video.source.VideoInfo`.
-        packets: of the video, if they are known.
-        careful: whether to take the file for damaged, even if its packets look well.
+        why: reason for this reader, for :class:`~capvid.video.frame_source.VideoInfo`.
+        packets: packets of the video, if known.
+        careful: whether to treat the file as damaged, even if its packets look well.
 
     Raises:
         VideoError: the file cannot be opened; the subclass says why.
@@ -48,87 +48,59 @@ class PyAVSource(FrameSource):
     ) -> None:
         self._path = path
         kind = kind_of(path)
-        self._packets = _scan(path, kind) if packets is None else packets
+        try:
+            self._packets = scan(path, kind) if packets is None else packets
+        except TruncatedVideoError as error:
+            raise _undecodable(path, kind) from error
         self._decoder: Decoder | None = None
-        if not (careful or self._packets.damaged):
+        careful = careful or self._packets.damaged
+        if not careful:
             try:
                 self._start(self._packets.times(), self._packets.order, careful=False)
             except TruncatedVideoError:
                 careful = True
         lost = 0
-        if careful or self._packets.damaged:
-            found = survey(self._packets)
-            lost = found.lost
-            if not len(found.numbers):
+        if careful:
+            intact = survey(self._packets)
+            lost = intact.lost
+            if not len(intact.numbers):
                 raise _undecodable(path, kind)
-            self._start(found.times, found.numbers, careful=True)
-        duration = float(self._times[-1] - self._times[0] + frame_duration(self._times))
-        height, width = self._first.shape[:2]
-        self._info = VideoInfo(
+            self._start(intact.times, intact.numbers, careful=True)
+        self._info = self._make_info(
             path=path,
             reader="pyav",
             codec=self._packets.codec,
-            width=width,
-            height=height,
-            num_frames=len(self._times),
-            duration=duration,
-            fps=len(self._times) / duration if duration else 0.0,
             rotation=-90 * self._turns % 360,
             lost=lost,
             why=why,
         )
 
     def _start(self, times: np.ndarray, order: np.ndarray | None, *, careful: bool) -> None:
-        """Begin to read frames of packets in this ``order``, of all if it is not known."""
+        """Begin to read the frames of the packets ``order``, None for all in the order of decoding."""
         self.close()
         self._times = times
-        self._careful = careful
+        self.careful = careful  # whether the file is treated as damaged, so that only right frames count
         self._order = order
-        self._places = None if order is None else _inverse(order)
+        self._places: np.ndarray | None = None  # frame of each packet; -1 for packets without
+        if order is not None:
+            self._places = np.full(int(order.max(initial=-1)) + 1, -1)
+            self._places[order] = np.arange(len(order))
         self._may_jump = order is not None and not careful
         self._size: tuple[int, int] | None = None
         self._closed = False
         self._restart()
-        self._first = self._frame(0)
-
-    @property
-    def info(self) -> VideoInfo:
-        """What is known about the video."""
-        return self._info
+        self._first = self._decode(0)
 
     @property
     def jumps(self) -> bool:
         """Whether the container knows its packets' times, and is not damaged."""
         return self._may_jump
 
-    @property
-    def careful(self) -> bool:
-        """Whether the file is taken for damaged, so that only right frames are counted."""
-        return self._careful
-
-    def frame_times(self) -> np.ndarray:
-        """Presentation times (N,) of all frames in seconds, ascending."""
-        return self._times
-
-    def read(self, indices: Sequence[int]) -> np.ndarray:
-        """Decode frames by index: (T, H, W, 3) uint8 RGB, in the order asked for.
-
-        Raises:
-            TruncatedVideoError: the data are damaged; opened as ``careful``, the video has only frames that
-                can be read.
-            IndexError: an index is outside the video.
-        """
-        asked = np.asarray(indices, np.int64).reshape(-1)  # (T,)
-        if len(asked) and not (asked.min() >= 0 and asked.max() < len(self._times)):
-            raise IndexError(f"frame indices go from 0 to {len(self._times) - 1}")
-        distinct, back = np.unique(asked, return_inverse=True)
-        frames = np.empty((len(distinct), *self._first.shape), np.uint8)
-        for row, index in enumerate(distinct):
-            frames[row] = self._first if index == 0 else self._frame(int(index))
-        return frames if np.array_equal(distinct, asked) else frames[back.reshape(-1)]
-
     def _frame(self, index: int) -> np.ndarray:
-        """Decode on to frame ``index``, (H, W, 3)."""
+        """Decode frame ``index``, (H, W, 3)."""
+        return self._first if index == 0 else self._decode(index)
+
+    def _decode(self, index: int) -> np.ndarray:
         if self._closed:
             raise VideoError(self._path, "the reader is closed already")
         if not self._jump(index) and index <= self._last:
@@ -147,23 +119,23 @@ class PyAVSource(FrameSource):
         if self._decoder is not None:
             self._decoder.close()
         self._decoder = Decoder(self._packets)
-        self._ready: list[Any] = []  # pictures that have come out and were not looked at
-        self._count = 0  # of pictures that were looked at
-        self._last = -1  # the last frame that was looked at
-        self._landed = -1  # the frame of the key packet that was jumped to
+        self._ready: list[Any] = []  # decoded pictures that were not examined
+        self._count = 0  # pictures examined
+        self._last = -1  # the last frame examined
+        self._landed = -1  # frame of the key packet that was jumped to
 
     def _jump(self, index: int) -> bool:
-        """Go to the last key packet shown at or before frame ``index``, if that is possible and pays."""
+        """Jump to the last key packet shown at or before frame ``index``, if that pays off."""
         order, places, decoder, pts = self._order, self._places, self._decoder, self._packets.pts
         if not self._may_jump or order is None or places is None or decoder is None or pts is None:
             return False
-        if 0 < index - self._last < _PAYS:
+        if 0 < index - self._last < _MIN_JUMP:
             return False
         wanted = int(order[index])
         earlier = np.flatnonzero(self._packets.keys & self._packets.shown & (pts <= pts[wanted]))
-        # the way there, from here or, to go back, from the first packet
+        # skipped from here or, to go back, from the first packet
         position = decoder.number if index > self._last else 0
-        if not len(earlier) or (key := int(earlier[-1])) - position < _PAYS:
+        if not len(earlier) or (key := int(earlier[-1])) - position < _MIN_JUMP:
             return False
         if not decoder.jump(key):
             self._may_jump = False
@@ -175,10 +147,10 @@ class PyAVSource(FrameSource):
         return True
 
     def _find(self, index: int) -> Any:
-        """Decode on until the picture of frame ``index`` comes out.
+        """Decode until the picture of frame ``index`` comes out.
 
         Raises:
-            TruncatedVideoError: it does not come, or something before it is damaged.
+            TruncatedVideoError: it does not come out, or something before it is damaged.
         """
         begun = self._landed < 0 or self._last >= self._landed
         while (frame := self._next_picture()) is not None:
@@ -200,29 +172,27 @@ class PyAVSource(FrameSource):
         )
 
     def _next_picture(self) -> Any:
-        """The next picture that comes out; ``None`` at the end, or where the data are damaged."""
+        """Return the next decoded picture; None at the end, or where the data are damaged."""
         assert self._decoder is not None
         while not self._ready:
             frames = self._decoder.step()
-            if frames is None or (self._decoder.trouble and not self._pardoned(self._decoder.number)):
+            if frames is None or (self._decoder.trouble and not self._is_harmless(self._decoder.number)):
                 return None
             self._ready = frames
         return self._ready.pop(0)
 
-    def _pardoned(self, number: int) -> bool:
-        """Whether complaints about this packet mean nothing.
+    def _is_harmless(self, number: int) -> bool:
+        """Return whether complaints about this packet mean nothing.
 
         Its picture may be shown before the one that was jumped to, and made from pictures not decoded.
         """
-        if self._careful:
-            return True
-        if self._places is None:
-            return False
+        if self.careful or self._places is None:
+            return self.careful
         place = self._frame_of(number)
         return place is None or place < self._landed
 
     def _place(self, frame: Any) -> int | None:
-        """Which frame of the video a picture is; ``None`` if it is none."""
+        """Return the frame index of a picture; None if it is never shown."""
         if self._places is not None:
             return self._frame_of(frame.pts)
         if not self._packets.shown[frame.pts]:
@@ -231,7 +201,7 @@ class PyAVSource(FrameSource):
         return self._count - 1
 
     def _frame_of(self, number: int | None) -> int | None:
-        """Which frame of the video a packet holds; ``None`` if it is none."""
+        """Return the frame index of a packet; None if it holds none."""
         assert self._places is not None
         if number is None or not 0 <= number < len(self._places):
             return None
@@ -239,7 +209,7 @@ class PyAVSource(FrameSource):
         return None if place < 0 else place
 
     def _picture(self, frame: Any) -> np.ndarray:
-        """A picture in RGB, upright, (H, W, 3), and of the size of the first one."""
+        """Convert a picture to RGB, upright, (H, W, 3), and of the size of the first one."""
         if self._size is None:
             self._size = frame.width, frame.height
             self._turns = round(frame.rotation / 90) % 4  # counterclockwise
@@ -249,7 +219,7 @@ class PyAVSource(FrameSource):
         return np.ascontiguousarray(np.rot90(picture, self._turns))
 
     def close(self) -> None:
-        """Let go of the file and the decoder."""
+        """Release the file and the decoder."""
         self._closed = True
         if self._decoder is not None:
             self._decoder.close()
@@ -257,24 +227,155 @@ class PyAVSource(FrameSource):
             self._ready = []
 
 
-def _inverse(order: np.ndarray) -> np.ndarray:
-    """The place of each packet in the ``order`` of showing; -1 of those that are not in it."""
-    places = np.full(int(order.max(initial=-1)) + 1, -1)
-    places[order] = np.arange(len(order))
-    return places
-
-
-def _scan(path: Path, kind: str) -> Packets:
-    try:
-        return scan(path, kind)
-    except TruncatedVideoError as error:
-        raise _undecodable(path, kind) from error
-
-
 def _undecodable(path: Path, kind: str) -> VideoError:
-    """The error for a file of which no frame can be had."""
+    """Return the error for a file without decodable frame."""
     if kind == "webp":
         return UnsupportedCodecError(
             path, "animated WebP cannot be decoded", remedy="convert it to GIF, or its frames to a zip file"
         )
     return TruncatedVideoError(path, "the file is damaged: no frame can be decoded", remedy="get it again")
+
+
+class Decoder:
+    """Decoder of a video from its first packet on, or from a key packet.
+
+    Pictures carry the number of their packet as ``pts``, whatever the container knows about times.
+
+    Attributes:
+        number: number of the packet decoded last.
+        trouble: whether the decoder complained about it.
+    """
+
+    def __init__(self, packets: Packets) -> None:
+        self._packets = packets
+        with listening():
+            self._container, self._stream = opened(packets.path, packets.kind)
+        self._demux = self._container.demux(self._stream)
+        self._held: Any = None  # a packet that is read and not decoded
+        self._ended = False
+        self.number = -1
+        self.trouble = False
+
+    def step(self) -> list[Any] | None:
+        """Decode one more packet and return the pictures that are ready; None behind the last packet."""
+        if self._ended:
+            return None
+        with listening() as messages:
+            packet, broken = self._held, False
+            self._held = None
+            if packet is None:
+                packet, broken = self._read()
+            messages.clear()  # what the container says is known from the scan
+            if packet is None:
+                self._ended = True
+            else:
+                self.number += 1
+                packet.pts = self.number
+            try:
+                frames = list(self._stream.codec_context.decode(packet))
+            except MemoryError:
+                raise
+            except av.FFmpegError:
+                frames, broken = [], packet is not None
+            self.trouble = broken or bool(messages) or any(frame.is_corrupt for frame in frames)
+        return frames
+
+    def jump(self, number: int) -> bool:
+        """Jump to a key packet of a video with known times; return success."""
+        pts, dts = self._packets.pts, self._packets.dts
+        assert pts is not None
+        with listening():
+            try:
+                self._container.seek(int((pts if dts is None else dts)[number]), stream=self._stream)
+            except MemoryError:
+                raise
+            except (av.FFmpegError, OSError, OverflowError):
+                return False
+            self._demux = self._container.demux(self._stream)
+            self._ended = False
+            for _ in range(_MAX_SEEK):
+                packet, _ = self._read()
+                reached = -1 if packet is None else self._packets.number_of(packet.pts)
+                if reached == number:
+                    self._held, self.number = packet, number - 1
+                    return True
+                if packet is None or reached > number:
+                    return False
+        return False
+
+    def _read(self) -> tuple[Any, bool]:
+        """Return the next packet with data, or None, and whether the file broke off."""
+        try:
+            return next((packet for packet in self._demux if packet.size), None), False
+        except MemoryError:
+            raise
+        except (av.FFmpegError, OSError, ValueError):
+            return None, True
+
+    def close(self) -> None:
+        """Release the file and the decoder."""
+        with listening():
+            self._container.close()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Survey:
+    """The intact pictures of a damaged video.
+
+    Attributes:
+        numbers: packet numbers (K,), in presentation order.
+        times: presentation times in seconds, (K,).
+        lost: number of other pictures that the file promises.
+    """
+
+    numbers: np.ndarray
+    times: np.ndarray
+    lost: int
+
+
+def survey(packets: Packets) -> Survey:
+    """Decode a video completely, without keeping any picture, to find the intact ones.
+
+    From where the decoder or the container complains, pictures are not trusted until decoding begins anew:
+    at a key packet whose own picture is intra coded. Nor are those behind such a packet that are shown before
+    it, since they are made from pictures before it as well.
+    """
+    suspects = set(packets.suspects)
+    emitted: dict[int, int] = {}  # for each picture's packet: the packet decoded when it came out
+    intra = set()
+    decoder = Decoder(packets)
+    try:
+        while (frames := decoder.step()) is not None:
+            if decoder.trouble:
+                suspects.add(decoder.number)
+            for frame in frames:
+                if frame.is_corrupt:
+                    suspects.add(frame.pts)
+                emitted[frame.pts] = decoder.number
+                if frame.pict_type == PictureType.I:
+                    intra.add(frame.pts)
+    finally:
+        decoder.close()
+    shown = np.array([number for number in emitted if packets.shown[number]], np.int64)
+    if packets.pts is not None:  # the order in which damaged pictures come out means nothing
+        shown = shown[np.argsort(packets.pts[shown])]
+    place = {int(number): i for i, number in enumerate(shown)}
+    wrong: set[int] = set()
+    late: set[int] = set()  # pictures that came out after the damage
+    run: list[int] = []  # packets since decoding began anew
+    astray, before = False, False
+    for number in range(len(packets.keys)):
+        if packets.keys[number] and number in intra and number not in suspects:
+            run, before, astray = [], astray, False
+        if number in suspects and not astray:
+            astray = True
+            late.update(n for n in run if emitted.get(n, -1) >= number)
+        run.append(number)
+        if astray or (before and place.get(number, 0) < place.get(run[0], 0)):
+            wrong.add(number)
+    if packets.pts is None:  # and their place is not known otherwise
+        wrong |= late
+    kept = np.array([n not in wrong for n in shown], bool)
+    # a file may have more packets than pictures without being damaged: one for each field, say
+    lost = packets.promised - int(kept.sum()) if suspects or packets.damaged else 0
+    return Survey(numbers=shown[kept], times=packets.times(shown)[kept], lost=lost)

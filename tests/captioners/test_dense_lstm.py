@@ -25,8 +25,9 @@ from reference import (
 )
 from variants import VARIANTS, all_real, clip, make, weights
 
-from capvid.captioners import build
-from capvid.decoding import DecodingOptions, decode
+from capvid.captioners.base import build
+from capvid.decoding.beam_search import decode
+from capvid.decoding.decoding_options import DecodingOptions
 from capvid.errors import UsageError
 
 DENSE = [name for name in VARIANTS if name.startswith("dense-lstm")]

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from variants import all_real, clip, make, weights
 
-from capvid.captioners import build
+from capvid.captioners.base import build
 from capvid.captioners.ham import HAM, weighted_sum
 from capvid.errors import UsageError
 

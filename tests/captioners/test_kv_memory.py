@@ -16,13 +16,13 @@ from torch import Tensor
 from torch.nn import functional as F
 from variants import all_real, clip, make, weights
 
-from capvid.captioners import build
+from capvid.captioners.base import build
 from capvid.captioners.checkpoint import load_checkpoint
-from capvid.data.captions import CaptionedVideo
+from capvid.datasets.dataset import CaptionedVideo
 from capvid.errors import UsageError
-from capvid.features.store import FeatureStore
-from capvid.training.loop import Trainer
+from capvid.features.feature_store import FeatureStore
 from capvid.training.recipe import load_recipe
+from capvid.training.trainer import Trainer
 
 TOKENS = [1, 7, 4]
 STREAMS = {

@@ -7,7 +7,7 @@ import torch
 from reference import m3, soft_attention
 from variants import all_real, clip, make, weights
 
-from capvid.captioners import build
+from capvid.captioners.base import build
 
 TOKENS = [1, 7, 4]
 

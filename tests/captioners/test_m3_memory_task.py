@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from variants import all_real
 
-from capvid.captioners import build
+from capvid.captioners.base import build
 
 SYMBOLS, FIRST, LAG = 8, 4, 20
 FILLER, QUESTION = FIRST + SYMBOLS, FIRST + SYMBOLS + 1

@@ -7,7 +7,7 @@ import torch
 from transformer_reference import mart
 from variants import clip, make, weights
 
-from capvid.captioners import build
+from capvid.captioners.base import build
 
 SENTENCES = [[1, 7, 4], [1, 5, 9, 10]]
 FRAMES = [4, 2]

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from captioners.variants import VARIANTS, clip, make, tokens
 from torch import Tensor
+from variants import VARIANTS, clip, make, tokens
 
-from capvid.captioners import Captioner
-from capvid.captioners.layers import masked_softmax
-from capvid.decoding import DecodingOptions, decode
-from capvid.decoding.padding import pad_frames
+from capvid.captioners.base import Captioner
+from capvid.captioners.layers import masked_softmax, pad_frames
+from capvid.decoding.beam_search import decode
+from capvid.decoding.decoding_options import DecodingOptions
 
 WORDS = tokens([1, 5, 6], [1, 7, 8])
 

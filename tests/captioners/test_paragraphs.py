@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 from variants import VARIANTS, all_real, clip, make
 
-from capvid.captioners import CAPTIONERS, build
-from capvid.captioners.base import ParagraphCaptioner
+from capvid.captioners.base import CAPTIONERS, ParagraphCaptioner, build
 from capvid.errors import UsageError
 
 PARAGRAPHS = [variant for variant, (name, _) in VARIANTS.items() if CAPTIONERS[name].paragraphs]

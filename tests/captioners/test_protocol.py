@@ -6,7 +6,7 @@ import pytest
 import torch
 from variants import VARIANTS, all_real, clip, make, tokens
 
-from capvid.captioners import CAPTIONERS
+from capvid.captioners.base import CAPTIONERS
 
 SENTENCES = ([1, 5, 6], [1, 8, 9], [1, 4, 4], [1, 10, 3])
 

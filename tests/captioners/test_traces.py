@@ -6,8 +6,8 @@ import pytest
 import torch
 from variants import VARIANTS, all_real, clip, make
 
-from capvid.decoding import Hypothesis
-from capvid.decoding.follow import follow
+from capvid.decoding.decoding_options import Hypothesis
+from capvid.decoding.rescoring import rescore
 
 FRAMES = 5
 
@@ -17,7 +17,7 @@ def test_weights_are_shares(variant: str) -> None:
     captioner = make(variant)
     features, mask = clip(captioner, 1, FRAMES), all_real(1, FRAMES)
     said = Hypothesis(tokens=[5, 6, 7], logprobs=[], score=0.0)
-    ((caption,),) = follow(captioner, features, mask, [[said]], trace=True)
+    ((caption,),) = rescore(captioner, features, mask, [[said]], trace=True)
     assert caption.trace is not None
     for name, rows in caption.trace.items():
         assert (rows >= 0).all() and (rows.sum(1) <= 1 + 1e-9).all(), name

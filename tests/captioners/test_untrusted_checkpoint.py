@@ -13,11 +13,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from capvid.bundled import FOLDER
-from capvid.captioners import build, sketch
+from capvid.backbones.catalog import BUNDLED as BUNDLED
+from capvid.backbones.catalog import StreamHeader
+from capvid.captioners.base import build, sketch
 from capvid.captioners.checkpoint import CONFIG, CONFIG_BYTES, WEIGHTS, load_checkpoint, save_checkpoint
 from capvid.errors import CheckpointError, UsageError
-from capvid.features.file import FeatureHeader, StreamHeader
+from capvid.features.feature_file import FeatureHeader
 from capvid.text.vocabulary import Vocabulary, is_word
 
 WORDS = ["a", "man", "dog", "runs", "eats", "sleeps"]
@@ -167,8 +168,8 @@ def test_weights_of_another_captioner(folder: Path) -> None:
 
 def test_models_that_come_with_capvid_have_the_bits_of_their_files() -> None:
     for name in ("m3", "kv-memory"):
-        loaded = load_checkpoint(FOLDER / name)
-        for key, stored in load_file(FOLDER / name / WEIGHTS).items():
+        loaded = load_checkpoint(BUNDLED / name)
+        for key, stored in load_file(BUNDLED / name / WEIGHTS).items():
             assert torch.equal(loaded.captioner.state_dict()[key], stored.float())
 
 

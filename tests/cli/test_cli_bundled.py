@@ -14,16 +14,16 @@ from safetensors.torch import load_file
 from toy import Run
 
 import capvid
-from capvid.bundled import FOLDER, model_card
+from capvid.backbones.backbone import load_backbone
+from capvid.backbones.catalog import BUNDLED as BUNDLED
+from capvid.backbones.catalog import backbones, captioners, default_captioner, model_card
+from capvid.checkpoints.lookup import model_folder
 from capvid.errors import CheckpointError
-from capvid.features.backbones import load_backbone
-from capvid.features.registry import backbones, captioners, default_captioner
-from capvid.files import sha256_file
-from capvid.loading import model_folder
+from capvid.utils.files import sha256_file
 
 CLIP = Path(__file__).parents[2] / "examples" / "car.mp4"
 TRAINED = [name for name, entry in captioners().items() if entry.bundled]
-BUNDLED = [entry for entry in backbones().values() if entry.source.startswith("bundled:")]
+BACKBONES = [entry for entry in backbones().values() if entry.source.startswith("bundled:")]
 
 
 @pytest.fixture
@@ -73,7 +73,7 @@ def test_every_family_is_bundled_and_has_the_same_words() -> None:
 
 
 def test_all_of_it_is_small() -> None:
-    assert sum(path.stat().st_size for path in FOLDER.rglob("*") if path.is_file()) <= 40_000_000
+    assert sum(path.stat().st_size for path in BUNDLED.rglob("*") if path.is_file()) <= 40_000_000
 
 
 @pytest.mark.parametrize("name", TRAINED)
@@ -92,9 +92,9 @@ def test_a_batch_of_which_nothing_can_be_read_ends_no_run(name: str, tmp_path: P
     assert [result.status for result in results] == ["error", "ok", "error"]
 
 
-@pytest.mark.parametrize("entry", BUNDLED, ids=lambda entry: entry.name)
+@pytest.mark.parametrize("entry", BACKBONES, ids=lambda entry: entry.name)
 def test_every_bundled_backbone_is_what_the_registry_says(entry: Any) -> None:
-    path = FOLDER / entry.file
+    path = BUNDLED / entry.file
     assert (path.stat().st_size, sha256_file(path)) == (entry.bytes, entry.sha256)
     assert all(tensor.dtype in (torch.float16, torch.int64) for tensor in load_file(path).values())
     assert model_card(entry.name) is not None
@@ -118,7 +118,7 @@ def test_damage_is_noticed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
     folder = tmp_path / str(captioners()[name].source).partition(":")[2]
     folder.mkdir()
     (folder / "captioner.safetensors").write_bytes(b"other bytes")
-    monkeypatch.setattr("capvid.loading.FOLDER", tmp_path)
+    monkeypatch.setattr("capvid.checkpoints.lookup.BUNDLED", tmp_path)
     with pytest.raises(CheckpointError, match="damaged"):
         model_folder(name)
     with pytest.raises(CheckpointError, match="nor a captioner that comes trained"):

@@ -14,15 +14,15 @@ import pysrt
 import pytest
 from toy import Run, Toy, save_toy_captioner, write_video
 
-from capvid.cli import main
-from capvid.files import MANIFEST
-from capvid.video.source import open_video
+from capvid.cli.app import main
+from capvid.utils.files import MANIFEST
+from capvid.video.readers import open_video
 
 
 @pytest.fixture
 def captions(toy: Toy, video_files: list[Path]) -> dict[Path, str]:
     """What the library says about the videos."""
-    from capvid.loading import load
+    from capvid.pipeline import load
 
     return {result.path: result.captions[0].text for result in load(toy.model).stream(video_files)}
 

@@ -10,9 +10,9 @@ from networks_once import networks_once
 from safetensors.torch import load_file
 from toy import Run
 
-from capvid.features.networks import build
-from capvid.features.registry import backbone_entry
-from capvid.files import sha256_file
+from capvid.backbones.catalog import backbone_entry
+from capvid.backbones.networks import build
+from capvid.utils.files import sha256_file
 
 __all__ = ["networks_once"]
 

@@ -70,7 +70,7 @@ def test_one_of_two_data_sets_that_cannot_be_parsed(capvid: Run, tmp_path: Path)
     ("arguments", "said"),
     [
         (["check"], "SPEC"),
-        (["check", "nowhere:x"], "no such kind of data set"),
+        (["check", "nowhere:x"], "no such dataset format"),
         (["check", "msvd:"], "no path"),
         (["check", "a.jsonl", "--min-count", "0"], "--min-count"),
         (["look"], "look"),
@@ -84,8 +84,8 @@ def test_usage(capvid: Run, arguments: list[str], said: str) -> None:
 
 def test_help_imports_nothing_heavy(capvid: Run) -> None:
     script = (
-        "import sys; from capvid.cli import main; code = main(['data', 'check', '--help']);"
-        "print(code, {'torch', 'numpy', 'nltk', 'capvid.data'} & set(sys.modules), file=sys.stderr)"
+        "import sys; from capvid.cli.app import main; code = main(['data', 'check', '--help']);"
+        "print(code, {'torch', 'numpy', 'nltk'} & set(sys.modules), file=sys.stderr)"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stderr == "0 set()\n"

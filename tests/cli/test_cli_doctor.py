@@ -9,8 +9,8 @@ from hub_server import FakeHub
 from toy import Run
 
 import capvid as package
-from capvid import diagnosis
-from capvid.diagnosis import State, diagnose
+from capvid.cli import doctor as diagnosis
+from capvid.cli.doctor import State, diagnose
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ def test_gaps_come_with_what_to_do(
 
 
 def test_what_cannot_be_used_is_an_error(capvid: Run, hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("capvid.loading.sha256_file", lambda _: "0" * 64)
+    monkeypatch.setattr("capvid.checkpoints.lookup.sha256_file", lambda _: "0" * 64)
     code, out, _ = capvid("doctor")
     assert code == 1
     state, said = lines(out)["bundled models"]

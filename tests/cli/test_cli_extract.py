@@ -14,10 +14,10 @@ from toy import Run, Toy
 def test_extract_writes_what_the_backbone_gives(
     capvid: Run, toy: Toy, video_files: list[Path], tmp_path: Path
 ) -> None:
-    from capvid.features.backbones import load_backbone
-    from capvid.features.file import load_features
-    from capvid.video.sampling import UniformSampling
-    from capvid.video.source import read_frames
+    from capvid.backbones.backbone import load_backbone
+    from capvid.features.feature_file import load_features
+    from capvid.video.frame_sampling import UniformSampling
+    from capvid.video.readers import read_frames
 
     arguments = ["--backbone", "toy", "--frames", 4, "-o", tmp_path, "--batch-size", 3]
     assert capvid("extract", *video_files[:3], *arguments) == (0, "", "3 extracted\n")
@@ -36,7 +36,7 @@ def test_extract_writes_what_the_backbone_gives(
 @pytest.mark.slow
 def test_a_zip_file_of_pictures_is_a_batch_of_videos(capvid: Run, tmp_path: Path) -> None:
     """With --clean the black and the repeated picture are left out."""
-    from capvid.features.file import load_features
+    from capvid.features.feature_file import load_features
 
     generator = np.random.default_rng(0)
     first, second = generator.integers(60, 255, (2, 6, 8, 3), np.uint8).repeat(8, 1).repeat(8, 2)
@@ -62,7 +62,7 @@ def test_a_zip_file_of_pictures_is_a_batch_of_videos(capvid: Run, tmp_path: Path
 
 
 def test_extract_two_layers(capvid: Run, toy: Toy, video_files: list[Path], tmp_path: Path) -> None:
-    from capvid.features.file import load_features
+    from capvid.features.feature_file import load_features
 
     layers = ["--layer", "embedding", "--layer", "maps"]
     arguments = ["--backbone", "toy", "--backbone", "toy", *layers, "--frames", 2, "-o", tmp_path]
@@ -106,7 +106,7 @@ def test_same_names_give_different_files(
 def test_views_beside_the_videos(
     capvid: Run, video_files: list[Path], tmp_path: Path, bad_files: dict[str, Path]
 ) -> None:
-    from capvid.features.file import load_features, load_header
+    from capvid.features.feature_file import load_features, load_header
 
     def times() -> dict[str, int]:
         return {path.stem: path.stat().st_mtime_ns for path in out.iterdir()}

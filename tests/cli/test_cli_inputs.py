@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from toy import Run, Toy
 
-from capvid.files import MANIFEST
+from capvid.utils.files import MANIFEST
 
 
 @pytest.fixture

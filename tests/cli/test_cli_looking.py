@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 from toy import Run, Toy, write_video
 
-from capvid.files import MANIFEST
-from capvid.loading import load
+from capvid.pipeline import load
+from capvid.utils.files import MANIFEST
 
 DATA = re.compile(r'<script type="application/json">(.*?)</script>')
 
@@ -227,7 +227,7 @@ def test_charts_on_stderr(
 def test_charts_in_ascii_where_the_stream_has_no_blocks(
     capvid: Run, toy: Toy, video_files: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from capvid.cli import main
+    from capvid.cli.app import main
 
     stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     monkeypatch.setattr(sys, "stderr", stream)

@@ -7,13 +7,13 @@ import sys
 import pytest
 
 import capvid
-from capvid.cli import main
+from capvid.cli.app import main
 from capvid.errors import UsageError, VideoError
 
 HEAVY = {"torch", "decord", "transformers", "huggingface_hub", "timm", "torchvision", "numpy", "av"}
 MODULES = """
 import json, sys
-from capvid.cli import main
+from capvid.cli.app import main
 code = main(sys.argv[1:])
 print(json.dumps([code, sorted({name.partition(".")[0] for name in sys.modules})]), file=sys.stderr)
 """
@@ -139,15 +139,15 @@ def test_a_closed_pipe_is_no_error() -> None:
 
 INTERRUPTED = """
 import sys, threading
-import capvid.cli
+import capvid.cli.app
 lock = threading.Lock()
 lock.acquire()
 threading.Thread(target=lock.acquire).start()
 def run(*_, **__):
     print("what was done")
-    return capvid.cli.INTERRUPTED
-capvid.cli._run = run
-sys.exit(capvid.cli.main())
+    return capvid.cli.app.INTERRUPTED
+capvid.cli.app._run = run
+sys.exit(capvid.cli.app.main())
 """
 
 

@@ -8,7 +8,7 @@ import sys
 import pytest
 from toy import Run, Toy
 
-from capvid.features.registry import CaptionerEntry, backbones, captioners
+from capvid.backbones.catalog import CaptionerEntry, backbones, captioners
 
 
 def test_the_list_names_every_model(capvid: Run) -> None:
@@ -110,7 +110,7 @@ def test_on_a_terminal_nothing_is_cut_off(
 
 
 def test_the_list_is_quick() -> None:
-    code = "import sys; from capvid.cli import main; main(['models']); print('torch' in sys.modules)"
+    code = "import sys; from capvid.cli.app import main; main(['models']); print('torch' in sys.modules)"
     environment = os.environ | {"TORCH_HOME": "/nowhere", "HF_HOME": "/nowhere"}
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment

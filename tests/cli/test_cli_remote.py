@@ -13,8 +13,8 @@ import pytest
 from toy import Run, Toy
 
 from capvid.errors import VideoError
-from capvid.storage import Blob, Deadline, StorageError, fetch, local_copy
-from capvid.video.archives import members
+from capvid.utils.storage import Blob, Deadline, StorageError, fetch, local_copy
+from capvid.video.discovery import members
 
 DATA = bytes(range(256)) * 40
 BLOCK = b"x" * 65536
@@ -154,7 +154,7 @@ def test_redirects_lead_to_no_other_protocol(server: tuple[str, list[str]], name
 
 
 def test_lengths_that_are_not_true(server: tuple[str, list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("capvid.storage._PAUSE", 0.0)
+    monkeypatch.setattr("capvid.utils.storage._PAUSE", 0.0)
     try:
         with local_copy(Blob(f"{server[0]}/understates")) as path:
             assert path.read_bytes() == DATA[:100]
@@ -170,7 +170,7 @@ def test_lengths_that_are_not_true(server: tuple[str, list[str]], monkeypatch: p
 def test_a_download_continues_where_it_broke_off(
     server: tuple[str, list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("capvid.storage._PAUSE", 0.0)
+    monkeypatch.setattr("capvid.utils.storage._PAUSE", 0.0)
     with local_copy(Blob(f"{server[0]}/breaks")) as path:
         assert path.read_bytes() == DATA
     assert server[1] == ["", "bytes=4000-", "bytes=8000-"]

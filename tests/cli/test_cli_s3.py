@@ -15,7 +15,7 @@ import pytest
 from s3_server import FlakyS3
 from toy import Run, Toy
 
-from capvid import storage
+from capvid.utils import storage
 
 parquet = pytest.importorskip("pyarrow.parquet")
 s3fs = pytest.importorskip("s3fs")

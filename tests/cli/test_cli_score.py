@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from toy import Run, Toy
 
-from capvid.metrics import score, score_paragraphs
+from capvid.scoring.scorer import score, score_paragraphs
 
 REFERENCES = {
     "video1": ["a dog runs in the park", "the dog is running"],
@@ -36,7 +36,7 @@ def shown(values: dict[str, float]) -> list[str]:
 
 def test_table(capvid: Run, files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "60")
-    monkeypatch.setitem(sys.modules, "capvid.metrics.meteor", None)
+    monkeypatch.setitem(sys.modules, "capvid.metrics.meteor.meteor_scorer", None)
     code, out, err = capvid("score", files / "said.json", files / "wanted.json")
     head, numbers, count = out.splitlines()
     assert code == 0
@@ -339,7 +339,7 @@ def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
         json.dumps({f"video{number}": ["a dog"] for number in range(count)})
     )
     code = (
-        "import sys; from capvid.cli import main; code = main(sys.argv[1:]);"
+        "import sys; from capvid.cli.app import main; code = main(sys.argv[1:]);"
         "assert 'torch' not in sys.modules;"
         "most = [line for line in open('/proc/self/status') if line.startswith('VmHWM')];"
         "print(code, most[0].split()[1])"

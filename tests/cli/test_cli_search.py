@@ -109,7 +109,4 @@ def test_what_does_not_go_with_a_search(capvid: Run, command: list[object], tmp_
     bare.write_text('captioner = "m3"')
     code, _, err = capvid("train", bare, *command[2 : command.index("--set")], "--search", 2)
     assert code == 2 and "bare: the recipe has no ranges to search" in err
-    data = ["--data", tmp_path / "data.jsonl", "-o", tmp_path / "run"]
-    code, _, err = capvid("train", "capvid-small-backbone", *data, "--search", 2)
-    assert code == 2 and "capvid-small-backbone trains a backbone, which takes no --search" in err
     assert not (tmp_path / "run").exists()

@@ -35,7 +35,7 @@ def folder(video_files: list[Path], tmp_path_factory: pytest.TempPathFactory) ->
 @pytest.fixture(scope="module")
 def records(folder: Path, toy_files: Toy, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What a run without shards says of each video."""
-    from capvid.cli import main
+    from capvid.cli.app import main
 
     out = tmp_path_factory.mktemp("plain") / "out.jsonl"
     with pytest.MonkeyPatch.context() as patch:
@@ -193,7 +193,7 @@ def test_features_in_shards_are_the_files_of_extract(capvid: Run, folder: Path, 
 def test_features_in_parquet(capvid: Run, folder: Path, tmp_path: Path) -> None:
     import numpy as np
 
-    from capvid.features.file import load_features
+    from capvid.features.feature_file import load_features
 
     video = folder / "z.mp4"
     assert capvid("extract", video, *FEATURES, "-o", tmp_path)[0] == 0
@@ -327,7 +327,7 @@ for name in ("ray", "pyarrow", "s3fs", "gcsfs", "aiohttp"):
     sys.modules[name] = None  # as if it were not installed
 import pkgutil, importlib
 import capvid
-from capvid.cli import main
+from capvid.cli.app import main
 
 for module in pkgutil.walk_packages(capvid.__path__, "capvid."):
     if not module.name.endswith("__main__"):

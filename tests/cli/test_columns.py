@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from capvid.cli.columns import column_lines
+from capvid.cli._terminal import column_lines
 
 HEAD = ("name", "size", "what for")
 ROWS = [

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from capvid.cli import main
-from capvid.features.registry import backbones
-from capvid.recipes import recipe_names
+from capvid.backbones.catalog import backbones
+from capvid.cli.app import main
+from capvid.training.recipe_files import recipe_names
 
 
 def complete(words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> list[str]:
@@ -59,7 +59,7 @@ def test_candidates(
 
 SCRIPT = """
 import json, sys
-from capvid.cli import main
+from capvid.cli.app import main
 code = main([])
 heavy = {"torch", "numpy", "transformers", "huggingface_hub", "av", "decord", "torchvision"}
 print(json.dumps([code, sorted(heavy & set(sys.modules))]), file=sys.stderr)

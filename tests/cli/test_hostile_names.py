@@ -10,7 +10,7 @@ import pytest
 from toy import Run, Toy
 
 from capvid.errors import CapvidError
-from capvid.files import MANIFEST
+from capvid.utils.files import MANIFEST
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="names of files are bytes there only")
 
@@ -90,7 +90,7 @@ def test_what_a_library_raises_is_one_printable_line(
         def fail(*_: object, error: Exception = error) -> None:
             raise error
 
-        monkeypatch.setattr("capvid.video.source.open_video", fail)
+        monkeypatch.setattr("capvid.video.readers.open_video", fail)
         code, _, err = capvid("info", "v.mp4")
         assert code == 1 and err.count("\n") == 1 and err[:-1].isprintable(), err
 

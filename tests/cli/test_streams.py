@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from toy import Run, Toy, write_video
 
-from capvid.cli import main
+from capvid.cli.app import main
 
 posix = pytest.mark.skipif(os.name != "posix", reason="a shell closes the streams")
 COMMANDS = ["caption", "extract", "train", "score", "models", "convert", "push", "info", "doctor", "data"]
@@ -80,7 +80,7 @@ def test_names_in_a_plain_locale(tmp_path: Path) -> None:
 INTERRUPTED = """
 import sys, time
 import capvid.cli.app
-from capvid.cli import main
+from capvid.cli.app import main
 
 def run(arguments):
     try:

@@ -6,11 +6,12 @@ from typing import Any
 import pytest
 import torch
 
-from capvid.bundled import FOLDER
-from capvid.captioners import Captioner, build
+from capvid.backbones.catalog import BUNDLED as BUNDLED
+from capvid.captioners.base import Captioner, build
 from capvid.captioners.checkpoint import load_checkpoint
-from capvid.decoding import DecodingOptions, decode
-from capvid.decoding.confidence import Calibration, logprobs_of_average
+from capvid.decoding.beam_search import decode
+from capvid.decoding.confidence import Calibration, generic_probability, logprobs_of_average
+from capvid.decoding.decoding_options import DecodingOptions
 from capvid.errors import CheckpointError
 from capvid.text.vocabulary import BOS, EOS
 
@@ -65,7 +66,8 @@ def test_the_flag_is_given_from_two_in_three() -> None:
     calibration = Calibration.of({"generic": NOTES})
     assert calibration is not None
     for x in (-80.0, -3.0, 0.0, 2.0, 5.0, 900.0):
-        assert calibration.probability(x) == pytest.approx(1 / (1 + math.exp(min(700, -(1 - 0.5 * x)))))
+        expected = 1 / (1 + math.exp(min(700, -(1 - 0.5 * x))))
+        assert generic_probability(1.0, -0.5, x) == pytest.approx(expected)
     edge = (math.log(2) - 1) / -0.5  # odds of two to one
     assert calibration.flags(edge - 1e-6)
     assert not calibration.flags(edge + 1e-6)
@@ -102,7 +104,7 @@ def test_a_calibration_for_other_features_is_refused() -> None:
 
 
 def test_what_the_bundled_captioner_says_of_any_video_gets_the_flag() -> None:
-    checkpoint = load_checkpoint(FOLDER / "m3")
+    checkpoint = load_checkpoint(BUNDLED / "m3")
     calibration = Calibration.of(checkpoint.info)
     assert calibration is not None and calibration.videos == 244 and calibration.slope < 0
     frame = torch.tensor(calibration.average).view(1, 1, -1)

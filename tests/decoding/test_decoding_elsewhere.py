@@ -12,10 +12,10 @@ from elsewhere import ELSEWHERE, Far, elsewhere, moved
 from torch import Tensor
 from variants import VARIANTS, all_real, clip, make
 
-from capvid.captioners import Captioner
-from capvid.decoding import DecodingOptions, decode, decode_paragraphs
-from capvid.decoding.follow import follow
-from capvid.decoding.options import Hypothesis
+from capvid.captioners.base import Captioner
+from capvid.decoding.beam_search import decode, decode_paragraphs
+from capvid.decoding.decoding_options import DecodingOptions, Hypothesis
+from capvid.decoding.rescoring import rescore
 
 OPTIONS = {
     "beams": DecodingOptions(
@@ -61,7 +61,7 @@ def alike(found: Any, expected: Any) -> None:
 def said(captioner: Captioner, given: Sequence[Tensor], options: DecodingOptions) -> Any:
     """Sentences of videos of two lengths, and the same followed."""
     found = decode(captioner, *given, options)
-    return told([found, follow(captioner, *given, found, trace=True)])
+    return told([found, rescore(captioner, *given, found, trace=True)])
 
 
 @pytest.mark.slow

@@ -8,9 +8,10 @@ from slow_search import beam_search, of_segment
 from torch import Tensor
 from variants import VARIANTS, clip, make
 
-from capvid.captioners import CAPTIONERS
-from capvid.captioners.base import ParagraphCaptioner
-from capvid.decoding import DecodingOptions, decode, decode_paragraphs, pad_segments
+from capvid.captioners.base import CAPTIONERS, ParagraphCaptioner
+from capvid.captioners.layers import pad_segments
+from capvid.decoding.beam_search import decode, decode_paragraphs
+from capvid.decoding.decoding_options import DecodingOptions
 from capvid.text.vocabulary import BOS
 
 PARAGRAPHS = [variant for variant, (name, _) in VARIANTS.items() if CAPTIONERS[name].paragraphs]

@@ -1,11 +1,12 @@
 from __future__ import annotations
 
 import math
+from dataclasses import fields
 from typing import Any
 
 import pytest
 
-from capvid.decoding import DecodingOptions, Hypothesis
+from capvid.decoding.decoding_options import DecodingOptions, Hypothesis
 from capvid.errors import UsageError
 
 
@@ -13,29 +14,29 @@ from capvid.errors import UsageError
     "values, message",
     [
         ({"beam_size": 2, "num_captions": 3}, "3 captions cannot come from 2 beams; choose 1 to 2"),
-        ({"num_captions": 0}, "0 captions: at least 1"),
-        ({"num_captions": 0, "temperature": 1.0}, "0 captions: at least 1"),
-        ({"beam_size": 0}, "must be at least 1"),
-        ({"max_length": 0}, "must be at least 1"),
-        ({"min_length": -1}, "min_length = -1: must be 0 or more"),
+        ({"num_captions": 0}, "num_captions must be an integer between 1 and 10000, got 0"),
+        ({"num_captions": 0, "temperature": 1.0}, "num_captions must be an integer between 1"),
+        ({"beam_size": 0}, "beam_size must be an integer between 1 and 1000, got 0"),
+        ({"max_length": 0}, "max_length must be an integer between 1 and 1000, got 0"),
+        ({"min_length": -1}, "min_length must be an integer between 0 and 1000, got -1"),
         ({"min_length": 9, "max_length": 8}, "at least 9 words and at most 8; choose a minimum"),
-        ({"no_repeat_ngram": -2}, "no_repeat_ngram = -2: must be 0 or more"),
-        ({"temperature": -0.5}, "temperature = -0.5: must be 0 or more"),
-        ({"temperature": math.inf}, "temperature = inf"),
-        ({"temperature": math.nan}, "temperature = nan"),
-        ({"length_penalty": -1.0}, "length_penalty = -1.0: must be 0 or more"),
-        ({"specificity": -0.1}, "specificity = -0.1: must be 0 or more"),
-        ({"specificity": math.nan}, "specificity = nan: must be 0 or more"),
-        ({"specificity": "high"}, "specificity = 'high': expected a number"),
-        ({"seed": -1}, "seed = -1: must be 0 or more"),
+        ({"no_repeat_ngram": -2}, "no_repeat_ngram must be an integer between 0 and 1000, got -2"),
+        ({"temperature": -0.5}, "temperature must be a number between 0 and 1000, got -0.5"),
+        ({"temperature": math.inf}, "temperature must be a number between 0 and 1000, got inf"),
+        ({"temperature": math.nan}, "temperature must be a number between 0 and 1000, got nan"),
+        ({"length_penalty": -1.0}, "length_penalty must be a number between 0 and 100, got -1.0"),
+        ({"specificity": -0.1}, "specificity must be a number between 0 and 1000, got -0.1"),
+        ({"specificity": math.nan}, "specificity must be a number between 0 and 1000, got nan"),
+        ({"specificity": "high"}, "specificity must be a number between 0 and 1000, got 'high'"),
+        ({"seed": -1}, "seed must be an integer between 0"),
         ({"top_p": 0.5}, "of use only when words are drawn; give a temperature above 0"),
         ({"top_p": 0.0, "temperature": 1.0}, "top_p = 0.0: must be above 0 and at most 1"),
-        ({"top_p": 1.5, "temperature": 1.0}, "top_p = 1.5: must be above 0 and at most 1"),
-        ({"beam_size": 2.0}, "beam_size = 2.0: expected a whole number"),
-        ({"beam_size": True}, "beam_size = True: expected a whole number"),
-        ({"temperature": "hot"}, "temperature = 'hot': expected a number"),
-        ({"trace": 1}, "trace = 1: expected true or false"),
-        ({"beams": 2}, "beams: no such decoding option; known are beam_size, max_length"),
+        ({"top_p": 1.5, "temperature": 1.0}, "top_p must be a number between 0 and 1, got 1.5"),
+        ({"beam_size": 2.0}, "beam_size must be an integer between 1 and 1000, got 2.0"),
+        ({"beam_size": True}, "beam_size must be an integer between 1 and 1000, got true"),
+        ({"temperature": "hot"}, "temperature must be a number between 0 and 1000, got 'hot'"),
+        ({"trace": 1}, "trace must be true or false, got 1"),
+        ({"beams": 2}, "beams: no such decoding option; known are beam_size, length_penalty"),
     ],
 )
 def test_options_that_cannot_be(values: dict[str, Any], message: str) -> None:
@@ -53,3 +54,9 @@ def test_options_go_through_plain_values() -> None:
 
 def test_the_logprob_of_a_sentence() -> None:
     assert Hypothesis([4], [-0.5, -0.25], -0.375).logprob == -0.75
+
+
+def test_every_option_has_a_help_text_and_numbers_have_bounds() -> None:
+    for option in fields(DecodingOptions):
+        assert option.metadata["help"].endswith(".")
+        assert option.type == "bool" or option.metadata["least"] <= option.default <= option.metadata["most"]

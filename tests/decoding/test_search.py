@@ -11,10 +11,10 @@ from slow_search import FUNCTION_WORDS, WORDS, Sentence, beam_search, by_teacher
 from torch import Tensor
 from variants import VARIANTS, make
 
-from capvid.captioners import Captioner, State, Trace
-from capvid.decoding import DecodingOptions, decode
-from capvid.decoding.choice import FIRST_WORD, Outlook, best_words
-from capvid.decoding.constraints import repeating_words
+from capvid.captioners.base import Captioner, State, Trace
+from capvid.decoding.beam_search import decode, repeating_words
+from capvid.decoding.decoding_options import DecodingOptions
+from capvid.decoding.token_selection import FIRST_WORD, NextTokens, best_words
 from capvid.errors import CapvidError, UsageError
 from capvid.text.vocabulary import BOS, EOS, PAD, UNK
 
@@ -207,8 +207,8 @@ def test_a_large_vocabulary_is_searched_like_a_small_one() -> None:
         logits, totals = torch.randn(2 * 3, FIRST_WORD + size), torch.randn(2, 3)
         sums = totals.unsqueeze(-1) + logits.log_softmax(-1).unflatten(0, (2, 3))
         expected, place = sums[..., FIRST_WORD:].flatten(1).topk(count if size > 5 else 3)
-        outlook = Outlook.of(logits, totals, banned=None, may_end=True, may_go_on=True)
-        best, beams, words = best_words(outlook, count)
+        scores = NextTokens.of(logits, totals, banned=None, may_end=True, may_go_on=True)
+        best, beams, words = best_words(scores, count)
         torch.testing.assert_close(best, expected)
         assert torch.equal(beams * size + words - FIRST_WORD, place)
 

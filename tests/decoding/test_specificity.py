@@ -11,9 +11,10 @@ from slow_search import beam_search, by_teacher_forcing, videos
 from torch import Tensor
 from variants import VARIANTS, all_real, make
 
-from capvid.captioners import CAPTIONERS, Captioner
-from capvid.decoding import DecodingOptions, decode, decode_paragraphs
-from capvid.decoding.specificity import average_logprobs
+from capvid.captioners.base import CAPTIONERS, Captioner
+from capvid.decoding.beam_search import decode, decode_paragraphs
+from capvid.decoding.decoding_options import DecodingOptions
+from capvid.decoding.rescoring import average_logprobs
 from capvid.errors import UsageError
 from capvid.text.vocabulary import BOS, EOS
 

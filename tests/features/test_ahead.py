@@ -7,13 +7,13 @@ import misbehaving
 import pytest
 from toy import write_video
 
+from capvid.backbones.catalog import backbone_entry
 from capvid.errors import DecoderError
-from capvid.features import ahead
-from capvid.features.ahead import Decoder
-from capvid.features.decode import View
-from capvid.features.registry import backbone_entry
-from capvid.video.sampling import UniformSampling
-from capvid.video.workers import WorkerPool
+from capvid.features import prefetch as ahead
+from capvid.features.prefetch import DecodeStage, View
+from capvid.video.frame_sampling import UniformSampling
+from capvid.video.segmentation import parse_segments
+from capvid.video.worker_pool import WorkerPool
 
 
 @pytest.mark.slow
@@ -25,10 +25,10 @@ def test_a_process_that_hangs_or_dies_costs_its_own_file(
     monkeypatch.setattr(ahead, "decode_video", misbehaving.decode)
     names = ["a", "sleeps", "b", "killed", "c", "crashes", "d", "crashes once", "e"]
     paths = [write_video(tmp_path / f"{name}.mp4", seed=1, frames=3) for name in names]
-    views = [View.of(backbone_entry("colour-grid"))]
+    views = (View.of(backbone_entry("colour-grid")),)
+    stage = DecodeStage(views=views, sampling=UniformSampling(3), frames=8)
     with WorkerPool(workers, timeout=5) as pool:
-        decoder = Decoder(pool, sampling=UniformSampling(3), views=views)
-        videos = list(decoder.videos(paths, frames=8))
+        videos = list(stage.videos(pool, paths))
     assert [video.name for video in videos] == names
     failed = {video.name: str(video.error) for video in videos if video.error is not None}
     assert list(failed) == ["sleeps", "killed", "crashes"]
@@ -45,10 +45,9 @@ def test_a_video_whose_timeline_hangs_is_not_decoded_as_well(
     monkeypatch.setattr(ahead, "read_timeline", misbehaving.timeline)
     monkeypatch.setattr(ahead, "decode_video", misbehaving.decode)  # which would raise ValueError
     paths = [write_video(tmp_path / f"{name}.mp4", seed=1, frames=3) for name in ("a", "raises")]
-    views = [View.of(backbone_entry("colour-grid"))]
+    views = (View.of(backbone_entry("colour-grid")),)
+    stage = DecodeStage(views=views, sampling=UniformSampling(3), cut=parse_segments("2"), frames=8)
     with WorkerPool(1, timeout=3) as pool:
-        decoder = Decoder(pool, sampling=UniformSampling(3), views=views)
-        timelines = list(decoder.timelines(paths, ahead=2))
-        videos = list(decoder.videos((item for item, _ in timelines), frames=8))
+        videos = list(stage.videos(pool, paths))
     assert [video.error is None for video in videos] == [True, False]
     assert "not decoded within 3 seconds" in str(videos[1].error)

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from capvid.features.augment import Augmentation, FrameView
-from capvid.features.decode import View
-from capvid.features.preprocess import prepare
-from capvid.features.registry import Clip, Preprocess
-from capvid.features.views import view_key, viewed, views_of
+from capvid.backbones.catalog import Clip, Preprocess
+from capvid.backbones.preprocessing import prepare
+from capvid.features.augmentation import Augmentation, FrameView
+from capvid.features.feature_store import view_key, viewed, views_of
+from capvid.features.prefetch import View
 
 WHOLE = FrameView(
     left=0.0, top=0.0, width=1.0, height=1.0, mirrored=False, light=1.0, contrast=1.0, saturation=1.0

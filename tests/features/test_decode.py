@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from make_video import level, write_video
 
-from capvid.features.decode import View, decode_video
-from capvid.features.registry import Clip, Preprocess
-from capvid.video.sampling import RateSampling, Sampling, UniformSampling, WindowSampling
+from capvid.backbones.catalog import Clip, Preprocess
+from capvid.features.prefetch import View, decode_video
+from capvid.video.frame_sampling import RateSampling, Sampling, UniformSampling, WindowSampling
 
 PLAIN = Preprocess(size=(6, 8), order="RGB", scale=1.0, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
 FRAMES, PAIRS = View(preprocess=PLAIN), View(preprocess=PLAIN, clip=Clip(frames=2, stride=12))

@@ -12,16 +12,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from capvid.backbones import backbone as loading
+from capvid.backbones.backbone import Backbone, load_backbone
+from capvid.backbones.catalog import StreamHeader, backbone_entry
 from capvid.errors import CapvidError, InternalError, MissingVideoError, UsageError
-from capvid.features import backbones as loading
-from capvid.features import decode as module
-from capvid.features.augment import Augmentation
-from capvid.features.backbones import Backbone, load_backbone
-from capvid.features.extract import ExtractionResult, extract_features
-from capvid.features.file import StreamHeader, load_features, save_features
-from capvid.features.registry import backbone_entry
-from capvid.video.sampling import UniformSampling
-from capvid.video.source import Reduce, SampledFrames, VideoInfo, Windows, read_frames
+from capvid.features.augmentation import Augmentation
+from capvid.features.extraction import ExtractionResult, extract
+from capvid.features.feature_file import load_features, save_features
+from capvid.video import readers
+from capvid.video.frame_sampling import UniformSampling
+from capvid.video.frame_source import Reduce, SampledFrames, VideoInfo, Windows
+from capvid.video.readers import read_frames
 
 SAMPLING = UniformSampling(4)
 
@@ -39,7 +40,7 @@ class Threads:
 
 def extracted(inputs: Iterable[Any], backbones: Sequence[Backbone], **options: Any) -> Any:
     pool: Any = Threads(options.pop("workers", 2))
-    return extract_features(inputs, backbones, SAMPLING, pool=pool, **options)
+    return extract(inputs, backbones, SAMPLING, pool=pool, **options)
 
 
 class Quadrants(nn.Module):
@@ -98,7 +99,7 @@ def made_up_videos(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         seen = tuple(window.reduce(frames)[:, None] for window in windows if window.reduce)
         return SampledFrames(frames=reduce(frames), times=every / 4, info=info, windows=seen)
 
-    monkeypatch.setattr(module, "read_frames", read)
+    monkeypatch.setattr("capvid.video.readers.read_frames", read)
     return asked
 
 
@@ -184,7 +185,7 @@ def test_decoding_goes_on_while_the_backbone_computes(
 ) -> None:
     """The backbone waits, at the first batch, for the decoding of a later video: it would wait for ever."""
     later = threading.Event()
-    read = module.read_frames
+    read = readers.read_frames
 
     def telling(path: Path, sampling: UniformSampling, *, reader: str = "auto", **more: Any) -> SampledFrames:
         if path.stem == "v-2-4":
@@ -199,7 +200,7 @@ def test_decoding_goes_on_while_the_backbone_computes(
         computing.set()
         met.append(later.wait(20))
 
-    monkeypatch.setattr(module, "read_frames", telling)
+    monkeypatch.setattr("capvid.video.readers.read_frames", telling)
     paths = [f"v-{i}-4.mp4" for i in range(4)]
     results = list(extracted(paths, [make_backbone(Quadrants(wait))], workers=1, batch_size=4))
     assert met and all(met)
@@ -279,7 +280,7 @@ def test_a_video_and_its_views_are_decoded_together(made_up_videos: list[str], b
 def test_what_cannot_be_used_is_said_at_the_call(change: dict[str, object]) -> None:
     arguments: dict[str, object] = {"backbones": [make_backbone(Quadrants())], **change}
     with pytest.raises(UsageError):
-        extract_features([], sampling=SAMPLING, **arguments)  # type: ignore[arg-type]
+        extract([], sampling=SAMPLING, **arguments)  # type: ignore[arg-type]
 
 
 def test_an_error_that_concerns_all_videos_is_raised(made_up_videos: list[str]) -> None:
@@ -311,7 +312,7 @@ def test_real_files_from_video_to_feature_file_and_back(tmp_path: Path) -> None:
     bad = tmp_path / "bad.mp4"
     bad.write_bytes(b"not a video at all" * 40)
     inputs = [bad, good, tmp_path / "missing.mp4"]
-    results: list[ExtractionResult] = list(extract_features(inputs, [make_backbone(Quadrants())], SAMPLING))
+    results: list[ExtractionResult] = list(extract(inputs, [make_backbone(Quadrants())], SAMPLING))
     assert [result.error is None for result in results] == [False, True, False]
     features = results[1].features
     assert features is not None and features.times is not None
@@ -339,7 +340,7 @@ def test_a_network_of_clips_beside_one_of_frames(tmp_path: Path) -> None:
     header = StreamHeader(backbone="x3d-xs", layer="shades", width=4)
     clips = dataclasses.replace(make_backbone(Shades(), "x3d-xs"), header=header, layer="shades")
     for backbones in ([make_backbone(Quadrants()), clips], [clips, clips, make_backbone(Quadrants())]):
-        (result,) = extract_features([path], backbones, SAMPLING)
+        (result,) = extract([path], backbones, SAMPLING)
         features = result.features
         assert features is not None and features.times is not None, result.error
         assert [stream.backbone for stream in features.header.streams] == [
@@ -355,7 +356,7 @@ def test_a_network_of_clips_beside_one_of_frames(tmp_path: Path) -> None:
 def test_clips_with_random_weights_beside_frames(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from safetensors.torch import save_file
 
-    from capvid.features.x3d import X3DXS
+    from capvid.backbones.clip_networks import X3DXS
 
     torch.manual_seed(0)
     entry = dataclasses.replace(backbone_entry("x3d-xs"), sha256=None)
@@ -365,7 +366,7 @@ def test_clips_with_random_weights_beside_frames(tmp_path: Path, monkeypatch: py
     )
     backbones = [load_backbone("grid"), load_backbone("x3d-xs", layer="lin5", weights=tmp_path)]
     path = write_video(tmp_path / "v.mp4", [20, 60, 100, 140, 180, 220, 60, 20])
-    (result,) = extract_features([path], backbones, UniformSampling(3), dtype="float32")
+    (result,) = extract([path], backbones, UniformSampling(3), dtype="float32")
     assert result.features is not None, result.error
     grid, motion = result.features.streams
     sampled = read_frames(path, UniformSampling(3), windows=[Windows(offsets=(-0.6, -0.2, 0.2, 0.6))])
@@ -380,7 +381,7 @@ def test_frames_that_show_nothing_new_are_left_out_with_their_windows(tmp_path: 
     header = StreamHeader(backbone="x3d-xs", layer="shades", width=4)
     clips = dataclasses.replace(make_backbone(Shades(), "x3d-xs"), header=header, layer="shades")
     sampling = UniformSampling(8, clean=True)
-    (result,) = extract_features([path], [make_backbone(Quadrants()), clips], sampling)
+    (result,) = extract([path], [make_backbone(Quadrants()), clips], sampling)
     features = result.features
     assert features is not None and features.times is not None, result.error
     assert features.header.sampling == "uniform:8+clean"
@@ -388,3 +389,15 @@ def test_frames_that_show_nothing_new_are_left_out_with_their_windows(tmp_path: 
     assert [len(stream) for stream in features.streams] == [2, 2]
     darkness = features.streams[1] < 40
     assert darkness.tolist() == [[True, True, False, True], [False, True, False, False]]
+
+
+def test_one_video_by_the_name_of_a_backbone(tmp_path: Path) -> None:
+    path = write_video(tmp_path / "v.mp4", [20, 60, 100, 140])
+    done: list[ExtractionResult] = []
+    results = list(extract(str(path), "colour-grid", "uniform:2", device="cpu", progress=done.append))
+    assert results == done and len(results) == 1
+    features = results[0].features
+    assert features is not None and features.streams[0].shape == (2, 192)
+    assert features.header.sampling == "uniform:2"
+    with pytest.raises(UsageError, match="unknown backbone"):
+        extract([path], ["no-such-backbone"])

@@ -12,8 +12,9 @@ import pytest
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
+from capvid.backbones.catalog import StreamHeader
 from capvid.errors import FeatureFileError, FeatureMismatchError
-from capvid.features.file import FeatureHeader, Features, StreamHeader, load_features, save_features
+from capvid.features.feature_file import FeatureHeader, Features, load_features, save_features
 
 
 def make_stream(**changes: Any) -> StreamHeader:
@@ -215,7 +216,7 @@ def test_the_same_features_make_the_same_file(tmp_path: Path) -> None:
     script = """
 import sys
 import numpy as np
-from capvid.features.file import FeatureHeader, Features, StreamHeader, save_features
+from capvid.features.feature_file import FeatureHeader, Features, StreamHeader, save_features
 streams = tuple(StreamHeader(backbone=name, layer="l", width=3) for name in ("a", "b"))
 header = FeatureHeader(streams=streams, sampling="uniform:2", reader="r", dtype="float16", capvid_version="0")
 arrays = tuple(np.ones((2, 3), np.float32) for _ in streams)

@@ -15,8 +15,8 @@ from safetensors.numpy import save
 from safetensors.torch import save_file
 
 from capvid.errors import FeatureFileError
-from capvid.features.file import features_from_bytes, load_features, load_header, load_times
-from capvid.features.store import FeatureStore
+from capvid.features.feature_file import features_from_bytes, load_features, load_header, load_times
+from capvid.features.feature_store import FeatureStore
 
 STREAM: dict[str, Any] = {"backbone": "a", "layer": "x", "width": 4}
 HEADER: dict[str, Any] = {

@@ -11,14 +11,13 @@ import numpy as np
 import pytest
 from toy import Toy, bad_files, toy, toy_files, write_video
 
-from capvid.features import parts
-from capvid.features.backbones import Backbone, load_backbone
-from capvid.features.decode import Timeline, read_timeline
-from capvid.features.extract import compute_features, extract_features, views_of
-from capvid.features.parts import DecodeStage, joined
-from capvid.video.sampling import RateSampling, UniformSampling
-from capvid.video.source import open_video
-from capvid.video.workers import WorkerPool
+from capvid.backbones.backbone import Backbone, load_backbone
+from capvid.features import prefetch as parts
+from capvid.features.extraction import DecodeStage, compute_features, extract, views_of
+from capvid.features.prefetch import Timeline, Video, read_timeline, split_video
+from capvid.video.frame_sampling import RateSampling, UniformSampling
+from capvid.video.readers import open_video
+from capvid.video.worker_pool import WorkerPool
 
 __all__ = ["bad_files", "toy", "toy_files"]
 
@@ -49,7 +48,7 @@ def extracted(paths: Iterable[Path], backbones: list[Backbone], cut: Chosen, poo
         views=tuple(views_of(backbones)), sampling=UniformSampling(4), cut=cut, pictures=True, frames=4
     )
     with closing(stage.videos(pool, paths)) as videos:
-        yield from joined(compute_features(videos, backbones, UniformSampling(4), batch_size=4))
+        yield from compute_features(videos, backbones, UniformSampling(4), batch_size=4)
 
 
 @pytest.mark.slow
@@ -64,7 +63,7 @@ def test_parts_together_are_the_whole(
     dense = RateSampling(5)
 
     with WorkerPool(2) as pool:
-        whole = list(extract_features(paths, backbones, dense, pool=pool))
+        whole = list(extract(paths, backbones, dense, pool=pool))
         found = list(extracted(paths, backbones, Chosen(dense.choose), pool))
     assert [result.path for result in found] == paths
     assert [result.error is None for result in found] == [True, False, True, True]
@@ -84,9 +83,10 @@ def test_parts_together_are_the_whole(
 @pytest.mark.parametrize(("jumps", "parts_of"), [(True, [128, 128, 44]), (False, [300])])
 def test_parts_are_long_where_each_is_decoded_from_the_beginning(jumps: bool, parts_of: list[int]) -> None:
     timeline = Timeline(times=np.arange(300) / 10, duration=30.0, jumps=jumps)
-    cut = parts._cut("v.mp4", timeline, UniformSampling(4), Chosen(lambda times: np.arange(300)))
-    assert [len(part.sampling.times) for part in cut] == parts_of
-    assert {part.parts_in_all for part in cut} == {len(cut)}
+    cut = Chosen(lambda times: np.arange(300))
+    split = split_video(Video.of("v.mp4"), timeline, UniformSampling(4), cut)
+    assert [len(part.sampling.times) for part in split] == parts_of
+    assert {part.parts for part in split} == {len(split)}
 
 
 def test_no_frames_are_decoded_that_nobody_asks_for(toy: Toy, tmp_path: Path) -> None:

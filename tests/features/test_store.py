@@ -8,9 +8,10 @@ import pytest
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
+from capvid.backbones.catalog import StreamHeader
 from capvid.errors import FeatureFileError, UsageError
-from capvid.features.file import FeatureHeader, Features, StreamHeader, save_features
-from capvid.features.store import FeatureStore
+from capvid.features.feature_file import FeatureHeader, Features, save_features
+from capvid.features.feature_store import FeatureStore
 
 
 def write_packed(

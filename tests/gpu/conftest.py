@@ -6,4 +6,4 @@ import sys
 from pathlib import Path
 
 TESTS = Path(__file__).parents[1]
-sys.path[:0] = [str(TESTS / "features"), str(TESTS / "training"), str(TESTS / "captioners")]
+sys.path[:0] = [str(TESTS / "backbones"), str(TESTS / "training")]

@@ -25,20 +25,19 @@ from torch import nn
 from toy import write_video
 
 import capvid
-from capvid.captioners import captioner_class
+from capvid.backbones.backbone import lanes, load_backbone
+from capvid.backbones.catalog import backbones, captioners
+from capvid.backbones.networks import build
+from capvid.captioners.base import CAPTIONERS
 from capvid.captioners.checkpoint import load_checkpoint
 from capvid.errors import CapvidError
-from capvid.features.backbones import load_backbone
-from capvid.features.extract import extract_features
-from capvid.features.file import save_features
-from capvid.features.lanes import lanes
-from capvid.features.networks import build
-from capvid.features.registry import backbones, captioners
+from capvid.features.extraction import extract
+from capvid.features.feature_file import save_features
 from capvid.pipeline import CaptionPipeline
-from capvid.training.loop import Trainer
-from capvid.training.optimise import bf16_in_hardware
+from capvid.training.optimization import bf16_in_hardware
 from capvid.training.recipe import load_recipe
 from capvid.training.self_critical import SelfCriticalTrainer
+from capvid.training.trainer import Trainer
 
 DEVICE = torch.device(os.environ.get("CAPVID_TEST_DEVICE", "cuda"))
 CPU = torch.device("cpu")
@@ -69,7 +68,7 @@ def feature_files(pipeline: CaptionPipeline, clips: list[Path], folder: Path) ->
     streams = pipeline.checkpoint.header.streams
     networks = [load_backbone(str(one.backbone), layer=one.layer, precision="fp32") for one in streams]
     files = []
-    for result in extract_features(clips, networks, pipeline.sampling):
+    for result in extract(clips, networks, pipeline.sampling):
         assert result.features is not None
         files.append(folder / f"{Path(str(result.path)).stem}.safetensors")
         save_features(files[-1], result.features)
@@ -211,7 +210,7 @@ def test_too_little_memory_is_one_line() -> None:
 
 def toy_trainer(folder: Path, name: str, *settings: str, device: torch.device = DEVICE) -> Trainer:
     folder.mkdir(parents=True, exist_ok=True)
-    videos, store = data(folder, maps=name in MAPS, paragraphs=captioner_class(name).paragraphs)
+    videos, store = data(folder, maps=name in MAPS, paragraphs=CAPTIONERS[name].paragraphs)
     sizes = [f"model.{option}={value}" for option, value in SIZES[name].items()]
     return Trainer(
         load_recipe(f"{name}-small", [*TRAINING, *sizes, *settings]),

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from capvid.errors import CapvidError, DataError, UsageError
-from capvid.metrics import CiderD
+from capvid.metrics.cider import CiderD
 
 
 def slow_cider(predictions: dict[str, str], references: dict[str, list[str]]) -> dict[str, float]:

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from capvid.errors import DataError
-from capvid.metrics import meteor_data
-from capvid.metrics.meteor import meteor_scores
-from capvid.metrics.meteor_java import meteor_scores as meteor_scores_java
-from capvid.metrics.meteor_search import Alignment, Match, align
+from capvid.metrics.meteor import english as meteor_data
+from capvid.metrics.meteor.alignment import Alignment, Match, align
+from capvid.metrics.meteor.java_meteor import meteor_scores as meteor_scores_java
+from capvid.metrics.meteor.meteor_scorer import meteor_scores
 
 
 def why_not() -> str:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from capvid.metrics.meteor_normalise import Normaliser
+from capvid.metrics.meteor.english import Normaliser
 
 PREFIXES = ["# words that keep their dot", "", "Mr", "No #NUMERIC_ONLY#", "pp"]
 

@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from capvid.metrics import score, score_paragraphs
-from capvid.metrics.compare import compare
-from capvid.metrics.scoring import METRICS, caption_texts, paragraph_texts
+from capvid.scoring.comparison import compare
+from capvid.scoring.scorer import caption_texts, metric_names, paragraph_texts, score, score_paragraphs
 
 WORDS = st.sampled_from(["a", "man", "dog", "runs", "the", "park", "3", "it's", "caf\u00e9", "ski-jump", "."])
 CAPTIONS = st.lists(WORDS, max_size=9).map(" ".join)
@@ -140,5 +139,5 @@ def test_paragraphs(paragraphs: list[list[str]]) -> None:
     assert all(0 <= found.corpus[name] < 1 for name in ("R@1", "R@2", "R@3", "R@4"))
     assert found.corpus["ROUGE_L"] == pytest.approx(1)
     texts = paragraph_texts(said, references)
-    metrics = [name for name in METRICS if name != "meteor"]
+    metrics = [name for name in metric_names(paragraphs=True) if name != "meteor"]
     assert all(one.p == 1 for one in compare(texts, texts, metrics=metrics, samples=9).differences.values())

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from capvid.errors import MetricError
-from capvid.metrics import ptb_java, score
+from capvid.metrics import java_tokenizer as ptb_java
+from capvid.scoring.scorer import score
 
 needs_jar = pytest.mark.skipif(
     importlib.util.find_spec("pycocoevalcap") is None or shutil.which("java") is None,

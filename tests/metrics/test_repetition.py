@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from capvid.errors import DataError
-from capvid.metrics import paragraph_text, score, score_paragraphs
 from capvid.metrics.repetition import repetition
+from capvid.scoring.scorer import paragraph_text, score, score_paragraphs
 
 
 def test_counts_by_hand() -> None:

@@ -12,12 +12,11 @@ import pytest
 from test_records import SETTINGS, result
 
 from capvid.errors import CapvidError, DataError
-from capvid.files import MANIFEST
-from capvid.output.feature_shards import WebDataset
 from capvid.output.manifest import Manifest
-from capvid.output.parquet import ParquetCaptions
-from capvid.output.shards import HEAD, JsonLines, ShardFolder
-from capvid.storage import StorageError
+from capvid.output.shard_formats import JsonLines, ParquetCaptions, WebDataset
+from capvid.output.shards import HEAD, ShardFolder
+from capvid.utils.files import MANIFEST
+from capvid.utils.storage import StorageError
 
 MODEL = "m3@0123456789ab"
 DEEP = b"[" * 100_000 + b"]" * 100_000

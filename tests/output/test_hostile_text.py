@@ -19,18 +19,16 @@ from hypothesis import strategies as st
 from pages import written as report_of
 from test_records import SETTINGS, result
 
-from capvid.data.predictions import read_predictions
-from capvid.digests import identity
 from capvid.errors import CapvidError
-from capvid.escaping import utf8_text
-from capvid.output import WRITERS
-from capvid.output.feature_shards import WebDataset
-from capvid.output.parquet import ParquetCaptions
-from capvid.output.rows import Row, caption_row
-from capvid.output.scores import write_scores
-from capvid.output.shards import JsonLines, ShardFolder, ShardFormat
-from capvid.output.sparklines import attention_lines
-from capvid.results import Caption, CaptionResult, WordScore
+from capvid.output.attention_chart import attention_lines
+from capvid.output.results import Caption, CaptionResult, WordScore
+from capvid.output.shard_formats import JsonLines, ParquetCaptions, WebDataset
+from capvid.output.shards import Row, ShardFolder, ShardFormat, caption_row
+from capvid.output.writers import FORMATS
+from capvid.scoring.predictions import read_predictions
+from capvid.scoring.score_files import write_scores
+from capvid.utils.digests import identity
+from capvid.utils.escaping import utf8_text
 
 HOSTILE = [
     "a\nb",
@@ -74,7 +72,7 @@ def failed(text: str) -> CaptionResult:
 
 def written(form: str, *results: CaptionResult, many: bool = True) -> str:
     stream = io.StringIO(newline="")
-    with WRITERS[form](stream=stream, many=many, settings=SETTINGS) as writer:
+    with FORMATS[form](stream=stream, many=many, settings=SETTINGS) as writer:
         for each in results:
             writer.write(each)
     stream.getvalue().encode("utf-8")

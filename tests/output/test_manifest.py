@@ -6,8 +6,8 @@ from pathlib import Path
 from test_records import SETTINGS, result
 
 from capvid.errors import MissingVideoError
-from capvid.files import MANIFEST
 from capvid.output.manifest import Manifest
+from capvid.utils.files import MANIFEST
 
 MODEL = "m3@0123456789ab"
 

@@ -5,14 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from pages import SETTINGS
 
-from capvid.describe import paragraph
 from capvid.errors import EmptyVideoError
-from capvid.output import make_record
-from capvid.output.records import shown
-from capvid.results import Caption, CaptionResult, Segment, WordScore
-
-SETTINGS = {"sampling": "uniform:28", "beam_size": 5, "length_penalty": 0.7}
+from capvid.output.results import Caption, CaptionResult, Segment, WordScore, make_record
+from capvid.pipeline import paragraph
+from capvid.utils.digests import shown
 
 
 def result(**changes: Any) -> CaptionResult:

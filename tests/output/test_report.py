@@ -13,8 +13,7 @@ from pages import Page, failure, images, pictures, story, told, video, written
 from test_records import SETTINGS, looked
 
 from capvid.errors import MissingVideoError
-from capvid.output import Report
-from capvid.output.report_data import COLUMNS, LEAST, PICTURES
+from capvid.output.report import COLUMNS, LEAST, PICTURES, Report
 
 HOSTILE = [
     "</script><script>alert(1)</script>",

@@ -14,9 +14,9 @@ from pages import failure, story, video
 from test_report import HOSTILE
 from toy import Toy, toy, toy_files, video_files
 
-from capvid.loading import load
-from capvid.output import Report
-from capvid.results import CaptionResult
+from capvid.output.report import Report
+from capvid.output.results import CaptionResult
+from capvid.pipeline import load
 
 webdriver = pytest.importorskip("selenium.webdriver")
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")

@@ -13,7 +13,7 @@ import pytest
 from pages import MODEL, Page, failure, video, written
 from test_records import SETTINGS
 
-from capvid.output import Report
+from capvid.output.report import Report
 
 
 @pytest.mark.slow
@@ -46,7 +46,7 @@ def test_an_interrupted_page_is_whole(tmp_path: Path, error: type[BaseException]
     with pytest.raises(error), Report(path, model=MODEL, settings=SETTINGS) as report:
         report.add(video())
         report.add(failure())
-        report._put("<article>half of one")  # an interrupt may come anywhere
+        report._write("<article>half of one")  # an interrupt may come anywhere
         raise error
     page = Page(path.read_text())
     assert re.fullmatch(r"1 captioned, 1 failed in \d+\.\d s; stopped before the end", page.ids["counts"])
@@ -81,16 +81,16 @@ def test_a_kill_leaves_no_page_and_the_next_run_clears_up(tmp_path: Path) -> Non
     script = (
         "import sys; sys.path[:0] = sys.argv[2:]\n"
         "from pathlib import Path\n"
-        "from capvid.output import Report\n"
+        "from capvid.output.report import Report\n"
         "from pages import MODEL, SETTINGS, video\n"
         "with Report(Path(sys.argv[1]), model=MODEL, settings=SETTINGS) as report:\n"
         "    while True:\n"
         "        report.add(video())\n"
         "        print(flush=True)\n"
     )
-    here = Path(__file__).parent
+    support = Path(__file__).parents[1] / "support"
     process = subprocess.Popen(
-        [sys.executable, "-c", script, path, here, here.parent, here.parents[1]], stdout=subprocess.PIPE
+        [sys.executable, "-c", script, path, support, support.parents[1]], stdout=subprocess.PIPE
     )
     assert process.stdout is not None
     for _ in range(5):

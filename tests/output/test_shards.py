@@ -8,12 +8,11 @@ from typing import Any
 import fsspec
 import pytest
 
-from capvid.digests import identity
 from capvid.errors import DataError, UsageError
-from capvid.output.parquet import ParquetCaptions
-from capvid.output.rows import Row
-from capvid.output.shards import HEAD, JsonLines, ShardFolder, ShardFormat
-from capvid.storage import Storage
+from capvid.output.shard_formats import JsonLines, ParquetCaptions
+from capvid.output.shards import HEAD, Row, ShardFolder, ShardFormat
+from capvid.utils.digests import identity
+from capvid.utils.storage import Storage
 
 pa = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")
@@ -175,7 +174,7 @@ def test_files_that_are_no_shards(place: str, content: bytes) -> None:
 
 @pytest.mark.parametrize("wrong", ["cut", "columns"])
 def test_files_that_are_no_shards_of_parquet(place: str, wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("capvid.storage.time.sleep", lambda seconds: pytest.fail("tried again"))
+    monkeypatch.setattr("capvid.utils.storage.time.sleep", lambda seconds: pytest.fail("tried again"))
     folder = folder_of(place, ParquetCaptions)
     data = ParquetCaptions().encode([row("a.mp4")])
     if wrong == "columns":

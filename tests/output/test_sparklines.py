@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from test_records import looked, result
 
-from capvid.output.sparklines import ASCII, BLOCKS, attention_lines, levels_for
-from capvid.results import Caption, CaptionResult, WordScore
+from capvid.output.attention_chart import ASCII, BLOCKS, attention_lines, levels_for
+from capvid.output.results import Caption, CaptionResult, WordScore
 
 
 def with_weights(weights: np.ndarray, *words: str) -> CaptionResult:

@@ -3,6 +3,9 @@ from __future__ import annotations
 import csv
 import io
 import json
+import shutil
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,8 +16,8 @@ import webvtt
 from test_records import SETTINGS, looked, result
 
 from capvid.errors import DataError, MissingVideoError
-from capvid.output import WRITERS, make_record
-from capvid.results import Caption
+from capvid.output.results import Caption, make_record
+from capvid.output.writers import FORMATS
 
 GOOD = result()
 BAD = result(path="w.mp4", status="error", captions=(), error=MissingVideoError("w.mp4", "no such file"))
@@ -22,26 +25,26 @@ BAD = result(path="w.mp4", status="error", captions=(), error=MissingVideoError(
 
 def written(form: str, *results: object, many: bool) -> str:
     stream = io.StringIO()
-    with WRITERS[form](stream=stream, many=many, settings=SETTINGS) as writer:
+    with FORMATS[form](stream=stream, many=many, settings=SETTINGS) as writer:
         for each in results:
             writer.write(each)
     return stream.getvalue()
 
 
 def test_the_formats_are_named_by_their_extension() -> None:
-    assert list(WRITERS) == ["txt", "json", "jsonl", "srt", "vtt", "tsv", "csv"]
+    assert list(FORMATS) == ["txt", "json", "jsonl", "srt", "vtt", "tsv", "csv"]
 
 
 def test_records_have_attention_where_it_is_asked_for() -> None:
     wanted = make_record(looked(), SETTINGS, attention=True)
     for form in ("json", "jsonl"):
-        assert WRITERS[form].records_attention
+        assert FORMATS[form].records_attention
         stream = io.StringIO()
-        with WRITERS[form](stream=stream, many=False, settings=SETTINGS, attention=True) as writer:
+        with FORMATS[form](stream=stream, many=False, settings=SETTINGS, attention=True) as writer:
             writer.write(looked())
         assert json.loads(stream.getvalue()) == wanted != make_record(looked(), SETTINGS)
         assert json.loads(written(form, looked(), many=False)) == make_record(looked(), SETTINGS)
-    others = [writer for writer in WRITERS.values() if not writer.records_attention]
+    others = [writer for writer in FORMATS.values() if not writer.records_attention]
     assert [writer.extension for writer in others] == ["txt", "srt", "vtt", "tsv", "csv"]
 
 
@@ -68,7 +71,7 @@ def test_an_interrupted_json_document_is_whole() -> None:
     stream = io.StringIO()
     with (
         pytest.raises(KeyboardInterrupt),
-        WRITERS["json"](stream=stream, many=True, settings=SETTINGS) as writer,
+        FORMATS["json"](stream=stream, many=True, settings=SETTINGS) as writer,
     ):
         writer.write(GOOD)
         raise KeyboardInterrupt
@@ -82,7 +85,7 @@ def test_results_are_flushed_as_they_come() -> None:
         def flush(self) -> None:
             self.flushed += 1
 
-    for writer in WRITERS.values():
+    for writer in FORMATS.values():
         stream = Counting()
         writer(stream=stream, many=True, settings=SETTINGS).write(ODD)
         assert stream.flushed == 1
@@ -148,3 +151,16 @@ def test_records_are_as_the_schema_says() -> None:
         {"schema_version": 2},
     ):
         assert not check.is_valid({**make_record(ODD, SETTINGS), **change})
+
+
+def test_a_format_is_one_new_module(tmp_path: Path) -> None:
+    shutil.copy(Path(__file__).parents[1] / "support" / "plugins" / "toy_format.py", tmp_path)
+    script = (
+        "import sys\n"
+        "from capvid.output import writers\n"
+        f"writers.__path__.append({str(tmp_path)!r})\n"
+        "print(*writers.FORMATS, writers.FORMATS['toy'].extension)\n"
+        "print({'numpy', 'torch', 'pyarrow'} & set(sys.modules))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout == "txt json jsonl srt vtt tsv csv toy toy\nset()\n"

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from capvid.text import tokenize
-from capvid.text.tokenize import ptb_tokenize, words
+from capvid.text import tokenization as tokenize
+from capvid.text.tokenization import ptb_tokenize, words
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_result_is_the_callers_own() -> None:
 @pytest.mark.slow
 def test_plain_captions_do_not_import_nltk() -> None:
     code = (
-        "import sys; from capvid.text.tokenize import words; words('A man rides.');"
+        "import sys; from capvid.text.tokenization import words; words('A man rides.');"
         "before = 'nltk' in sys.modules; words('a man, riding'); print(before, 'nltk' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

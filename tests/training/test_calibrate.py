@@ -15,20 +15,19 @@ from test_loop import MAPS, NOUNS, SIZES, TRAINING, VERBS, Silent, trainer
 from test_resume import Breaks, BrokenError
 
 from capvid.captioners.checkpoint import CONFIG, WEIGHTS, Checkpoint, load_checkpoint, save_info
-from capvid.data.captions import CaptionedVideo
-from capvid.data.frames import FrameReader
-from capvid.decoding import DecodingOptions
+from capvid.datasets.dataset import CaptionedVideo
+from capvid.datasets.examples import FrameReader
 from capvid.decoding.confidence import FLAGGED_FROM, Calibration
+from capvid.decoding.decoding_options import DecodingOptions
 from capvid.errors import CheckpointError
-from capvid.features.store import FeatureStore
+from capvid.features.feature_store import FeatureStore
 from capvid.metrics.cider import CiderD
 from capvid.text.vocabulary import BOS, EOS
-from capvid.training import calibrate as module
-from capvid.training.calibrate import UncalibratedError, calibrate, fit, fit_others
-from capvid.training.evaluate import evaluate
-from capvid.training.loop import Trainer
+from capvid.training import evaluation as module
+from capvid.training.evaluation import UncalibratedError, calibrate, evaluate, fit, fit_others
 from capvid.training.recipe import load_recipe
 from capvid.training.self_critical import SelfCriticalTrainer
+from capvid.training.trainer import Trainer
 
 VIDEOS = 120
 

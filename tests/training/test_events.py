@@ -13,10 +13,9 @@ from test_resume import Breaks, BrokenError, resumed
 
 from capvid.captioners.checkpoint import load_checkpoint
 from capvid.errors import TrainingError
-from capvid.training.evaluate import evaluate
-from capvid.training.events import Events
-from capvid.training.loop import Trainer
-from capvid.training.progress import Reporter, Reporters
+from capvid.training.evaluation import evaluate
+from capvid.training.reporters import Events, Reporter, Reporters
+from capvid.training.trainer import Trainer
 
 SETTINGS = ["training.epochs=3", "training.batch_size=5", "model.dropout=0.3", "training.schedule=linear"]
 

@@ -16,12 +16,12 @@ from test_loop import SMALL, Silent, data
 from test_resume import outcome, resumed
 
 from capvid.captioners.checkpoint import load_checkpoint
-from capvid.cli import main
+from capvid.cli.app import main
 from capvid.errors import TrainingError, TrainingMemoryError
-from capvid.features.file import save_features
-from capvid.features.store import FeatureStore
-from capvid.training.loop import Trainer
+from capvid.features.feature_file import save_features
+from capvid.features.feature_store import FeatureStore
 from capvid.training.recipe import load_recipe
+from capvid.training.trainer import Trainer
 
 SETTINGS = [*SMALL, "training.epochs=3", "training.batch_size=5", "model.dropout=0.3"]
 
@@ -71,7 +71,7 @@ def whole(tmp_path: Path) -> dict[str, Any]:
 
 def test_features_that_go(tmp_path: Path, whole: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """The run is kept up to the batch before, read ahead or not, and goes on when they are back."""
-    monkeypatch.setattr("capvid.data.frames.SHARE", 0)  # nothing is kept in memory
+    monkeypatch.setattr("capvid.datasets.examples.SHARE", 0)  # nothing is kept in memory
     store = unpacked(tmp_path / "features")
     gone = tmp_path / "features" / "train3.safetensors"
     reporter = Does(5, lambda: gone.rename(tmp_path / "away"))

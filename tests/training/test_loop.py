@@ -9,13 +9,14 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from capvid.captioners import captioner_class
+from capvid.captioners.base import CAPTIONERS
 from capvid.captioners.checkpoint import load_checkpoint
-from capvid.data.captions import CaptionedVideo, Segment
+from capvid.datasets.dataset import CaptionedVideo, Segment
 from capvid.errors import CheckpointError, DataError, UsageError
-from capvid.features.store import FeatureStore
-from capvid.training.loop import EpochResult, Trainer
+from capvid.features.feature_store import FeatureStore
 from capvid.training.recipe import load_recipe
+from capvid.training.reporters import EpochResult
+from capvid.training.trainer import Trainer
 
 NOUNS = ["man", "woman", "dog", "cat", "girl"]
 VERBS = ["runs very fast", "sings slowly", "is cooking rice", "jumps over a wall"]
@@ -98,7 +99,7 @@ def data(
 
 
 def trainer(folder: Path, name: str, *settings: str) -> Trainer:
-    videos, store = data(folder, maps=name in MAPS, paragraphs=captioner_class(name).paragraphs)
+    videos, store = data(folder, maps=name in MAPS, paragraphs=CAPTIONERS[name].paragraphs)
     sizes = [f"model.{option}={value}" for option, value in SIZES[name].items()]
     return Trainer(
         load_recipe(f"{name}-small", [*TRAINING, *sizes, *settings]),

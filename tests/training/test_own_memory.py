@@ -12,12 +12,13 @@ from transformer_reference import mart
 from variants import clip, make, weights
 
 from capvid.captioners.base import ParagraphCaptioner
-from capvid.data.batches import Batch, in_segments
-from capvid.decoding import DecodingOptions, decode_paragraphs
+from capvid.datasets.batches import Batch, in_segments
+from capvid.decoding.beam_search import decode_paragraphs
+from capvid.decoding.decoding_options import DecodingOptions
 from capvid.errors import RecipeError
 from capvid.text.vocabulary import BOS, EOS, PAD
-from capvid.training import loop as module
-from capvid.training.own_memory import fresh, with_own_memory
+from capvid.training import trainer as module
+from capvid.training.objectives import fresh, with_own_memory
 from capvid.training.recipe import load_recipe
 
 GREEDY = DecodingOptions(max_length=6)

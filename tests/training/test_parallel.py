@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from captioners.variants import VARIANTS, make
 from test_loop import SMALL, data, trainer
 from together import STEPS, main, outcome
+from variants import VARIANTS, make
 
-from capvid.data.batches import Batch
+from capvid.datasets.batches import Batch
 from capvid.text.vocabulary import BOS, EOS, PAD
-from capvid.training.lessons import shares_of
-from capvid.training.optimise import Objective
+from capvid.training.objectives import Objective
+from capvid.training.optimization import shares_of
 
 LAUNCH = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2"]
 LAUNCH += [
@@ -74,7 +74,7 @@ def test_two_processes_learn_what_one_does(tmp_path: Path) -> None:
     (tmp_path / "one").mkdir()
     (tmp_path / "two").mkdir()
     main(tmp_path / "one")
-    launched(str(Path(__file__).with_name("together.py")), str(tmp_path / "two"))
+    launched(str(Path(__file__).parents[1] / "support" / "together.py"), str(tmp_path / "two"))
     one, two = (json.loads((tmp_path / name / "found.json").read_text()) for name in ("one", "two"))
     assert (one.pop("processes"), two.pop("processes")) == (1, 2)
     for found in (one, two):

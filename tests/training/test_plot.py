@@ -9,8 +9,7 @@ from matplotlib.colors import to_rgb
 from PIL import Image
 
 from capvid.errors import UsageError
-from capvid.training.plot import SUFFIXES, draw, save_plot
-from capvid.training.progress import EpochResult
+from capvid.training.reporters import SUFFIXES, EpochResult, draw, save_plot
 
 
 def rows(count: int) -> list[dict[str, Any]]:

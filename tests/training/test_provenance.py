@@ -13,11 +13,11 @@ from test_loop import trainer
 from test_resume import Breaks, BrokenError, resumed
 
 import capvid
+from capvid.checkpoints.publishing import _check_file
 from capvid.errors import CheckpointError
-from capvid.features.file import FeatureHeader
-from capvid.publish import _check_file
-from capvid.training import provenance
-from capvid.training.loop import Trainer
+from capvid.features.feature_file import FeatureHeader
+from capvid.training import run_folder as provenance
+from capvid.training.trainer import Trainer
 
 SETTINGS = ["training.epochs=2", "training.batch_size=5", "training.seed=7", "training.save_every=0"]
 
@@ -66,7 +66,7 @@ def test_a_run_that_goes_on_keeps_its_beginning(tmp_path: Path, monkeypatch: pyt
         made.run()
     before = read(made)
     assert "best" not in before
-    monkeypatch.setattr(capvid, "__version__", "9.9")
+    monkeypatch.setattr(provenance, "__version__", "9.9")
     again = resumed(made)
     best, _ = again.run()
     said = read(made)
@@ -112,7 +112,7 @@ def test_the_digest_is_that_of_the_sources(tmp_path: Path, monkeypatch: pytest.M
         for path, text in files.items():
             (tmp_path / name / path).parent.mkdir(parents=True, exist_ok=True)
             (tmp_path / name / path).write_text(text)
-        monkeypatch.setattr(capvid, "__file__", str(tmp_path / name / "__init__.py"))
+        monkeypatch.setattr(provenance, "PACKAGE", tmp_path / name)
         provenance.source_digest.cache_clear()
         try:
             return provenance.source_digest()

@@ -15,17 +15,16 @@ from safetensors.torch import load_file, save_file
 from test_loop import SMALL, Silent, data
 from test_resume import Breaks, BrokenError, outcome
 
-from capvid.captioners import build, captioner_class
+from capvid.captioners.base import CAPTIONERS, build
 from capvid.captioners.checkpoint import CONFIG, WEIGHTS, load_checkpoint
-from capvid.data.captions import CaptionedVideo
+from capvid.checkpoints.publishing import load_run
+from capvid.datasets.dataset import CaptionedVideo
 from capvid.errors import CheckpointError, DataError, RecipeError, TrainingError, UsageError
-from capvid.features.store import FeatureStore
-from capvid.publish import load_run
-from capvid.recipes import recipe_names
-from capvid.training.loop import Trainer
-from capvid.training.ranges import Range, draw
-from capvid.training.recipe import Recipe, load_recipe
-from capvid.training.search import Search, Trial, filled, forget_search
+from capvid.features.feature_store import FeatureStore
+from capvid.training.hyperparameter_search import Search, Trial, draw, filled, forget_search
+from capvid.training.recipe import Range, Recipe, load_recipe
+from capvid.training.recipe_files import recipe_names
+from capvid.training.trainer import Trainer
 
 RATES = "search.training.learning_rate={low = 1e-4, high = 2e-2, log = true}"
 TINY = [*SMALL, "training.epochs=2", "training.save_every=0.0", "model.dropout=0.3"]
@@ -123,7 +122,7 @@ def test_both_ends_of_every_recipes_ranges_make_a_captioner(name: str) -> None:
         for option, value in values.items():
             section, _, key = option.partition(".")
             assert made.to_dict()[section][key] == value
-        kind, sizes = captioner_class(made.captioner), {"vocabulary_size": 20, "feature_width": 8}
+        kind, sizes = CAPTIONERS[made.captioner], {"vocabulary_size": 20, "feature_width": 8}
         maps = kind.needs_maps(kind.config_class.from_dict({**sizes, **made.model}))
         with torch.device("meta"):
             build(made.captioner, {**sizes, **made.model, "locations": 4 if maps else 0})

@@ -16,9 +16,9 @@ from test_loop import NOUNS, SMALL, TRAINING, VERBS, Silent, trainer
 
 from capvid.captioners.checkpoint import WEIGHTS
 from capvid.errors import CheckpointError, TrainingError
-from capvid.training.loop import Trainer
 from capvid.training.recipe import load_recipe
-from capvid.training.state import STATE
+from capvid.training.run_folder import STATE
+from capvid.training.trainer import Trainer
 
 KILLS = 10
 

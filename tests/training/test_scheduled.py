@@ -8,12 +8,12 @@ from test_loop import trainer
 from test_resume import Breaks, BrokenError, outcome, resumed
 from torch import Tensor
 
-from capvid.data.batches import Batch
+from capvid.datasets.batches import Batch
 from capvid.errors import RecipeError
 from capvid.text.vocabulary import BOS, EOS, PAD
-from capvid.training import loop as module
+from capvid.training import trainer as module
+from capvid.training.objectives import with_own_words
 from capvid.training.recipe import load_recipe
-from capvid.training.scheduled import with_own_words
 
 
 class Peaked(torch.nn.Module):

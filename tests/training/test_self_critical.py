@@ -12,15 +12,16 @@ from test_loop import NOUNS, SMALL, VERBS, Silent, data, trainer
 from test_resume import Breaks, BrokenError, outcome
 
 from capvid.captioners.checkpoint import Checkpoint, load_checkpoint
-from capvid.decoding import Hypothesis, decode
+from capvid.decoding.beam_search import decode
+from capvid.decoding.decoding_options import Hypothesis
 from capvid.errors import FeatureMismatchError, UsageError
 from capvid.metrics.cider import CiderD
 from capvid.text.vocabulary import BOS, EOS
 from capvid.training import self_critical as module
-from capvid.training.lessons import shares_of
-from capvid.training.loop import Trainer
+from capvid.training.optimization import shares_of
 from capvid.training.recipe import load_recipe
 from capvid.training.self_critical import SelfCriticalTrainer
+from capvid.training.trainer import Trainer
 
 RATE = [
     "self_critical.learning_rate=4e-3",
@@ -181,7 +182,7 @@ def test_what_cannot_be_fine_tuned(half_trained: Trainer, tmp_path: Path) -> Non
         SelfCriticalTrainer(load_recipe("mart-small"), start=load_checkpoint(told.folder), **options)
     other: Checkpoint = replace(start, header=replace(start.header, sampling="uniform:3"))
     options["store"] = data(tmp_path)[1]
-    options["store"]._header = replace(options["store"].header, sampling="uniform:9")
+    options["store"].header = replace(options["store"].header, sampling="uniform:9")
     with pytest.raises(FeatureMismatchError, match="sampling: trained on uniform:3, got uniform:9"):
         SelfCriticalTrainer(load_recipe("m3-small", SMALL), start=other, **options)
 

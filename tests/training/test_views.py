@@ -10,17 +10,17 @@ import torch
 from safetensors.torch import save_file
 from test_loop import SIZES, SMALL, TRAINING, Silent, data, trainer
 
-from capvid.captioners import captioner_class
+from capvid.captioners.base import CAPTIONERS
 from capvid.captioners.checkpoint import load_checkpoint
-from capvid.data.captions import CaptionedVideo
-from capvid.data.frames import FrameReader
+from capvid.datasets.dataset import CaptionedVideo
+from capvid.datasets.examples import FrameReader
 from capvid.errors import TrainingError
-from capvid.features.store import FeatureStore
+from capvid.features.feature_store import FeatureStore
 from capvid.text.vocabulary import PAD
-from capvid.training.loop import Trainer
+from capvid.training.hyperparameter_search import Search
 from capvid.training.recipe import load_recipe
-from capvid.training.search import Search
 from capvid.training.self_critical import SelfCriticalTrainer
+from capvid.training.trainer import Trainer
 
 
 class Told(Silent):
@@ -56,7 +56,7 @@ def _of(video: CaptionedVideo) -> tuple[Any, ...]:
 
 
 def made(folder: Path, name: str, *settings: str, plain: bool = False) -> Trainer:
-    told = captioner_class(name).paragraphs
+    told = CAPTIONERS[name].paragraphs
     videos, store = with_views(folder, paragraphs=told)
     if plain:
         held = {v.id: FrameReader(store)(v.id).float() for v in videos}
@@ -184,6 +184,6 @@ def test_self_critical_training_counts_views_as_their_video(tmp_path: Path) -> N
 
 
 def _said(found: SelfCriticalTrainer, text: str) -> Any:
-    from capvid.decoding import Hypothesis
+    from capvid.decoding.decoding_options import Hypothesis
 
     return Hypothesis(found.vocabulary.encode(text.split()), [], 0.0)

@@ -8,9 +8,9 @@ import fsspec
 import pytest
 
 from capvid.errors import MissingVideoError
-from capvid.storage import Blob, located
-from capvid.video.inputs import find_videos, iter_videos
-from capvid.video.search import stands_for_many
+from capvid.utils.storage import Blob, located
+from capvid.video.discovery import stands_for_many
+from capvid.video.input_set import find_videos, iter_videos
 
 ROOT = "memory://b/videos"
 NAMES = [

@@ -20,9 +20,9 @@ from capvid.errors import (
     UnsupportedCodecError,
     VideoError,
 )
-from capvid.video import choice
-from capvid.video.sampling import UniformSampling
-from capvid.video.source import open_video, read_frames
+from capvid.video import readers as choice
+from capvid.video.frame_sampling import UniformSampling
+from capvid.video.readers import open_video, read_frames
 
 
 @pytest.mark.parametrize(
@@ -127,8 +127,8 @@ def test_nothing_is_printed_by_pyav_after_the_readers(tmp_path: Path) -> None:
     path = write_numbers(tmp_path / "v.mp4", container={"movflags": "faststart"}, noise=60)
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
     code = (
-        "from capvid.video.source import read_frames\n"
-        "from capvid.video.sampling import UniformSampling\n"
+        "from capvid.video.readers import read_frames\n"
+        "from capvid.video.frame_sampling import UniformSampling\n"
         f"print(len(read_frames({str(path)!r}, UniformSampling(4)).frames))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

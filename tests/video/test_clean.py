@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from capvid.video.clean import letterbox, useful
-from capvid.video.source import SampledFrames, VideoInfo
+from capvid.video.frame_filter import letterbox, useful
+from capvid.video.frame_source import SampledFrames, VideoInfo
 
 HEIGHT, WIDTH = 180, 320
 

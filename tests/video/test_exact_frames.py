@@ -12,9 +12,9 @@ import pytest
 from make_video import BITS, numbers, turn, write_numbers
 
 from capvid.errors import TruncatedVideoError, UnsupportedCodecError
+from capvid.video.frame_sampling import UniformSampling
 from capvid.video.pyav_reader import PyAVSource
-from capvid.video.sampling import UniformSampling
-from capvid.video.source import open_video, read_frames
+from capvid.video.readers import open_video, read_frames
 
 COUNT = 120
 OPEN = "open-gop=1:bframes=8:b-adapt=0:keyint=24:min-keyint=24:scenecut=0"
@@ -130,7 +130,7 @@ def test_jumps_are_made_where_they_are_safe(path: Path, name: str, monkeypatch: 
 
 
 def count_packets(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    from capvid.video.decoding import Decoder
+    from capvid.video.pyav_reader import Decoder
 
     decoded: list[int] = []
     step = Decoder.step

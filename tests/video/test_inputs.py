@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from capvid.errors import CapvidError
-from capvid.video.inputs import find_videos
-from capvid.video.lists import read_paths
+from capvid.video.input_set import find_videos, read_paths
 
 
 def touch(folder: Path, *names: str) -> None:

@@ -21,13 +21,9 @@ from PIL import Image
 from toy import Run, Toy, capvid, toy, toy_files
 
 from capvid.errors import DataError, DecoderError, NotAVideoError, UsageError, VideoError
-from capvid.features.boundaries import AutoSegments, parse_segments
-from capvid.features.decode import decode_video, read_timeline
+from capvid.features.prefetch import decode_video, read_timeline
 from capvid.video import container
-from capvid.video.inputs import find_videos
-from capvid.video.packets import listening, opened
-from capvid.video.pictures import decode_picture
-from capvid.video.sampling import (
+from capvid.video.frame_sampling import (
     ChosenTimes,
     RateSampling,
     Sampling,
@@ -35,9 +31,12 @@ from capvid.video.sampling import (
     nearest,
     parse_sampling,
 )
-from capvid.video.segments import EqualSegments
-from capvid.video.source import open_video, read_frames
-from capvid.video.workers import Worker, WorkerPool
+from capvid.video.image_reader import decode_picture
+from capvid.video.input_set import find_videos
+from capvid.video.packets import listening, opened
+from capvid.video.readers import open_video, read_frames
+from capvid.video.segmentation import AutoSegments, EqualSegments, parse_segments
+from capvid.video.worker_pool import Worker, WorkerPool
 
 __all__ = ["capvid", "toy", "toy_files"]
 

@@ -7,9 +7,8 @@ import fsspec
 import pytest
 
 from capvid.errors import UsageError
-from capvid.storage import Blob, located
-from capvid.video.inputs import find_videos, iter_videos
-from capvid.video.lists import read_list
+from capvid.utils.storage import Blob, located
+from capvid.video.input_set import find_videos, iter_videos, read_list
 
 pa = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")

@@ -11,9 +11,11 @@ import pytest
 from PIL import Image
 
 from capvid.errors import CapvidError, EmptyVideoError, TruncatedVideoError, VideoError
-from capvid.video.inputs import find_videos
-from capvid.video.sampling import UniformSampling
-from capvid.video.source import Windows, open_video, read_frames
+from capvid.video import READER_NAMES
+from capvid.video.frame_sampling import UniformSampling
+from capvid.video.frame_source import Windows
+from capvid.video.input_set import find_videos
+from capvid.video.readers import open_video, read_frames
 
 
 def png(value: int, size: tuple[int, int] = (16, 12)) -> bytes:
@@ -38,6 +40,13 @@ def test_a_zip_file_stands_for_its_folders(archive: Path) -> None:
     found = find_videos([archive])
     assert [video.key for video in found] == ["deep/vidéo 2", "video1"]
     assert found[1].path == archive / "video1"
+
+
+@pytest.mark.parametrize("reader", READER_NAMES)
+def test_every_reader_opens_images(archive: Path, reader: str) -> None:
+    with open_video(archive / "video1", reader=reader) as source:
+        assert (source.info.reader, source.info.num_frames) == ("pictures", 4)
+    assert len(read_frames(archive / "video1", UniformSampling(2), reader=reader).frames) == 2
 
 
 def test_frames_come_in_the_order_of_names(archive: Path) -> None:

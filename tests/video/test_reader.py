@@ -18,8 +18,8 @@ from capvid.errors import (
     VideoError,
 )
 from capvid.video.decord_reader import repaired_times
-from capvid.video.sampling import UniformSampling
-from capvid.video.source import open_video, read_frames
+from capvid.video.frame_sampling import UniformSampling
+from capvid.video.readers import open_video, read_frames
 
 FORMATS = [
     ("a.mp4", "libx264"),

@@ -4,7 +4,13 @@ import numpy as np
 import pytest
 
 from capvid.errors import UsageError
-from capvid.video.sampling import RateSampling, Sampling, UniformSampling, WindowSampling, parse_sampling
+from capvid.video.frame_sampling import (
+    RateSampling,
+    Sampling,
+    UniformSampling,
+    WindowSampling,
+    parse_sampling,
+)
 
 
 def test_middles_of_equal_slices() -> None:

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from capvid.errors import CapvidError, DataError
-from capvid.video.sampling import RateSampling, UniformSampling
-from capvid.video.segments import EqualSegments, frames_within, read_segments
+from capvid.video.frame_sampling import RateSampling, UniformSampling
+from capvid.video.segmentation import EqualSegments, frames_within, read_segments
 
 TIMES = np.arange(100) / 10  # 10 s
 NOTHING = np.zeros((0, 4))

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 from make_video import frame_number, level, write_video
 
-from capvid.features.registry import backbone_entry
-from capvid.video import source as module
-from capvid.video.sampling import UniformSampling
-from capvid.video.source import VideoInfo, Windows, read_frames
+from capvid.backbones.catalog import backbone_entry
+from capvid.video import readers as module
+from capvid.video.frame_sampling import UniformSampling
+from capvid.video.frame_source import VideoInfo, Windows
+from capvid.video.readers import read_frames
 
 WINDOW = Windows(offsets=(-0.6, -0.2, 0.2, 0.6))
 

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from capvid.errors import TruncatedVideoError
-from capvid.video import workers as module
-from capvid.video.sampling import UniformSampling
-from capvid.video.workers import Worker, WorkerDiedError, WorkerPool, WorkerTimeoutError
+from capvid.video import worker_pool as module
+from capvid.video.frame_sampling import UniformSampling
+from capvid.video.worker_pool import Worker, WorkerDiedError, WorkerPool, WorkerTimeoutError
 
 
 def alive(pid: int) -> bool:
@@ -120,7 +120,7 @@ def test_a_process_does_not_live_for_ever(worker: Worker, monkeypatch: pytest.Mo
 
 
 def test_workers_import_no_deep_learning(worker: Worker) -> None:
-    from capvid.features.decode import decode_video
+    from capvid.features.prefetch import decode_video
 
     with pytest.raises(Exception, match="no such file"):
         worker.call(decode_video, Path("none.mp4"), UniformSampling(3), [], "auto")
@@ -163,7 +163,7 @@ def test_no_process_outlives_its_parent(tmp_path: Path, how: int) -> None:
             import sys
             sys.path[0] = {str(Path(calls.__file__).parent)!r}
             import calls
-            from capvid.video.workers import WorkerPool
+            from capvid.video.worker_pool import WorkerPool
             pool = WorkerPool(1)
             pool.submit(calls.announce_and_sleep, sys.argv[1]).result()
         """),

@@ -1,0 +1,1 @@
+"""Trained captioners: lookup, download and publishing."""

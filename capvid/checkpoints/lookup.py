@@ -1,0 +1,146 @@
+"""Trained captioners by name, folder or Hub id, with the backbones they need."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from capvid.backbones.catalog import BUNDLED, captioners, default_captioner
+from capvid.captioners.checkpoint import CONFIG, WEIGHTS, Checkpoint, holds_checkpoint, load_checkpoint
+from capvid.checkpoints.hub_checkpoints import HubModel, fetch_model, is_name
+from capvid.errors import CheckpointError, FeatureMismatchError, UsageError
+from capvid.utils.files import sha256_file
+from capvid.utils.registry import did_you_mean
+from capvid.vlm.git_files import GIT, GIT_CONFIG, model_type, weights_file
+
+if TYPE_CHECKING:
+    from capvid.backbones.backbone import Backbone
+
+
+def model_folder(model: str | Path | None) -> Path:
+    """Return the folder of a captioner by its path or, where there is no such folder, by its name.
+
+    Raises:
+        CheckpointError: there is neither, or the files that come with capvid are not as they should be.
+        HubError: the name is one on the Hub, and the captioner cannot be had.
+    """
+    return find_captioner(model)[0]
+
+
+def load_captioner(
+    folder: Path, published: HubModel | None, *, weights: str | Path | None, device: torch.device
+) -> tuple[Checkpoint, Callable[[], Sequence[Backbone]], str]:
+    """Load the captioner in a folder; return it, a loader of its backbones, and its name for results."""
+    if model_type(folder) == GIT and not holds_checkpoint(folder):
+        from capvid.vlm.git import load_git
+
+        if weights is not None:
+            raise UsageError("GIT sees frames with weights of its own", remedy="leave out --weights")
+        name = published.repository if published else GIT
+        checkpoint, backbone = load_git(folder, name=name, device=device)
+        digest = _digest(folder / GIT_CONFIG, weights_file(folder)) if published is None else ""
+        return checkpoint, lambda: [backbone], published.label if published else f"{GIT}@{digest}"
+    checkpoint = load_checkpoint(folder)
+    home = checkpoint.folder or folder  # of a training run, its folder "best"
+    return (
+        checkpoint,
+        lambda: _load_backbones(checkpoint, [home, folder], published, weights=weights, device=device),
+        published.label if published else f"{checkpoint.name}@{revision(home)}",
+    )
+
+
+def find_captioner(model: str | Path | None) -> tuple[Path, HubModel | None]:
+    """Return the folder of a captioner, and its Hub model if it comes from there."""
+    if model is not None and Path(model).is_dir():
+        return Path(model), None
+    trained = {name: entry for name, entry in captioners().items() if entry.source}
+    name = default_captioner() if model is None else str(model)
+    if name not in trained:
+        if isinstance(model, str) and name not in captioners() and is_name(name):
+            hub_model = fetch_model(name)
+            return hub_model.folder, hub_model
+        untrained = name in captioners()
+        what = "comes untrained" if untrained else "no such folder, nor a captioner that comes trained"
+        raise CheckpointError(
+            f"{name}: {what}",
+            remedy=f"{did_you_mean(name, trained)} "
+            f"give the folder of a captioner that you trained, one of {', '.join(trained)}, or a name "
+            "on the Hugging Face Hub (OWNER/NAME)",
+        )
+    entry = trained[name]
+    if not entry.bundled:
+        hub_model = fetch_model(str(entry.source).removeprefix("hub:"))
+        return hub_model.folder, hub_model
+    folder = BUNDLED / str(entry.source).partition(":")[2]
+    try:
+        digest = sha256_file(folder / WEIGHTS)
+    except OSError as error:
+        raise CheckpointError(
+            f"{folder}: the captioner {name} cannot be read ({error.strerror})", remedy="install capvid again"
+        ) from error
+    if digest != entry.sha256:
+        raise CheckpointError(f"{folder}: damaged, not the captioner {name}", remedy="install capvid again")
+    return folder, None
+
+
+def revision(folder: str | Path) -> str:
+    """Return twelve hexadecimal digits of a digest of the checkpoint's files."""
+    return _digest(*(Path(folder) / name for name in (CONFIG, WEIGHTS)))
+
+
+def _digest(*paths: Path) -> str:
+    digests = map(sha256_file, paths)
+    return hashlib.sha256(" ".join(digests).encode()).hexdigest()[:12]
+
+
+def _load_backbones(
+    checkpoint: Checkpoint,
+    folders: Sequence[Path],
+    published: HubModel | None,
+    *,
+    weights: str | Path | None,
+    device: torch.device,
+) -> list[Backbone]:
+    """Load the backbones that make the features the captioner was trained on.
+
+    Raises:
+        FeatureMismatchError: capvid has no such backbone, or makes other features with it.
+        HubError: the captioner was published with their weights, which cannot be downloaded.
+    """
+    from capvid.backbones.backbone import load_backbone
+    from capvid.backbones.catalog import backbone_entry, backbones
+
+    if published is not None and weights is None:
+        published.fetch_weights(checkpoint.header)
+    streams = checkpoint.header.streams
+    search = [folder / "weights" for folder in folders]
+    file = None if weights is None else Path(weights)
+    if file is not None and len(streams) > 1 and not file.is_dir():
+        search.insert(0, file)  # the file's name tells which of the backbones it belongs to
+        file = None
+    loaded = []
+    for stream in streams:
+        try:
+            name = backbone_entry(stream.backbone or "").name
+        except UsageError as error:
+            reason = f"was trained on features of {stream.backbone}, which capvid cannot make"
+            if stream.backbone is None:
+                reason = f"does not say which backbone made its {stream.width}-wide features"
+            known = ", ".join(backbones())
+            raise FeatureMismatchError(
+                f"the captioner {reason}",
+                remedy=f"give files of its features, or a captioner trained on one of {known}",
+            ) from error
+        backbone = load_backbone(name, layer=stream.layer, weights=file, device=device, search=search)
+        differing = stream.mismatches(backbone.header)
+        if differing:
+            raise FeatureMismatchError(
+                f"{name} here is not the one the captioner was trained on: {', '.join(differing)}",
+                remedy="give the weights it was trained on with --weights",
+            )
+        loaded.append(backbone)
+    return loaded

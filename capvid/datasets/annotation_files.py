@@ -1,0 +1,471 @@
+"""Predictions to be scored: what ``capvid caption`` writes, and what other captioners' evaluations read.
+
+What a file holds is seen from its first characters:
+
+- records of ``capvid caption``: one, a list of them, or one on each line; failed ones have said nothing;
+- a list of ``{"image_id": ..., "caption": ...}`` (also ``video_id``, ``video`` or ``id``), COCO's results;
+- an object of captions by id, or of lists of sentences, inside ``"results"`` or not (ActivityNet);
+- tables with the columns video, caption and, if need be, logprob, by commas or tabulators; these also without
+  the names of the columns.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+import re
+import reprlib
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+from capvid.datasets.dataset import CaptionedVideo, Segment
+from capvid.errors import DataError
+from capvid.utils.files import read_regular
+from capvid.utils.limits import limits
+from capvid.utils.validation import parse_json
+
+
+def whole_text(text: str) -> str:
+    """Give a text back.
+
+    Raises:
+        RowError: it holds half a character.
+    """
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        raise RowError(f"half a character in {reprlib.repr(text)}", "mend its \\u escapes") from None
+    return text
+
+
+LONGEST_CAPTION = 1000  # words, many times the longest of the published ones
+_LONGEST_TEXT = 20_000  # characters
+_GZIP = b"\x1f\x8b"
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+_SPACE = re.compile(r"[ \t\n\r]*")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a row stands: its file, the line on which it begins, and its name there if it has one."""
+
+    path: Path
+    line: int
+    record: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.path}, line {self.line}" + (f", {self.record}" if self.record else "")
+
+
+@dataclass(frozen=True)
+class BadRow:
+    """A row that cannot be used, why, and what to do about it."""
+
+    place: Place
+    reason: str
+    remedy: str = ""
+
+    def __str__(self) -> str:
+        return " ".join(f"{self.place}: {self.reason}".split())
+
+
+class RowError(Exception):
+    """Says inside :meth:`Rows.at` why the row cannot be used."""
+
+    def __init__(self, reason: str, remedy: str = "") -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.remedy = remedy
+
+
+class Rows:
+    """What becomes of rows that cannot be used.
+
+    Args:
+        skip_bad: whether they are left out and counted; otherwise the first one is an error.
+
+    Attributes:
+        bad: the rows left out so far.
+        notes: what else is worth knowing about the files, a line each.
+    """
+
+    def __init__(self, *, skip_bad: bool) -> None:
+        self.skip_bad = skip_bad
+        self.bad: list[BadRow] = []
+        self.notes: list[str] = []
+
+    @contextmanager
+    def at(self, place: Place) -> Iterator[None]:
+        """Read one row in the block.
+
+        Raises:
+            DataError: the block raises RowError and bad rows are not skipped.
+        """
+        try:
+            yield
+        except RowError as error:
+            self.bad.append(BadRow(place, error.reason, error.remedy))
+            if not self.skip_bad:
+                raise DataError(f"{place}: {error.reason}", remedy=error.remedy) from None
+
+
+def find_file(folder: Path, *names: str) -> Path | None:
+    """Find the first of ``names`` in a folder or one folder down, plain or with ``.gz`` behind the name.
+
+    Raises:
+        DataError: there is no such folder, or several of the folders in it hold the file.
+    """
+    if not folder.is_dir():
+        raise DataError(f"{folder}: no such folder", remedy="give the folder of the annotation files")
+    for name in names:
+        for form in (name, f"{name}.gz"):
+            if (folder / form).is_file():
+                return folder / form
+            below = sorted(path for path in folder.glob(f"*/{form}") if path.is_file())
+            if len(below) > 1:
+                raise DataError(
+                    f"{folder}: {form} is in {below[0].parent.name} and in {below[1].parent.name}",
+                    remedy="give the folder of one of them",
+                )
+            if below:
+                return below[0]
+    return None
+
+
+def find_splits(folder: Path, files: Sequence[tuple[str, str]], rows: Rows) -> list[tuple[str, Path]]:
+    """Find the file of every split, given as pairs of split and name; a missing one is noted.
+
+    Raises:
+        DataError: there is none of the files.
+    """
+    found = []
+    for split, name in files:
+        path = find_file(folder, name)
+        if path is None:
+            rows.notes.append(f"{folder}: no {name}, so no {split} split from there")
+        else:
+            found.append((split, path))
+    if not found:
+        names = " or ".join(name for _, name in files)
+        raise DataError(
+            f"{folder}: no {names}, here or one folder down", remedy="give the folder they are in"
+        )
+    return found
+
+
+def read_bytes(path: Path) -> bytes:
+    """Read a file, unpacked if it is gzip, without a byte order mark.
+
+    Raises:
+        DataError: there is no such file, or it cannot be read or unpacked.
+    """
+    try:
+        data = read_regular(path, max_bytes=limits().text_bytes)
+        if data.startswith(_GZIP):
+            data = _unpacked(data)
+    except FileNotFoundError:
+        raise DataError(f"{path}: no such captions file") from None
+    except (OSError, EOFError, zlib.error) as error:
+        why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise DataError(f"{path}: not readable ({why})", remedy="give a whole, readable file") from error
+    return data.removeprefix(_BYTE_ORDER_MARK)
+
+
+def _unpacked(data: bytes) -> bytes:
+    """Unpack gzip data.
+
+    Raises:
+        OSError, EOFError, zlib.error: they are damaged, or unpack to more than the limit.
+    """
+    max_bytes = limits().text_bytes
+    unpacked = bytearray()
+    with gzip.open(BytesIO(data)) as file:
+        while block := file.read(1 << 20):
+            unpacked += block
+            if len(unpacked) > max_bytes:
+                raise OSError(f"unpacks to more than the limit of {max_bytes} bytes")
+    return bytes(unpacked)
+
+
+def read_text(path: Path) -> str:
+    """Read a file as UTF-8.
+
+    Raises:
+        DataError: it cannot be read; the message names the line of the first byte that is not UTF-8.
+    """
+    data = read_bytes(path)
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise DataError(
+            f"{path}, line {line}: not readable as text ({error.reason})", remedy="save the file as UTF-8"
+        ) from error
+
+
+def read_lines(path: Path, rows: Rows) -> Iterator[tuple[Place, str]]:
+    """Give the lines of a file that are not blank; one that is not UTF-8 is a bad row.
+
+    Raises:
+        DataError: the file cannot be read, or a line and bad rows are not skipped.
+    """
+    for number, line in enumerate(read_bytes(path).split(b"\n"), 1):
+        place = Place(path, number)
+        with rows.at(place):
+            try:
+                text = line.decode("utf-8").rstrip("\r")
+            except UnicodeDecodeError as error:
+                raise RowError(f"not readable as text ({error.reason})", "save the file as UTF-8") from error
+            if text.strip():
+                yield place, text
+
+
+class JsonFile:
+    """A JSON file whose records know their lines.
+
+    Raises:
+        DataError: the file is not JSON; the message names line and column.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._text = read_text(path)
+        remedy = "it may have been cut off: get the file again"
+        try:
+            parse_json(self._text)
+        except json.JSONDecodeError as error:
+            place = f"{path}, line {error.lineno}, column {error.colno}"
+            raise DataError(f"{place}: not JSON ({error.msg})", remedy=remedy) from None
+        except (ValueError, RecursionError) as error:
+            raise DataError(f"{path}, line 1: not JSON that can be read ({error})", remedy=remedy) from None
+
+    def items(self, name: str) -> Iterator[tuple[Place, Any]]:
+        """Give the records of the list that is called ``name``.
+
+        Raises:
+            DataError: there is no such list.
+        """
+        for count, (line, _, value) in enumerate(self._children("[", name), 1):
+            yield Place(self.path, line, f"record {count} of {name}"), value
+
+    def members(self, *steps: str) -> Iterator[tuple[Place, str, Any]]:
+        """Give the records of the object at the end of ``steps`` with their names; one may come twice.
+
+        Raises:
+            DataError: there is no such object.
+        """
+        for line, name, value in self._children("{", *steps):
+            yield Place(self.path, line, f"record {reprlib.repr(name)}"), name, value
+
+    def _children(self, opening: str, *steps: str) -> Iterator[tuple[int, str, Any]]:
+        start = self._skip(0)
+        for step in steps:
+            here = start
+            start = -1
+            if self._text[here] == "{":
+                start = next((at for name, at, _ in self._walk(here, "{") if name == step), -1)
+            if start < 0:
+                break
+        if start < 0 or self._text[start] != opening:
+            what = "list" if opening == "[" else "object"
+            raise DataError(
+                f"{self.path}: no {what} {'.'.join(steps) or 'of records'}",
+                remedy="give the file as it was published",
+            )
+        line, counted = 1, 0
+        for name, at, value in self._walk(start, opening):
+            line += self._text.count("\n", counted, at)
+            counted = at
+            yield line, name, value
+
+    def _walk(self, start: int, opening: str) -> Iterator[tuple[str, int, Any]]:
+        """The name (of an object's members), position and value of everything in a list or object."""
+        decode = json.JSONDecoder().raw_decode
+        position = self._skip(self._skip(start) + 1)
+        while self._text[position] not in "]}":
+            name, first = "", position
+            if opening == "{":
+                name, position = decode(self._text, position)
+                first = self._skip(self._skip(position) + 1)
+            value, position = decode(self._text, first)
+            yield name, first, value
+            position = self._skip(position)
+            if self._text[position] == ",":
+                position = self._skip(position + 1)
+
+    def _skip(self, position: int) -> int:
+        found = _SPACE.match(self._text, position)
+        assert found is not None
+        return found.end()
+
+
+def member(row: Any, key: str, kind: type | tuple[type, ...], what: str) -> Any:
+    """Give ``row[key]`` if the row is an object and that is a ``kind`` and not empty.
+
+    Raises:
+        RowError: it is not; ``what`` says what was expected.
+    """
+    value = row.get(key) if isinstance(row, dict) else None
+    if not isinstance(value, kind) or isinstance(value, bool) or value in ("", [], {}):
+        found = "is missing" if value is None else f"is {reprlib.repr(value)}"
+        raise RowError(f"no {what}: {key!r} {found}", f"give every record {key!r}")
+    return value
+
+
+def check_caption(text: Any) -> str:
+    """Give a caption back as it is.
+
+    Raises:
+        RowError: it is not a text, has nothing in it, or is too long to be a caption.
+    """
+    if not isinstance(text, str):
+        raise RowError(f"a caption that is not text: {reprlib.repr(text)}", "write captions as strings")
+    if not text.strip():
+        raise RowError("an empty caption", "write a sentence or remove the row")
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        raise RowError(
+            f"a caption with half a character: {reprlib.repr(text)}", "mend its \\u escapes"
+        ) from None
+    count = len(text.split())
+    if count > LONGEST_CAPTION or len(text) > _LONGEST_TEXT:
+        raise RowError(
+            f"a caption of {count} words and {len(text)} characters",
+            f"split or remove it; up to {LONGEST_CAPTION} words are taken",
+        )
+    return text
+
+
+def number(value: Any) -> float:
+    """Give a finite number as a float.
+
+    Raises:
+        RowError: it is anything else.
+    """
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        try:
+            if math.isfinite(value):
+                return float(value)
+        except OverflowError:
+            pass
+    raise RowError(f"{reprlib.repr(value)} is not a time in seconds", "give times as numbers")
+
+
+@dataclass(frozen=True)
+class Lists:
+    """How the two lists and their fields are called."""
+
+    videos: str
+    id: str
+    captions: str
+    refers: str
+
+
+@dataclass
+class _Group:
+    place: Place
+    name: str
+    split: str
+    captions: list[str] = field(default_factory=list)
+    seen: bool = False
+
+
+def read_grouped(
+    file: JsonFile, lists: Lists, rows: Rows, name_and_split: Callable[[Any], tuple[str, str]]
+) -> Iterator[tuple[Place, CaptionedVideo]]:
+    """Put the captions to their videos; a video without any is a bad row.
+
+    Raises:
+        DataError: the file lacks a list, or has a row that cannot be used and bad rows are not skipped.
+    """
+    groups: dict[Any, _Group] = {}
+    refused: set[Any] = set()
+    for place, row in file.items(lists.videos):
+        with rows.at(place):
+            key = member(row, lists.id, (str, int), "id")
+            refused.add(key)
+            name, split = name_and_split(row)
+            if key in groups:
+                raise RowError(f"the id {key} comes twice", "give each video one record")
+            groups[key] = _Group(place, name, split)
+    for place, row in file.items(lists.captions):
+        with rows.at(place):
+            key = member(row, lists.refers, (str, int), "id")
+            if key not in groups and key in refused:
+                continue  # the video's own row says why
+            if key not in groups:
+                raise RowError(
+                    f"no record in {lists.videos} has the id {key}", "add it, or remove the caption"
+                )
+            groups[key].seen = True
+            groups[key].captions.append(check_caption(row.get("caption")))
+    for group in groups.values():
+        with rows.at(group.place):
+            if not group.seen:
+                raise RowError(f"{group.name} has no captions", "add some, or remove the record")
+            if group.captions:
+                yield group.place, CaptionedVideo(group.name, group.split, tuple(group.captions))
+
+
+FRAME = 0.5  # seconds between the frames of the MART paper's features
+
+
+def read_timed(path: Path, split: str, rows: Rows) -> Iterator[tuple[Place, CaptionedVideo]]:
+    """Read a JSON object of videos by their ids, each with ``timestamps`` and ``sentences``.
+
+    Raises:
+        DataError: the file is not of that form, or a row is not and bad rows are not skipped.
+    """
+    mended: list[str] = []
+    for place, name, row in JsonFile(path).members():
+        with rows.at(place):
+            times = member(row, "timestamps", list, "list of times")
+            sentences = member(row, "sentences", list, "list of sentences")
+            yield place, told(name, split, times, sentences, mended)
+    note_mended(path, mended, rows)
+
+
+def told(
+    name: str, split: str, times: Sequence[Any], sentences: Sequence[Any], mended: list[str]
+) -> CaptionedVideo:
+    """Make a video of its segments and the sentence about each, in the order in which they were told.
+
+    That order, and not that of time, is the one of the published reference paragraphs. A segment that ends
+    before it begins is turned round; an empty one begins one frame earlier. Their videos go to ``mended``.
+
+    Raises:
+        RowError: a time or sentence is not one, or there are not as many of them.
+    """
+    if not name.strip():
+        raise RowError("no id", "give each video one")
+    if len(times) != len(sentences):
+        raise RowError(
+            f"{len(times)} segments and {len(sentences)} sentences", "give a sentence for every segment"
+        )
+    segments = []
+    for pair in times:
+        if not isinstance(pair, list) or len(pair) != 2:
+            raise RowError(f"a segment that is not [start, end]: {reprlib.repr(pair)}", "give both times")
+        start, end = sorted(map(number, pair))
+        if start < 0 or end <= 0:
+            raise RowError(f"a segment from {start:g} to {end:g} seconds", "give times from 0 on")
+        if number(pair[0]) >= number(pair[1]):
+            mended.append(name)
+        segments.append(Segment(start if start < end else max(0.0, start - FRAME), end, "seconds"))
+    return CaptionedVideo(name, split, (), tuple(segments), (tuple(map(check_caption, sentences)),))
+
+
+def note_mended(path: Path, mended: Sequence[str], rows: Rows) -> None:
+    """Note in how many segments, and in which videos, the end did not come after the start."""
+    if mended:
+        names = ", ".join(mended[:5]) + (", ..." if len(mended) > 5 else "")
+        rows.notes.append(
+            f"{path}: {len(mended)} segments that do not end after they begin, mended ({names})"
+        )

@@ -1,0 +1,87 @@
+"""Datasets: captioned videos, dataset specs and their formats."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from capvid.utils.registry import Registry
+
+SPLITS = ("train", "val", "test")
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Part of a video, from ``start`` up to ``end``, in ``unit``: numbers of its frames, or seconds."""
+
+    start: float
+    end: float
+    unit: str = "frames"
+
+
+@dataclass(frozen=True)
+class CaptionedVideo:
+    """One video of a data set.
+
+    Attributes:
+        id: its name, the same as in the features.
+        split: train, val or test.
+        captions: sentences as they were written, each about the whole video.
+        segments: parts of the video in the order in which they are told, for paragraphs.
+        paragraphs: each a sentence for every segment; outside the train split others may follow, told with
+            other segments, to score against.
+    """
+
+    id: str
+    split: str
+    captions: tuple[str, ...] = ()
+    segments: tuple[Segment, ...] = ()
+    paragraphs: tuple[tuple[str, ...], ...] = ()
+
+
+# of the path, the rows (capvid.datasets.annotation_files.Rows) and the options: videos with their places
+Reader = Callable[[Path, Any, Mapping[str, str]], Iterator[tuple[Any, CaptionedVideo]]]
+_R = TypeVar("_R", bound=Reader)
+
+
+@dataclass(frozen=True)
+class DatasetFormat:
+    """A dataset format.
+
+    Attributes:
+        read: function of the path, the rows it reports to, and the options; yields videos with their places.
+        target: what the path is, ``FILE`` or ``DIR``.
+        options: names of the options that may follow a ``#``.
+        help: what such a file or folder holds, one line.
+    """
+
+    read: Reader
+    target: str
+    options: tuple[str, ...]
+    help: str
+
+
+DATASET_FORMATS: Registry[DatasetFormat] = Registry("dataset format", "capvid.datasets.formats")
+
+
+def dataset_format(name: str, target: str, help: str, *, options: tuple[str, ...] = ()) -> Callable[[_R], _R]:
+    """Return a decorator that registers a reader as the dataset format ``name``; see DatasetFormat."""
+
+    def decorator(read: _R) -> _R:
+        DATASET_FORMATS.register(name)(DatasetFormat(read, target, options, help))
+        return read
+
+    return decorator
+
+
+def known_specs(target: str = "") -> str:
+    """Return the specs of all formats for messages and help, such as ``jsonl:FILE, msvd:DIR``."""
+    formats = DATASET_FORMATS.items()
+    return ", ".join(f"{name}:{known.target}" for name, known in formats if target in ("", known.target))
+
+
+def dataset_help() -> str:
+    """Return the specs of all formats with what they hold, for the help of the command line."""
+    return ", ".join(f"{name}:{known.target} ({known.help})" for name, known in DATASET_FORMATS.items())

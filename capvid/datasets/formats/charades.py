@@ -1,0 +1,92 @@
+"""Charades: ``Charades_v1_train.csv`` and ``Charades_v1_test.csv``; the captions are the ``descriptions``.
+
+Descriptions are parted by semicolons, and ``{}`` stands for one that was not given; without these there are
+16,087, the number that the HAM paper evaluates with. The scripts that the actors played are not captions.
+
+There are 7985 videos in the training file, 16 of them without a description, and 1863 in the test file. The
+paper has 7569 for training and 400 for validation, without saying which. Here those 400 are the ones whose
+ids have the smallest SHA-256, so that the order of the file plays no part; of a shorter file it is the same
+share.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from capvid.datasets.annotation_files import Place, RowError, Rows, check_caption, find_splits, read_text
+from capvid.datasets.dataset import CaptionedVideo, dataset_format
+from capvid.errors import DataError
+
+FILES = (("train", "Charades_v1_train.csv"), ("test", "Charades_v1_test.csv"))
+VALIDATION, OF = 400, 7969
+_NONE = "{}"
+
+
+@dataset_format("charades", "DIR", "Charades as published")
+def read(folder: Path, rows: Rows, options: Mapping[str, str]) -> Iterator[tuple[Place, CaptionedVideo]]:
+    """Read the videos of all splits; those without a description are left out and noted.
+
+    Raises:
+        DataError: a file is missing or no CSV, or a row cannot be used and bad rows are not skipped.
+    """
+    for split, path in find_splits(folder, FILES, rows):
+        videos = []
+        bare = 0
+        for place, name, descriptions in _records(path, rows):
+            with rows.at(place):
+                captions = _captions(descriptions)
+                if captions:
+                    videos.append((place, CaptionedVideo(name, split, captions)))
+                else:
+                    bare += 1
+        if bare:
+            rows.notes.append(f"{path}: {bare} videos without a description ({_NONE}) are left out")
+        held = _held_out([video.id for _, video in videos]) if split == "train" else set()
+        for place, video in videos:
+            yield place, replace(video, split="val") if video.id in held else video
+
+
+def _captions(descriptions: str) -> tuple[str, ...]:
+    if not descriptions.strip():
+        raise RowError("no descriptions", f"write them, or {_NONE} where there are none")
+    parts = [part.strip() for part in descriptions.split(";")]
+    return tuple(check_caption(part) for part in parts if part not in (_NONE, ""))
+
+
+def _held_out(names: list[str]) -> set[str]:
+    """The ids that are kept for validation."""
+    unique = sorted(set(names), key=lambda name: hashlib.sha256(name.encode()).digest())
+    return set(unique[: len(unique) * VALIDATION // OF])
+
+
+def _records(path: Path, rows: Rows) -> Iterator[tuple[Place, str, str]]:
+    """Id and descriptions of each row."""
+    reader = csv.reader(io.StringIO(read_text(path), newline=""), strict=True)
+    header: list[str] | None = None
+    begun = 1
+    try:
+        for row in reader:
+            place, begun = Place(path, begun), reader.line_num + 1
+            if header is None:
+                header = row
+                if not {"id", "descriptions"} <= set(header):
+                    raise DataError(
+                        f"{place}: no columns id and descriptions", remedy="give the file as it was published"
+                    )
+                continue
+            if not row:
+                continue
+            with rows.at(place):
+                if len(row) != len(header):
+                    raise RowError(f"{len(row)} columns, and {len(header)} in the header", "mend the row")
+                fields = dict(zip(header, row, strict=True))
+                if not fields["id"].strip():
+                    raise RowError("no id", "give each video one")
+                yield place, fields["id"], fields["descriptions"]
+    except csv.Error as error:
+        raise DataError(f"{path}, line {begun}: not CSV ({error})", remedy="get the file again") from None

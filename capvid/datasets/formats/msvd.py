@@ -1,0 +1,56 @@
+"""MSVD: ``sents_train_lc_nopunc.txt`` and its likes, with an id, a tabulator and a sentence on each line.
+
+The ids there are ``vid1`` to ``vid1970``. With ``youtube_mapping.txt`` beside the sentences the videos have
+the names of the clips (video on YouTube, start, end), as features of these have; ``msvd:DIR#ids=vid`` leaves
+the ids as they are. The published splits have 1200, 100 and 670 videos.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from capvid.datasets.annotation_files import Place, RowError, Rows, find_file, find_splits, read_lines
+from capvid.datasets.dataset import SPLITS, CaptionedVideo, dataset_format
+from capvid.datasets.formats.caption_files import captions_by_id
+from capvid.errors import UsageError
+
+FILES = tuple((split, f"sents_{split}_lc_nopunc.txt") for split in SPLITS)
+MAPPING = "youtube_mapping.txt"
+
+
+@dataset_format("msvd", "DIR", "MSVD as published; #ids=vid keeps its own ids", options=("ids",))
+def read(folder: Path, rows: Rows, options: Mapping[str, str]) -> Iterator[tuple[Place, CaptionedVideo]]:
+    """Read the videos of all splits; ``options`` may have ``ids``, vid or youtube.
+
+    Raises:
+        DataError: the files are missing, or a row cannot be used and bad rows are not skipped.
+        UsageError: another kind of ids.
+    """
+    ids = options.get("ids")
+    if ids not in (None, "vid", "youtube"):
+        raise UsageError(f"{folder}: no ids {ids!r}", remedy="use vid or youtube")
+    mapping = None if ids == "vid" else find_file(folder, MAPPING)
+    if ids == "youtube" and mapping is None:
+        raise UsageError(f"{folder}: no {MAPPING}", remedy="put it there, or use ids=vid")
+    names = _names(mapping, rows) if mapping else None
+    for split, path in find_splits(folder, FILES, rows):
+        for name, (place, captions) in captions_by_id(path, rows).items():
+            with rows.at(place):
+                if names is not None and name not in names:
+                    raise RowError(f"{name} is not in {MAPPING}", "add it there, or use msvd:DIR#ids=vid")
+                yield place, CaptionedVideo(names[name] if names else name, split, tuple(captions))
+
+
+def _names(path: Path, rows: Rows) -> dict[str, str]:
+    """The names of the clips by their ids."""
+    names: dict[str, str] = {}
+    for place, line in read_lines(path, rows):
+        with rows.at(place):
+            columns = line.split()
+            if len(columns) != 2:
+                raise RowError(f"{len(columns)} columns", "write the clip's name, a space and its id")
+            if columns[1] in names:
+                raise RowError(f"the id {columns[1]} comes twice", "give each id one line")
+            names[columns[1]] = columns[0]
+    return names

@@ -1,0 +1,123 @@
+"""Decoding options and hypotheses."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from capvid.errors import UsageError
+from capvid.utils.options import option
+from capvid.utils.validation import checked_fields
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_LOWEST_TEMPERATURE = 1e-3  # logits divided by less overflow
+
+
+_option = partial(option, least=0, most=1000)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecodingOptions:
+    """How captions are searched for, or sampled.
+
+    Every field's ``metadata`` holds its ``help`` text and, for numbers, its bounds ``least`` and ``most``.
+
+    ``specificity`` and ``no_repeat_words`` are explained in :mod:`capvid.decoding.rescoring` and
+    :class:`capvid.decoding.beam_search.Repetition`. A sentence ends before ``min_length`` words only if no
+    word is allowed. Sampling ignores ``beam_size`` and ``specificity``; a sample depends on the video, the
+    seed and the sample's number alone, not on the batch.
+    """
+
+    beam_size: int = _option(5, "Beam width; 1 is greedy search.", least=1)
+    max_length: int = _option(20, "Maximum words per caption.", least=1)
+    min_length: int = _option(0, "Minimum words per caption.")
+    length_penalty: float = _option(  # n ** 1000 overflows
+        1.0, "Exponent of the length by which a caption's log-probability is divided.", most=100
+    )
+    specificity: float = _option(
+        0.0, "Weight of the mutual-information score when ranking beams; 0 ranks by likelihood."
+    )
+    num_captions: int = _option(1, "Captions per video, best first.", least=1, most=10_000)
+    no_repeat_ngram: int = _option(0, "Never repeat an n-gram of this size within a caption; 0 allows it.")
+    no_repeat_words: bool = _option(
+        False,
+        "Never repeat a content word within a caption.",
+        flags=("--no-repeat-words/--repeat-words",),
+    )
+    temperature: float = _option(0.0, "Sampling temperature; 0 uses beam search.")
+    top_p: float = _option(1.0, "Sample from the smallest set of words with this total probability.", most=1)
+    seed: int = _option(0, "Random seed for sampling.", most=2**63 - 1)
+    trace: bool = _option(False, "Keep the captioner's attention to each frame at every word.")
+
+    @property
+    def sampling(self) -> bool:
+        """Whether words are sampled."""
+        return self.temperature > 0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything that captions depend on, as plain values."""
+        return {name: value for name, value in asdict(self).items() if name != "trace"}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> DecodingOptions:
+        """Build from plain values.
+
+        Raises:
+            UsageError: an unknown option, or a value out of its bounds.
+        """
+        checked_fields(cls, values, what="decoding option")
+        return cls(**values)
+
+    def __post_init__(self) -> None:
+        checked_fields(type(self), vars(self))
+        if 0 < self.temperature < _LOWEST_TEMPERATURE:
+            raise UsageError(
+                f"temperature = {self.temperature}: must be 0 or at least {_LOWEST_TEMPERATURE}",
+                remedy="0 takes the likeliest words",
+            )
+        if self.min_length > self.max_length:
+            raise UsageError(
+                f"no sentence has at least {self.min_length} words and at most {self.max_length}",
+                remedy=f"choose a minimum length of 0 to {self.max_length}, or a greater maximum length",
+            )
+        if self.num_captions > self.beam_size and not self.sampling:
+            raise UsageError(
+                f"{self.num_captions} captions cannot come from {self.beam_size} beams",
+                remedy=f"choose 1 to {self.beam_size} captions or more beams",
+            )
+        if not self.top_p:
+            raise UsageError(f"top_p = {self.top_p}: must be above 0 and at most 1")
+        if self.top_p < 1 and not self.sampling:
+            raise UsageError(
+                f"top_p = {self.top_p} is of use only when words are drawn",
+                remedy="give a temperature above 0, or leave top_p at 1",
+            )
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """One caption of one video.
+
+    Attributes:
+        tokens: word numbers, without start and end.
+        logprobs: natural log-probability of each token and, last, of the end; the captioner's own, whatever
+            the temperature and the nucleus.
+        score: ranking score: the sum of ``logprobs``, less ``specificity`` times that of the average video,
+            normalised by length.
+        trace: the captioner's trace by name, each (words + 1, ...) on the CPU, padded with zeros where its
+            width differs from word to word; None unless requested.
+    """
+
+    tokens: list[int]
+    logprobs: list[float]
+    score: float
+    trace: dict[str, Tensor] | None = None
+
+    @property
+    def logprob(self) -> float:
+        """Log-probability of the caption, its end included."""
+        return sum(self.logprobs)

@@ -1,0 +1,170 @@
+"""Rescoring of finished captions: teacher-forced log-probabilities, traces and specificity."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from copy import deepcopy
+from dataclasses import replace
+from itertools import chain
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from capvid.captioners.base import Captioner, Carried, ParagraphCaptioner, Trace
+from capvid.captioners.layers import Standardise, at_least_float32
+from capvid.decoding.decoding_options import DecodingOptions, Hypothesis
+from capvid.errors import UsageError
+from capvid.text.vocabulary import BOS, EOS
+
+MOST_WEIGHTS = 100_000_000  # of a captioner that is held twice
+SENTENCES = 32  # whose logits are held at once
+
+
+def in_double(captioner: Captioner, device: torch.device) -> Captioner | None:
+    """Return a copy of ``captioner`` in double precision; None if it is too large or ``device`` has none."""
+    if device.type == "mps" or sum(part.numel() for part in captioner.parameters()) > MOST_WEIGHTS:
+        return None
+    return deepcopy(captioner).double()
+
+
+@torch.inference_mode()
+def rescore(
+    captioner: Captioner,
+    features: Tensor,
+    mask: Tensor,
+    hypotheses: Sequence[Sequence[Hypothesis]],
+    *,
+    carried: Carried | None = None,
+    trace: bool = False,
+) -> list[list[Hypothesis]]:
+    """Return the same hypotheses with log-probabilities and traces as precise as the captioner.
+
+    Args:
+        captioner: captioner that wrote them.
+        features: features of the videos, or of a segment of each, (B, T, D), or maps (B, T, L, D).
+        mask: (B, T) of real frames.
+        hypotheses: captions of each video, at least one.
+        carried: memory of the segments before these, for paragraph captioners.
+        trace: whether to keep :attr:`Hypothesis.trace`.
+    """
+    features = features.to(next(captioner.parameters()).dtype)
+    width = max(map(len, hypotheses))  # K; the last caption fills the rows of videos that have fewer
+    rows = chain.from_iterable([*each, *[each[-1]] * (width - len(each))] for each in hypotheses)
+    sentences = [torch.tensor([BOS, *row.tokens, EOS], device=features.device) for row in rows]
+    tokens = pad_sequence(sentences, batch_first=True)  # (B K, L + 2)
+    before, after = tokens[:, :-1], tokens[:, 1:]
+    if isinstance(captioner, ParagraphCaptioner):
+        state = captioner.encode(features, mask, carried)
+        hidden = captioner.read(state.repeat(width), before)[0]
+    else:
+        hidden = captioner.teacher_forced(features, mask, before)  # (B K, L + 1, Z)
+    logprobs: list[list[float]] = []
+    for part, words in zip(hidden.split(SENTENCES), after.split(SENTENCES), strict=True):
+        logits = at_least_float32(captioner.logits(part))
+        logprobs += (logits.gather(2, words.unsqueeze(2)).squeeze(2) - logits.logsumexp(-1)).tolist()
+    traces: list[Trace] = []
+    if trace:
+        if not isinstance(captioner, ParagraphCaptioner):
+            state = captioner.encode(features, mask)
+        state = state.expand(width)
+        for words in before.unbind(1):
+            _, state, step = captioner.step(words, state)
+            traces.append(step)
+    frames = mask.sum(1).tolist()
+
+    def rescored(video: int, rank: int, hypothesis: Hypothesis) -> Hypothesis:
+        row, end = video * width + rank, len(hypothesis.tokens) + 1
+        kept = {}
+        for name in traces[0] if trace else ():
+            steps = [torch.atleast_1d(step[name][row]) for step in traces[:end]]
+            if name == "attention":  # of the real frames alone
+                steps = [weights[: frames[video]] for weights in steps]
+            kept[name] = pad_sequence(steps, batch_first=True).cpu()  # (L + 1, W)
+        return replace(hypothesis, logprobs=logprobs[row][:end], trace=kept if trace else None)
+
+    return [
+        [rescored(video, rank, hypothesis) for rank, hypothesis in enumerate(each)]
+        for video, each in enumerate(hypotheses)
+    ]
+
+
+def check_specificity(captioner: Captioner, options: DecodingOptions) -> None:
+    """Check that ``captioner`` can rank by the ``specificity`` of the options.
+
+    Raises:
+        UsageError: it writes paragraphs, or does not hold the mean of the training features.
+    """
+    if not options.specificity or options.sampling:
+        return
+    if captioner.paragraphs or not isinstance(captioner.standardise, Standardise):
+        raise UsageError(
+            f"specificity = {options.specificity}: expected a captioner of single captions, trained with "
+            "standardise = true, which holds the mean of the training features",
+            remedy=f"leave specificity at 0 for this {captioner.name}",
+        )
+
+
+def rank_by_specificity(
+    captioner: Captioner, hypotheses: Sequence[Sequence[Hypothesis]], options: DecodingOptions
+) -> list[list[Hypothesis]]:
+    """Return each video's best ``num_captions`` hypotheses, best first, with their new scores.
+
+    A score is (log p(caption | video) - specificity * log p(caption | average video)) divided by
+    n ** length_penalty.
+
+    Args:
+        captioner: a captioner that :func:`check_specificity` accepts.
+        hypotheses: all finished captions of each video.
+        options: decoding options.
+    """
+    mean = captioner.standardise.mean
+    assert isinstance(mean, Tensor)
+    distinct = list(dict.fromkeys(tuple(hypothesis.tokens) for hypothesis in chain.from_iterable(hypotheses)))
+    average = dict(zip(distinct, average_logprobs(captioner, mean, distinct), strict=True))
+
+    def scored(hypothesis: Hypothesis) -> Hypothesis:
+        specific = hypothesis.logprob - options.specificity * average[tuple(hypothesis.tokens)]
+        return replace(hypothesis, score=specific / len(hypothesis.logprobs) ** options.length_penalty)
+
+    return [
+        sorted(map(scored, each), key=lambda hypothesis: -hypothesis.score)[: options.num_captions]
+        for each in hypotheses
+    ]
+
+
+@torch.inference_mode()
+def average_logprobs(captioner: Captioner, mean: Tensor, sentences: Sequence[Sequence[int]]) -> list[float]:
+    """Return the log-probability of each sentence, its end included, given the average video.
+
+    Common beginnings are computed once. The last digits depend on the sentences that share a call.
+
+    Args:
+        captioner: captioner of single captions.
+        mean: (D,) mean of the features; for feature maps, at every location.
+        sentences: word numbers of each, without start and end.
+    """
+    captioner.eval()
+    frame = mean.view(1, 1, -1)  # one frame of one video
+    if captioner.config.locations:
+        frame = frame.unsqueeze(2).expand(-1, -1, captioner.config.locations, -1)
+    state = captioner.encode(frame, torch.ones(1, 1, dtype=torch.bool, device=mean.device))
+    totals, active = [0.0] * len(sentences), list(range(len(sentences)))
+    rows = [0] * len(sentences)  # each sentence's row among the distinct beginnings
+    words = [BOS]  # last word of each row
+    while active:
+        logits, state, _ = captioner.step(torch.tensor(words, device=mean.device), state)
+        following = [(*sentences[number], EOS)[state.words - 1] for number in active]
+        row_of, word_of = torch.tensor([[rows[number] for number in active], following], device=mean.device)
+        logits = at_least_float32(logits)
+        logprobs = (logits[row_of, word_of] - logits.logsumexp(-1)[row_of]).tolist()
+        beginnings: dict[tuple[int, int], int] = {}
+        unfinished = []
+        for number, word, logprob in zip(active, following, logprobs, strict=True):
+            totals[number] += logprob
+            if state.words <= len(sentences[number]):
+                rows[number] = beginnings.setdefault((rows[number], word), len(beginnings))
+                unfinished.append(number)
+        active, words = unfinished, [word for _, word in beginnings]
+        state = state.reorder(torch.tensor([row for row, _ in beginnings], device=mean.device).long())
+    return totals

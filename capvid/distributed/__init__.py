@@ -1,0 +1,1 @@
+"""Large runs on this machine or on a Ray cluster."""

@@ -1,0 +1,1 @@
+"""File transfer from model hubs, pinned and verified."""

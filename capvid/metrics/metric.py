@@ -1,0 +1,63 @@
+"""The registry of metrics, and the tokenized texts that metrics score."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, TypeVar
+
+from capvid.utils.registry import Registry
+
+if TYPE_CHECKING:
+    from capvid.metrics.ngram_index import ReferenceIndex
+
+Scored = Mapping[str, tuple[float, Mapping[str, float]]]  # by name: the corpus score, and that of each video
+_F = TypeVar("_F", bound=Callable[..., Scored])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Texts:
+    """Tokenized captions and their references, ready to be scored.
+
+    Attributes:
+        predictions: one caption per video of the references, tokens separated by single spaces.
+        references: reference captions of each video, likewise.
+        sentences: predicted sentences of paragraphs, for the videos of R@n.
+    """
+
+    predictions: Mapping[str, str]
+    references: Mapping[str, Sequence[str]]
+    sentences: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+    @cached_property
+    def index(self) -> ReferenceIndex:
+        """The n-grams of the references."""
+        from capvid.metrics.ngram_index import ReferenceIndex
+
+        return ReferenceIndex(self.references)
+
+    def share_index(self, other: Texts) -> None:
+        """Use the index of other texts with the same references."""
+        vars(self)["index"] = other.index
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A metric: a function from texts to scores by name, and whether it needs paragraphs."""
+
+    compute: Callable[..., Scored]
+    paragraphs_only: bool
+
+
+METRICS: Registry[Metric] = Registry("metric", "capvid.metrics")
+
+
+def metric(name: str, *, paragraphs_only: bool = False) -> Callable[[_F], _F]:
+    """Return a decorator that registers a function of :class:`Texts` as the metric ``name``."""
+
+    def decorator(compute: _F) -> _F:
+        METRICS.register(name)(Metric(compute, paragraphs_only))
+        return compute
+
+    return decorator

@@ -1,0 +1,229 @@
+"""Tokenized captions and the n-gram index of the references."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from capvid.errors import DataError, UsageError
+from capvid.text.tokenization import ptb_tokenize
+
+Ints = NDArray[np.int64]
+_BITS = 32  # a pair of numbers below 2**31 is one number
+
+
+@dataclass(frozen=True)
+class Order:
+    """The n-grams of the references for one n; one entry for each n-gram of each line.
+
+    Attributes:
+        keys: of the n-grams, sorted; the place of a key is the n-gram's number.
+        videos: in how many videos' references each n-gram occurs.
+        places: video and n-gram of each entry as one number, sorted.
+        gram: the n-gram of each entry.
+        line: the reference of each entry.
+        count: how often it occurs there.
+    """
+
+    keys: Ints
+    videos: Ints
+    places: Ints
+    gram: Ints
+    line: Ints
+    count: Ints
+
+
+@dataclass(frozen=True)
+class Shared:
+    """The n-grams of predictions for one n, and the references' entries that have the same ones.
+
+    Attributes:
+        line: the prediction of each n-gram.
+        gram: its number, beyond those of the references if it is in none.
+        count: how often it occurs there.
+        own: for each pair of a prediction's n-gram and an entry of its video's references the former.
+        entry: the latter.
+    """
+
+    line: Ints
+    gram: Ints
+    count: Ints
+    own: Ints
+    entry: Ints
+
+
+class ReferenceIndex:
+    """The references of all videos, indexed by n-gram.
+
+    Args:
+        references: for each video its tokenised captions.
+
+    Attributes:
+        rows: the number of each video.
+        first: the number of each video's first reference, and behind the last video's the count of all.
+        words: how many words each reference has.
+        orders: the n-grams for n = 1..4.
+    """
+
+    def __init__(self, references: Mapping[str, Sequence[str]]) -> None:
+        self.rows = {video: row for row, video in enumerate(references)}
+        counts = [len(lines) for lines in references.values()]
+        self.first: Ints = np.concatenate(([0], np.cumsum(counts))).astype(np.int64)
+        self._numbers: dict[str, int] = {}
+        self.words, words = self._read([line for lines in references.values() for line in lines])
+        known: list[Ints] = []
+
+        def number(n: int, key: Ints) -> Ints:
+            keys, gram = np.unique(key, return_inverse=True)
+            known.append(keys)
+            return gram.reshape(-1)
+
+        video = np.repeat(np.arange(len(counts)), counts)
+        found = _ngrams(self.words, words, number)
+        self.orders = [_order(keys, *one, video) for keys, one in zip(known, found, strict=True)]
+
+    def match(self, rows: Sequence[int], captions: Sequence[str]) -> tuple[Ints, list[Shared]]:
+        """Find the n-grams that captions share with the references of their videos.
+
+        Args:
+            rows: the number of each caption's video.
+            captions: tokenised.
+
+        Returns:
+            How many words each caption has, and what is shared for n = 1..4.
+        """
+        lengths, words = self._read(captions)
+        found = _ngrams(lengths, words, lambda n, key: _looked_up(self.orders[n - 1].keys, key))
+        video = np.asarray(rows, dtype=np.int64)
+        return lengths, [_shared(order, *one, video) for order, one in zip(self.orders, found, strict=True)]
+
+    def _read(self, lines: Sequence[str]) -> tuple[Ints, Ints]:
+        """Count the words of each line, and number the words of all, one behind the other."""
+        numbers = self._numbers
+        lengths, every = [], []
+        for text in lines:
+            words = text.split()
+            lengths.append(len(words))
+            every += [numbers.setdefault(word, len(numbers)) for word in words]
+        return np.array(lengths, dtype=np.int64), np.array(every, dtype=np.int64)
+
+
+def _ngrams(lengths: Ints, words: Ints, number: Callable[[int, Ints], Ints]) -> list[tuple[Ints, Ints]]:
+    """The line and the number of every n-gram for n = 1..4; ``number`` gives numbers for keys."""
+    line = np.repeat(np.arange(len(lengths)), lengths)
+    left = np.repeat(np.cumsum(lengths), lengths) - np.arange(len(words))  # words from here to the line's end
+    gram = np.zeros_like(words)
+    found = []
+    for n in range(1, MAX_N + 1):
+        at = np.flatnonzero(left >= n)
+        numbers = number(n, gram[at] << _BITS | words[at + n - 1])
+        gram = np.zeros_like(words)
+        gram[at] = numbers
+        found.append((line[at], numbers))
+    return found
+
+
+def _looked_up(keys: Ints, key: Ints) -> Ints:
+    """The place of each key in ``keys``; keys that are not there are numbered beyond them."""
+    place = np.searchsorted(keys, key)
+    new = np.ones(len(key), dtype=bool)
+    inside = place < len(keys)
+    new[inside] = keys[place[inside]] != key[inside]
+    place[new] = len(keys) + np.unique(key[new], return_inverse=True)[1].reshape(-1)
+    return place
+
+
+def _counted(first: Ints, second: Ints) -> tuple[Ints, Ints, Ints]:
+    """The distinct pairs of numbers, and how often each occurs."""
+    pairs, count = np.unique(first << _BITS | second, return_counts=True)
+    return pairs >> _BITS, pairs & ((1 << _BITS) - 1), count
+
+
+def _order(keys: Ints, line: Ints, gram: Ints, video: Ints) -> Order:
+    line, gram, count = _counted(line, gram)
+    places = video[line] << _BITS | gram
+    sort = np.argsort(places, kind="stable")
+    places = places[sort]
+    new = np.ones(len(places), dtype=bool)
+    new[1:] = places[1:] != places[:-1]
+    videos = np.bincount(gram[sort][new], minlength=len(keys))
+    return Order(keys, videos, places, gram[sort], line[sort], count[sort])
+
+
+def _shared(order: Order, line: Ints, gram: Ints, video: Ints) -> Shared:
+    line, gram, count = _counted(line, gram)
+    places = video[line] << _BITS | gram
+    start = np.searchsorted(order.places, places, "left")
+    many = np.searchsorted(order.places, places, "right") - start
+    own = np.repeat(np.arange(len(line)), many)
+    step = np.arange(len(own)) - np.repeat(np.cumsum(many) - many, many)
+    return Shared(line, gram, count, own, start[own] + step)
+
+
+MAX_N = 4
+TOKENIZERS = ("auto", "ptb", "builtin", "none")
+
+Caption = str | Sequence[str]
+
+
+def tokenised(caption: Caption, *, tokenizer: str = "builtin") -> str:
+    """Join the tokens of a caption by spaces.
+
+    Args:
+        caption: a text, or a list of tokens that is taken as it is.
+        tokenizer: ``builtin`` or ``auto`` for :mod:`capvid.text.tokenization`; ``none`` splits at spaces.
+
+    Raises:
+        UsageError: there is no tokenizer of that name, or it is ``ptb``, which takes all captions at once.
+    """
+    check_tokenizer(tokenizer)
+    if tokenizer == "ptb":
+        raise UsageError(
+            "the tokenizer 'ptb' takes no single captions", remedy="use capvid.scoring.scorer.score"
+        )
+    if not isinstance(caption, str):
+        return " ".join(caption)
+    return caption if tokenizer == "none" else " ".join(ptb_tokenize(caption))
+
+
+def check_tokenizer(name: str) -> None:
+    """Refuse names that are none of a tokenizer.
+
+    Raises:
+        UsageError: it is one.
+    """
+    if name not in TOKENIZERS:
+        raise UsageError(f"no tokenizer named {name!r}", remedy=f"use one of: {', '.join(TOKENIZERS)}")
+
+
+def check_predictions(predictions: Mapping[str, object], references: Iterable[str]) -> None:
+    """Refuse predictions that leave out a referenced video; other videos in them are allowed.
+
+    Raises:
+        DataError: some have none; the message names the first of them.
+    """
+    missing = [video for video in references if video not in predictions]
+    if missing:
+        named = ", ".join(missing[:5]) + (f" and {len(missing) - 5} more" if len(missing) > 5 else "")
+        raise DataError(
+            f"no prediction for {len(missing)} of the videos in the references: {named}",
+            remedy="caption these videos too, or take them out of the references",
+        )
+
+
+def check_references(references: Mapping[str, Sequence[Caption]]) -> None:
+    """Refuse references without videos, and videos without a list of references.
+
+    Raises:
+        DataError: there is no video, one has no reference, or one has a text in place of a list.
+    """
+    if not references:
+        raise DataError("the references hold no video", remedy="give at least one video with its captions")
+    for video, captions in references.items():
+        if isinstance(captions, str):
+            raise DataError(f"{video}: the references are one text", remedy="give a list of captions")
+        if not captions:
+            raise DataError(f"{video}: no references", remedy="give it a caption, or take the video out")

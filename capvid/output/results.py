@@ -1,0 +1,188 @@
+"""Results of captioning, and their JSON record.
+
+Array shapes: L words of a sentence, T frames that the captioner looked at, W width of a trace.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from capvid.utils.escaping import json_value, utf8_text
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from capvid.errors import CapvidError
+    from capvid.utils.storage import VideoPath
+
+
+SCHEMA_VERSION = 1  # of JSON records
+_DECIMALS = 6
+_WEIGHT_DECIMALS = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class WordScore:
+    """One word of a caption, and its log-probability given the words before it."""
+
+    word: str
+    logprob: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Caption:
+    """One sentence, or the sentences of all segments of a video joined into one text.
+
+    Attributes:
+        text: the caption.
+        logprob: log-probability of the sentence including its end; the sum of several.
+        words: the words with their log-probabilities.
+        generic: whether the caption probably fits many videos (:mod:`capvid.decoding.confidence`); None if
+            the captioner is not calibrated.
+        traces: model internals per word and, last, for the end of the sentence, each (L + 1, W), if
+            requested: ``attention`` over the frames (W = T), and others by captioner.
+        sentences: number of sentences in the text.
+    """
+
+    text: str
+    logprob: float
+    words: tuple[WordScore, ...]
+    generic: bool | None = None
+    traces: Mapping[str, np.ndarray] | None = None
+    sentences: int = 1
+
+    @property
+    def mean_logprob(self) -> float:
+        """Log-probability per word; the end of a sentence counts as a word."""
+        return self.logprob / (len(self.words) + self.sentences)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Segment:
+    """A segment of a video, or the complete video, with its captions.
+
+    Attributes:
+        start: start in seconds.
+        end: end in seconds; None if the duration of the video is unknown.
+        captions: captions, best first.
+        frames: indices (T,) into the times of the result: the frames that the captioner looked at.
+        memory_change: relative change of each layer's memory, for captioners that carry memory from one
+            segment to the next.
+    """
+
+    start: float
+    end: float | None
+    captions: tuple[Caption, ...]
+    frames: np.ndarray
+    memory_change: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class CaptionResult:
+    """Captions of one input, or the error that prevented them.
+
+    Attributes:
+        path: path or address of the input.
+        status: ``ok`` or ``error``.
+        captions: captions, best first; of a video in segments one, which joins the best caption of each.
+        error: why there are no captions.
+        model: captioner as ``name@revision``.
+        lost: number of frames that could not be decoded.
+        duration: duration of the video in seconds, if known.
+        segments: segments with their captions; a single one if segmentation was not requested.
+        paragraph: whether segmentation was requested.
+        times: times of the sampled frames in seconds, if known.
+        pictures: thumbnails of the sampled frames as JPEG files, if requested.
+    """
+
+    path: VideoPath
+    status: str
+    captions: tuple[Caption, ...]
+    error: CapvidError | None
+    model: str
+    lost: int = 0
+    duration: float | None = None
+    segments: tuple[Segment, ...] = ()
+    paragraph: bool = False
+    times: np.ndarray | None = None
+    pictures: tuple[bytes, ...] = ()
+
+    def failed(self, error: CapvidError) -> CaptionResult:
+        """Return the result of the same input with an error instead of captions."""
+        return CaptionResult(
+            path=self.path, status="error", captions=(), error=error, model=self.model, lost=self.lost
+        )
+
+
+def make_record(
+    result: CaptionResult, settings: Mapping[str, Any], *, attention: bool = False
+) -> dict[str, Any]:
+    """Return the JSON record of one result.
+
+    Args:
+        result: the result, with traces if ``attention`` is set.
+        settings: everything besides the model that the captions depend on.
+        attention: whether to record each word's weights over the frames and the times of these frames.
+    """
+    segments = [_segment_record(result, segment, attention=attention) for segment in result.segments]
+    if result.paragraph:
+        captions = [_caption_record(caption) for caption in result.captions]
+    else:
+        captions = segments[0]["captions"] if segments else []
+    name, _, revision = result.model.partition("@")
+    record: dict[str, Any] = json_value(
+        {
+            "schema_version": SCHEMA_VERSION,
+            "video": utf8_text(result.path),
+            "status": result.status,
+            "model": {"name": name, "revision": revision or None},
+            "settings": dict(settings),
+            "duration": None if result.duration is None else round(result.duration, _DECIMALS),
+            "captions": captions,
+            **({"segments": segments} if result.paragraph else {}),
+            "error": error_record(result.error),
+        }
+    )
+    return record
+
+
+def error_record(error: CapvidError | None) -> dict[str, str] | None:
+    """Return the JSON record of an error; None without one."""
+    if error is None:
+        return None
+    return {"kind": error.kind, "message": utf8_text(error.message), "remedy": utf8_text(error.remedy)}
+
+
+def _segment_record(result: CaptionResult, segment: Segment, *, attention: bool) -> dict[str, Any]:
+    times = None
+    if attention and result.times is not None:
+        times = [round(float(time), _DECIMALS) for time in result.times[segment.frames]]
+    change = [round(value, _DECIMALS) for value in segment.memory_change]
+    return {
+        "start": round(segment.start, _DECIMALS),
+        "end": None if segment.end is None else round(segment.end, _DECIMALS),
+        "caption": segment.captions[0].text,
+        "captions": [_caption_record(each, times, attention=attention) for each in segment.captions],
+        **({"memory_change": change} if change else {}),
+    }
+
+
+def _caption_record(
+    caption: Caption, times: Sequence[float] | None = None, *, attention: bool = False
+) -> dict[str, Any]:
+    """Return the JSON record of a caption; ``times`` are those of the frames in its attention."""
+    record: dict[str, Any] = {
+        "text": caption.text,
+        "logprob": round(caption.logprob, _DECIMALS),
+        "mean_logprob": round(caption.mean_logprob, _DECIMALS),
+        **({} if caption.generic is None else {"generic": caption.generic}),
+        "words": [{"word": word.word, "logprob": round(word.logprob, _DECIMALS)} for word in caption.words],
+    }
+    weights = (caption.traces or {}).get("attention") if attention else None
+    if weights is not None:
+        for word, row in zip(record["words"], weights, strict=False):  # the last row belongs to the end
+            word["attention"] = [round(float(weight), _WEIGHT_DECIMALS) for weight in row]
+        record["times"] = times
+    return record

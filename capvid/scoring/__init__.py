@@ -1,0 +1,1 @@
+"""Scoring of predictions against references."""

@@ -1,0 +1,155 @@
+"""Whether one set of predictions scores better than another: paired bootstrap over videos (Koehn, 2004).
+
+The videos are drawn anew, with replacement, many times; every time both sets are scored on the same draw. The
+middle 95 % of the differences are the confidence interval, and the p-value is twice the share of draws in
+which the difference has the other sign or is 0.
+
+No draw is scored from the captions. BLEU is computed from counts summed over the videos drawn, exactly.
+ROUGE_L, CIDEr-D (with the document frequencies of all videos, whatever is drawn) and R@n are means over
+videos. METEOR's corpus score is not a mean: its interval and p-value are those of the mean over videos, while
+the difference is that of the corpus scores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from capvid.errors import DataError
+from capvid.metrics.bleu import bleu_counts, bleu_of_counts
+from capvid.metrics.metric import Texts
+from capvid.scoring.scorer import CAPTION_METRICS, Scores, score_texts
+
+SAMPLES = 1000
+SEED = 0
+_NUMBERS_AT_ONCE = 1 << 22
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """Of one score: first minus second, its 95 % confidence interval, and the p-value."""
+
+    difference: float
+    low: float
+    high: float
+    p: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """Two sets of predictions against the same references.
+
+    Attributes:
+        first: the scores of one.
+        second: the scores of the other.
+        differences: by the names of the scores.
+        by: the score by which videos are compared.
+        videos: all videos by how much they differ in it, first minus second, the greatest difference first.
+    """
+
+    first: Scores
+    second: Scores
+    differences: dict[str, Difference]
+    by: str
+    videos: dict[str, float]
+
+
+def compare(
+    first: Texts,
+    second: Texts,
+    *,
+    metrics: Collection[str] = CAPTION_METRICS,
+    meteor_engine: str = "auto",
+    meteor_needed: bool = True,
+    samples: int = SAMPLES,
+    seed: int = SEED,
+) -> Comparison:
+    """Score two sets of predictions and say how sure their differences are.
+
+    Args:
+        first: captions and references.
+        second: other captions with the same references.
+        metrics: as for :func:`capvid.scoring.scorer.score_texts`, like the next two.
+        meteor_engine: see there.
+        meteor_needed: see there.
+        samples: how often videos are drawn.
+        seed: of the draws.
+
+    Raises:
+        DataError: the references differ.
+        UsageError: there is no metric or engine of that name.
+        MetricError: METEOR is not installed.
+    """
+    if first.references != second.references:
+        raise DataError("the two are not scored on the same videos", remedy="give both the same references")
+    second.share_index(first)
+    both = [
+        score_texts(texts, metrics=metrics, meteor_engine=meteor_engine, meteor_needed=meteor_needed)
+        for texts in (first, second)
+    ]
+    drawn = _differences(first, second, both, samples, seed)
+    ones, others = (scores.corpus for scores in both)
+    differences = {name: _judged(ones[name] - others[name], drawn[name]) for name in ones}
+    by = next((name for name in ("CIDEr-D", "METEOR", "ROUGE_L", "BLEU-4") if name in ones), next(iter(ones)))
+    each = {
+        video: values.get(by, 0.0) - both[1].per_video[video].get(by, 0.0)
+        for video, values in both[0].per_video.items()
+    }
+    ordered = dict(sorted(each.items(), key=lambda item: -abs(item[1])))
+    return Comparison(first=both[0], second=both[1], differences=differences, by=by, videos=ordered)
+
+
+def _judged(difference: float, drawn: Floats) -> Difference:
+    low, high = np.quantile(drawn, (0.025, 0.975)).tolist()
+    other = 1 + min(int((drawn <= 0).sum()), int((drawn >= 0).sum()))
+    return Difference(difference=difference, low=low, high=high, p=min(1.0, 2 * other / (len(drawn) + 1)))
+
+
+def _differences(
+    first: Texts, second: Texts, both: list[Scores], samples: int, seed: int
+) -> dict[str, Floats]:
+    """The differences of all draws, by the names of the scores."""
+    names = list(both[0].corpus)
+    bleus = [name for name in names if name.startswith("BLEU")]
+    means = [name for name in names if name not in bleus]
+    counts = [bleu_counts(texts.predictions, first.index) for texts in (first, second)] if bleus else []
+    sums = [_sums(scores.per_video, means) for scores in both]
+    found: dict[str, list[Floats]] = {name: [] for name in names}
+    for weights in _draws(len(first.index.rows), samples, seed):
+        if bleus:
+            one, other = (bleu_of_counts(weights @ count) for count in counts)
+            for n, name in enumerate(bleus):
+                found[name].append(one[:, n] - other[:, n])
+        ones, others = (_means(weights @ values) for values in sums)
+        for n, name in enumerate(means):
+            found[name].append(ones[:, n] - others[:, n])
+    return {name: np.concatenate(parts) for name, parts in found.items()}
+
+
+def _draws(videos: int, samples: int, seed: int) -> Iterator[Floats]:
+    """How often each video is drawn, some samples at a time: (some, videos)."""
+    generator = np.random.default_rng(seed)
+    many = max(1, _NUMBERS_AT_ONCE // videos)
+    for start in range(0, samples, many):
+        some = min(many, samples - start)
+        drawn = generator.integers(0, videos, (some, videos)) + np.arange(some)[:, None] * videos
+        yield np.bincount(drawn.ravel(), minlength=some * videos).reshape(some, videos).astype(float)
+
+
+def _sums(per_video: Mapping[str, Mapping[str, float]], names: list[str]) -> Floats:
+    """For each video its scores, and behind them whether it has each: (videos, 2 * scores)."""
+    values = [[video.get(name, 0.0) for name in names] for video in per_video.values()]
+    there = [[float(name in video) for name in names] for video in per_video.values()]
+    return np.concatenate([np.array(values), np.array(there)], axis=1)
+
+
+def _means(sums: Floats) -> Floats:
+    """Sums of scores over how many there are."""
+    total, count = np.split(sums, 2, axis=1)
+    means: Floats = np.divide(total, count, out=np.zeros_like(total), where=count > 0)
+    return means

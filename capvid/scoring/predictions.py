@@ -1,0 +1,366 @@
+"""Predictions to be scored: what ``capvid caption`` writes, and what other captioners' evaluations read.
+
+What a file holds is seen from its first characters:
+
+- records of ``capvid caption``: one, a list of them, or one on each line; failed ones have said nothing;
+- a list of ``{"image_id": ..., "caption": ...}`` (also ``video_id``, ``video`` or ``id``), COCO's results;
+- an object of captions by id, or of lists of sentences, inside ``"results"`` or not (ActivityNet);
+- tables with the columns video, caption and, if need be, logprob, by commas or tabulators; these also without
+  the names of the columns.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+import reprlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from capvid.datasets.annotation_files import Place, RowError, Rows, whole_text
+from capvid.errors import DataError
+from capvid.utils.escaping import unguarded_cell
+from capvid.utils.files import MANIFEST
+from capvid.utils.text_stream import JsonStream, TextLines, looks_like_json, opened
+
+IDS = ("image_id", "video_id", "video", "id")
+COLUMNS = ("video", "caption", "logprob")
+SUFFIXES = (".json", ".jsonl", ".csv", ".tsv")
+_FORMS = (
+    'give records of capvid caption, [{"image_id": ..., "caption": ...}], {id: caption}, or a table with the '
+    "columns video and caption"
+)
+
+
+@dataclass
+class Predictions:
+    """What was predicted.
+
+    Attributes:
+        said: for each id a caption, or with paragraphs its sentences.
+        failed: ids whose record says that captioning failed.
+        further: how many captions were left out because a better one of the same video stood before them.
+    """
+
+    said: dict[str, list[str]] = field(default_factory=dict)
+    failed: list[str] = field(default_factory=list)
+    further: int = 0
+
+
+def read_predictions(path: Path, *, paragraphs: bool = False) -> Predictions:
+    """Read a file of predictions, or all such files in a folder, with little more memory than they need.
+
+    Args:
+        path: a file, plain or gzip, or the folder given to ``capvid caption --output-dir``.
+        paragraphs: whether each video has sentences; otherwise it has one caption.
+
+    Returns:
+        The predictions; a caption is a list of one sentence.
+
+    Raises:
+        DataError: a file cannot be read or is of another form; the message names file and line.
+    """
+    reader = _Reader(paragraphs)
+    if path.is_dir():
+        files = [one for one in sorted(path.rglob("*")) if one.name != MANIFEST and one.is_file()]
+        files = [one for one in files if one.suffix.lower() in SUFFIXES]
+        if not files:
+            raise DataError(f"{path}: no predictions in this folder", remedy="give files of capvid caption")
+    else:
+        files = [path]
+    for one in files:
+        reader.read(one)
+    if not reader.found.said and not reader.found.failed:
+        raise DataError(f"{path}: no predictions", remedy=_FORMS)
+    return reader.found
+
+
+class _Reader:
+    """Reads files one after the other into ``found``."""
+
+    def __init__(self, paragraphs: bool) -> None:
+        self.paragraphs = paragraphs
+        self.found = Predictions()
+        self._places: dict[str, tuple[Path, int]] = {}
+        self._rows = Rows(skip_bad=False)
+
+    def read(self, path: Path) -> None:
+        with opened(path) as stream:
+            if looks_like_json(stream):
+                self._read_json(JsonStream(path, stream))
+            else:
+                self._read_table(path, TextLines(path, stream))
+
+    def _read_json(self, stream: JsonStream) -> None:
+        if stream.peek() == "[":
+            for line in stream.items():
+                self._take_record(stream, line)
+            stream.end()
+            return
+        first = stream.look()
+        if isinstance(first, dict) and _is_record(first):
+            while stream.peek():
+                self._take_record(stream, stream.line)
+            return
+        self._read_object(stream)
+        stream.end()
+
+    def _read_object(self, stream: JsonStream) -> None:
+        """Read an object of captions by id, or one that has such an object as its ``results``."""
+        about = []  # what may tell of the file, beside its results
+        inside = False
+        for line, name in stream.members():
+            if name == "results" and stream.peek() == "{":
+                inside = True
+                for inner, video in stream.members():
+                    self._take(stream.path, inner, video, stream.value())
+            elif name in ("version", "external_data"):
+                about.append((line, name, stream.value()))
+            else:
+                self._take(stream.path, line, name, stream.value())
+        for line, name, value in [] if inside else about:
+            self._take(stream.path, line, name, value)
+
+    def _take_record(self, stream: JsonStream, line: int) -> None:
+        row = stream.value()
+        with self._rows.at(Place(stream.path, line)):
+            if not isinstance(row, dict):
+                raise RowError(f"not a record: {reprlib.repr(row)}", _FORMS)
+            name = next((row[key] for key in IDS if row.get(key) is not None), None)
+            if name is None:
+                raise RowError(f"no id: none of {', '.join(IDS)}", _FORMS)
+        if row.get("status") == "error":
+            self._place(stream.path, line, name)
+            self.found.failed.append(str(name))
+            return
+        self._take(stream.path, line, name, *self._content(row))
+
+    def _content(self, row: dict[str, Any]) -> tuple[Any, Sequence[Any]]:
+        """What a record says, and all captions of which it is the first."""
+        if self.paragraphs:
+            for key in ("segments", "sentences"):
+                if row.get(key):
+                    return row[key], ()
+        captions = row.get("captions")
+        if isinstance(captions, list) and captions:
+            return captions[:1], captions
+        return row.get("caption", row.get("sentence", row.get("segments"))), ()
+
+    def _read_table(self, path: Path, lines: TextLines) -> None:
+        source = iter(lines)
+        first = next((line for line in source if line.strip()), "")
+        tabs = "\t" in first
+        head = _head(first, tabs=tabs)
+        places = _columns(head)
+        if places is None:
+            if not tabs:
+                if first:
+                    raise DataError(f"{path}, line {lines.number}: no form of predictions", remedy=_FORMS)
+                return
+            places, source = (0, 1), chain([first], source)
+        before = begun = None
+        start = head.index("start") if self.paragraphs and "start" in head else None
+        for line, cells in _rows(source, lines, path, tabs=tabs):
+            with self._rows.at(Place(path, line)):
+                if len(cells) <= max(*places, start or 0):
+                    raise RowError(f"{len(cells)} columns", "write a video and a caption on each line")
+            video, caption = (cells[place].strip() for place in places)
+            segment = None if start is None else cells[start]
+            if "logprob" in head and video == before:
+                if segment == begun:
+                    self.found.further += 1
+                else:  # the next segment of a paragraph
+                    self.found.said[as_id(video)].append(caption)
+            else:
+                self._take(path, line, video, caption)
+            before, begun = video, segment
+
+    def _take(self, path: Path, line: int, name: Any, value: Any, captions: Sequence[Any] = ()) -> None:
+        """Keep what a video's prediction is, once it is seen to be one."""
+        video = self._place(path, line, name)
+        with self._rows.at(Place(path, line, f"record {reprlib.repr(video)}")):
+            sentences = [_text(one) for one in (value if isinstance(value, list) else [value])]
+            if not self.paragraphs and len(sentences) != 1:
+                raise RowError(
+                    f"{len(sentences)} captions for one video", "give one caption, or score with --paragraph"
+                )
+            self.found.said[video] = sentences
+            self.found.further += max(0, len(captions) - 1)
+
+    def _place(self, path: Path, line: int, name: Any) -> str:
+        """The id as text, and a note of where it stands; it must be new."""
+        with self._rows.at(Place(path, line)):
+            video = as_id(name)
+            if video in self._places:
+                other = self._places[video]
+                raise RowError(
+                    f"the id {reprlib.repr(video)} comes twice (first at {other[0]}, line {other[1]})",
+                    "give each video one prediction",
+                )
+            self._places[video] = (path, line)
+        return video
+
+
+def as_id(value: Any) -> str:
+    """Give an id as text: a number and the text of its digits are the same id.
+
+    Raises:
+        RowError: it is neither text nor a whole number, or nothing.
+    """
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if isinstance(value, bool) or not isinstance(value, (str, int)) or not str(value).strip():
+        raise RowError(f"an id that is not text or a number: {reprlib.repr(value)}", "give each video an id")
+    return whole_text(str(value).strip())
+
+
+def _text(value: Any) -> str:
+    """The text of a caption, or of an object that holds one."""
+    if isinstance(value, dict):
+        value = next((value[key] for key in ("caption", "sentence", "text") if key in value), None)
+    if not isinstance(value, str):
+        raise RowError(
+            f"a caption that is not text: {reprlib.repr(value)}",
+            "write a text, or leave the record out and choose --missing empty or skip",
+        )
+    return whole_text(value)
+
+
+def _is_record(row: dict[str, Any]) -> bool:
+    """Whether an object is the record of one video and not an object of captions by id."""
+    return any(key in row and not isinstance(row[key], (list, dict)) for key in IDS) and any(
+        key in row for key in ("caption", "captions", "segments", "sentences", "sentence", "status")
+    )
+
+
+def _head(line: str, *, tabs: bool) -> list[str]:
+    """The names of columns, if a line has them."""
+    try:
+        cells = line.split("\t") if tabs else next(csv.reader([line.rstrip("\r\n")]), [])
+    except csv.Error:
+        return []
+    return [cell.strip().lower() for cell in cells]
+
+
+def _columns(head: Sequence[str]) -> tuple[int, int] | None:
+    """The places of video and caption among the names of columns."""
+    video = next((head.index(name) for name in IDS if name in head), None)
+    caption = next((head.index(name) for name in ("caption", "sentence", "text") if name in head), None)
+    return None if video is None or caption is None else (video, caption)
+
+
+def _rows(
+    source: Iterable[str], lines: TextLines, path: Path, *, tabs: bool
+) -> Iterator[tuple[int, list[str]]]:
+    """The rows of a table with the numbers of their lines; tabulators know no quotes."""
+    if tabs:
+        for line in source:
+            if line.strip():
+                yield lines.number, [unguarded_cell(cell) for cell in line.rstrip("\r\n").split("\t")]
+        return
+    reader = csv.reader(source, strict=True)
+    while True:
+        start = lines.number + 1
+        try:
+            cells = next(reader, None)
+        except csv.Error as error:
+            raise DataError(
+                f"{path}, line {start}: not a row of a table ({error})", remedy="mend its quotes"
+            ) from None
+        if cells is None:
+            return
+        if cells:
+            yield start, [unguarded_cell(cell) for cell in cells]
+
+
+_YOUTUBE = 11  # characters of an id there
+_ACTIVITYNET = re.compile(f"v_.{{{_YOUTUBE}}}")
+
+
+@dataclass
+class Matches:
+    """What was found.
+
+    Attributes:
+        videos: for videos of the references the id of their prediction.
+        extra: ids of predictions that belong to none.
+        ambiguous: those of them whose name fits a video that another's fits as well, or several videos.
+    """
+
+    videos: dict[str, str] = field(default_factory=dict)
+    extra: list[str] = field(default_factory=list)
+    ambiguous: list[str] = field(default_factory=list)
+
+
+def match_ids(
+    predicted: Iterable[str], videos: Iterable[str], aliases: Mapping[str, str] | None = None
+) -> Matches:
+    """Match ids of predictions, which may be paths of videos, with those of references.
+
+    An id that is the same comes first, then the path without its suffix, then the name of the file without
+    folder and suffix if it fits one video only and is that of one prediction only.
+
+    Args:
+        predicted: ids of predictions.
+        videos: ids of the references.
+        aliases: ids of the references by other names of theirs.
+    """
+    known = dict.fromkeys(videos)
+    other = aliases or {}
+    by_name: dict[str, list[str]] = {}
+    for video in known:
+        path = PurePosixPath(video)
+        for name in {path.name, path.stem}:
+            by_name.setdefault(name, []).append(video)
+    found = Matches()
+    ambiguous: set[str] = set()
+    left = list(predicted)
+    for name_of in (_same, _without_suffix, _stem):
+        claims: dict[str, list[str]] = {}
+        rest = []
+        for name in left:
+            own = name_of(name)
+            fits = [own] if own in known else [other[own]] if other.get(own) in known else []
+            if not fits and name_of is _stem:
+                fits = by_name.get(own, [])
+            if len(fits) == 1 and fits[0] not in found.videos:
+                claims.setdefault(fits[0], []).append(name)
+            else:
+                rest.append(name)
+                ambiguous.update([name] if len(fits) > 1 else [])
+        for video, names in claims.items():
+            if len(names) == 1:
+                found.videos[video] = names[0]
+            else:
+                rest += names
+                ambiguous.update(names)
+        left = rest
+    found.extra = left
+    found.ambiguous = [name for name in left if name in ambiguous]
+    return found
+
+
+def _same(name: str) -> str:
+    return name
+
+
+def _without_suffix(name: str) -> str:
+    path = PurePosixPath(name.replace("\\", "/"))
+    return path.with_suffix("").as_posix() if path.name else name
+
+
+def _stem(name: str) -> str:
+    return PurePosixPath(name.replace("\\", "/")).stem
+
+
+def is_activitynet(videos: Iterable[str]) -> bool:
+    """Whether ids are those of ActivityNet: ``v_`` and the eleven characters of a YouTube id."""
+    return any(_ACTIVITYNET.fullmatch(video) for video in videos)
+
+
+def activitynet_id(name: str) -> str:
+    """The id with ``v_`` before it if it lacks that."""
+    return f"v_{name}" if len(name) == _YOUTUBE else name

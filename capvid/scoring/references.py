@@ -1,0 +1,371 @@
+"""References to score predictions against, in the forms in which data sets publish them.
+
+What a file holds is seen from its content: COCO's ``annotations``, MSR-VTT's ``sentences``, MSVD's lines,
+ActivityNet's and YouCookII's segments with a sentence each, objects of captions or of paragraphs by id, and
+capvid's own JSONL. Only captions and ids are looked at; an empty reference is one.
+"""
+
+from __future__ import annotations
+
+import reprlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from capvid.datasets.annotation_files import Place, RowError, Rows, member, read_lines, whole_text
+from capvid.datasets.dataset import SPLITS
+from capvid.datasets.formats.msvd import MAPPING
+from capvid.errors import DataError, UsageError
+from capvid.scoring.predictions import IDS, activitynet_id, as_id, is_activitynet, match_ids, read_predictions
+from capvid.utils.text_stream import JsonStream, TextLines, looks_like_json, opened
+
+FORMS = ("coco", "msrvtt", "msvd", "activitynet", "youcook2", "captions", "paragraphs", "jsonl")
+_LISTS = {"annotations": "coco", "images": "coco", "sentences": "msrvtt", "videos": "msrvtt"}
+_BY_ID = ("captions", "paragraphs", "activitynet")  # objects whose members are all named by ids
+_ABOUT = ("info", "licenses", "type")
+_SPLIT_NAMES = {
+    **{split: split for split in SPLITS},
+    "training": "train",
+    "restval": "train",
+    "validation": "val",
+    "validate": "val",
+    "testing": "test",
+}
+_REMEDY = f"name its form, one of {', '.join(FORMS)}, with --references-format"
+
+
+@dataclass
+class References:
+    """The references of one file.
+
+    Attributes:
+        texts: for each id its captions, or its paragraphs.
+        aliases: ids by other names of theirs, such as that of a picture's file.
+    """
+
+    texts: dict[str, list[str]] = field(default_factory=dict)
+    aliases: dict[str, str] = field(default_factory=dict)
+
+
+def read_references(path: Path, *, form: str = "", split: str = "", paragraphs: bool = False) -> References:
+    """Read a file of references.
+
+    Args:
+        path: the file, plain or gzip.
+        form: one of :data:`FORMS`; nothing to see it from the content.
+        split: train, val or test, to take only that from a file whose records name theirs.
+        paragraphs: whether paragraphs are read; a list of sentences by id is one then, not several captions.
+
+    Raises:
+        DataError: the file cannot be read or is of another form; the message names file and line.
+        UsageError: there is no such form or split.
+    """
+    if form and form not in FORMS:
+        raise UsageError(f"no form of references {form!r}", remedy=f"use one of: {', '.join(FORMS)}")
+    if split and split not in SPLITS:
+        raise UsageError(f"{path}: no split {split!r}", remedy=f"use one of: {', '.join(SPLITS)}")
+    if path.is_dir():
+        raise DataError(f"{path}: is a folder", remedy="give the file of references in it")
+    reader = _Reader(path, form, split, paragraphs=paragraphs)
+    with opened(path) as stream:
+        if looks_like_json(stream):
+            reader.read_json(JsonStream(path, stream))
+        else:
+            reader.read_msvd(TextLines(path, stream))
+    return reader.finish()
+
+
+class _Reader:
+    """Reads one file of references."""
+
+    def __init__(self, path: Path, form: str, split: str, *, paragraphs: bool) -> None:
+        self.path = path
+        self.form = form
+        self.split = split
+        self.paragraphs = paragraphs
+        self.found = References()
+        self._splits: dict[str, str] = {}  # of the ids, where the file names them
+        self._rows = Rows(skip_bad=False)
+
+    def finish(self) -> References:
+        """Leave out the other splits and give what is left."""
+        texts = self.found.texts
+        if self.split and texts:
+            if not self._splits:
+                raise DataError(
+                    f"{self.path}: its records name no split", remedy=f"leave out #split={self.split}"
+                )
+            self.found.texts = {
+                video: lines for video, lines in texts.items() if self._splits.get(video) == self.split
+            }
+        if not self.found.texts:
+            what = f"no captions of the {self.split} split" if self.split else "no captions"
+            raise DataError(f"{self.path}: {what} in this file", remedy="give a file of references")
+        return self.found
+
+    def read_json(self, stream: JsonStream) -> None:
+        first = stream.look() if self.form in ("", "jsonl") else None
+        if self.form == "jsonl" or (
+            isinstance(first, dict) and "id" in first and ("captions" in first or "paragraphs" in first)
+        ):
+            while stream.peek():
+                place = Place(self.path, stream.line)
+                with self._rows.at(place):
+                    self._take_row(stream.value())
+            return
+        if stream.peek() == "[":
+            self._be("coco")
+            self._read_list(stream, "annotations")
+        else:
+            for line, name in stream.members():
+                self._read_member(stream, line, name)
+        stream.end()
+
+    def _be(self, form: str) -> None:
+        """See that what was found in the file is of the form that is wanted."""
+        if self.form and form != self.form and (self.form, form) != ("youcook2", "activitynet"):
+            raise DataError(
+                f"{self.path}: is of the form {form}, not {self.form}", remedy="leave out --references-format"
+            )
+        if self.paragraphs and form in ("coco", "msrvtt", "msvd"):
+            raise DataError(f"{self.path}: holds captions, no paragraphs", remedy="leave out --paragraph")
+        if not self.paragraphs and form in ("activitynet", "youcook2"):
+            raise DataError(f"{self.path}: holds paragraphs", remedy="score them with --paragraph")
+
+    def _read_member(self, stream: JsonStream, line: int, name: str) -> None:
+        opening = stream.peek()
+        if self.form not in _BY_ID:
+            if name in _LISTS and opening == "[":
+                self._be(_LISTS[name])
+                self._read_list(stream, name)
+                return
+            if name == "database" and opening == "{":
+                self._be("youcook2")
+                for inner, video in stream.members():
+                    with self._rows.at(Place(self.path, inner, f"record {reprlib.repr(video)}")):
+                        self._take_told(video, stream.value())
+                return
+            if name in _ABOUT:
+                stream.skip()
+                return
+        with self._rows.at(Place(self.path, line, f"record {reprlib.repr(name)}")):
+            self._take_by_id(name, stream.value())
+
+    def _take_by_id(self, name: str, value: Any) -> None:
+        """Take a member that is named by an id: a text, a list of texts, or sentences with their times."""
+        if isinstance(value, (list, str)) and self.form not in ("captions", "paragraphs"):
+            self._be("captions" if isinstance(value, list) else "paragraphs")
+        if isinstance(value, dict):
+            self._be("activitynet")
+            self._add_new(name, [" ".join(_texts(member(value, "sentences", list, "list of sentences")))])
+        elif isinstance(value, list):
+            texts = _texts([one.get("caption") if isinstance(one, dict) else one for one in value])
+            self._add_new(name, [" ".join(texts)] if self.paragraphs else texts)
+        elif isinstance(value, str):
+            self._add_new(name, [value])
+        else:
+            raise RowError(f"no captions: {reprlib.repr(value)}", _REMEDY)
+
+    def _take_told(self, name: str, row: Any) -> None:
+        """Take a record of YouCookII."""
+        told = member(row, "annotations", list, "list of annotations")
+        self._add_new(name, [" ".join(_texts([member(one, "sentence", str, "sentence") for one in told]))])
+        self._note_split(as_id(name), row, "subset")
+
+    def _read_list(self, stream: JsonStream, name: str) -> None:
+        """Read one of the lists of COCO and MSR-VTT: of captions, or of what they are about."""
+        for count, line in enumerate(stream.items(), 1):
+            with self._rows.at(Place(self.path, line, f"record {count} of {name}")):
+                row = stream.value()
+                keys = ("id",) if name == "images" else IDS
+                key = next((one for one in keys if isinstance(row, dict) and row.get(one) is not None), "")
+                if not key:
+                    raise RowError(f"no id: {reprlib.repr(row)}", f"give every record {keys[0]!r}")
+                video = as_id(row[key])
+                if name in ("images", "videos"):
+                    self._note_split(video, row, "split")
+                    if isinstance(row.get("file_name"), str):
+                        self.found.aliases[PurePosixPath(row["file_name"]).stem] = video
+                else:
+                    self.found.texts.setdefault(video, []).extend(_texts([row.get("caption")]))
+
+    def _take_row(self, row: Any) -> None:
+        """Take a line of JSONL."""
+        if not isinstance(row, dict) or "id" not in row:
+            raise RowError("no id", 'write {"id": "name", "captions": ["..."]} on each line')
+        key, other = ("paragraphs", "captions") if self.paragraphs else ("captions", "paragraphs")
+        if not row.get(key) and row.get(other):
+            remedy = "leave out --paragraph" if self.paragraphs else "score them with --paragraph"
+            raise RowError(f"no {key}, but {other}", remedy)
+        texts = member(row, key, list, f"list of {key}")
+        if self.paragraphs:
+            texts = [" ".join(_texts(one if isinstance(one, list) else [one])) for one in texts]
+        self._add_new(row["id"], _texts(texts))
+        self._note_split(as_id(row["id"]), row, "split")
+
+    def read_msvd(self, lines: TextLines) -> None:
+        for line in lines:
+            if not line.strip():
+                continue
+            with self._rows.at(Place(self.path, lines.number)):
+                name, tab, caption = line.rstrip("\r\n").partition("\t")
+                if not tab:
+                    raise RowError("neither JSON nor an id, a tabulator and a caption", _REMEDY)
+                self.found.texts.setdefault(as_id(name), []).append(whole_text(caption))
+        if not self.found.texts:
+            return
+        self._be("msvd")
+        mapping = self.path.with_name(MAPPING)
+        packed = mapping.with_name(f"{MAPPING}.gz")
+        for path in filter(Path.is_file, (mapping, packed)):
+            for _, text in read_lines(path, self._rows):
+                clip, _, video = text.strip().partition(" ")
+                self.found.aliases[clip] = video.strip()
+
+    def _note_split(self, video: str, row: dict[str, Any], key: str) -> None:
+        if isinstance(row.get(key), str):
+            self._splits[video] = _SPLIT_NAMES.get(row[key], row[key])
+
+    def _add_new(self, name: Any, texts: list[str]) -> None:
+        """Add the references of a video that has none yet."""
+        video = as_id(name)
+        if video in self.found.texts:
+            raise RowError(f"the id {reprlib.repr(video)} comes twice", "give each video one record")
+        if not texts:
+            raise RowError("no captions", "give it some, or remove the record")
+        self.found.texts[video] = texts
+
+
+def _texts(values: list[Any]) -> list[str]:
+    """The values, which are to be texts."""
+    for value in values:
+        if not isinstance(value, str):
+            raise RowError(f"a caption that is not text: {reprlib.repr(value)}", "write captions as strings")
+    return [whole_text(value) for value in values]
+
+
+_NAMED = 5  # ids in a message at most
+
+
+@dataclass
+class Wanted:
+    """References.
+
+    Attributes:
+        texts: for each video its captions or paragraphs, those of the first file first.
+        first: the videos of the first file.
+        aliases: ids of videos by other names of theirs.
+        names: of the files.
+    """
+
+    texts: dict[str, list[str]]
+    first: list[str]
+    aliases: dict[str, str]
+    names: list[str]
+
+
+@dataclass
+class Said:
+    """Predictions of referenced videos.
+
+    Attributes:
+        sentences: for each video what was said of it; a caption is one sentence.
+        missing: videos of the references without a prediction.
+        extra: ids of predictions that belong to no video of the references.
+        notes: what else is worth knowing, a line each.
+    """
+
+    sentences: dict[str, list[str]]
+    missing: list[str]
+    extra: list[str]
+    notes: list[str] = field(default_factory=list)
+
+
+def load_references(specs: Sequence[str], *, form: str = "", paragraphs: bool = False) -> Wanted:
+    """Read files of references; a video has the references of all files that hold it.
+
+    Args:
+        specs: paths; ``#split=test`` behind one takes that split of it only.
+        form: format of the files, one of :data:`FORMS`; by default detected from the content.
+        paragraphs: whether they hold paragraphs.
+
+    Raises:
+        DataError: a file cannot be read; the message names file and line.
+        UsageError: there is no such form or split.
+    """
+    files = [
+        read_references(path, form=form, split=split, paragraphs=paragraphs)
+        for path, split in map(_parsed, specs)
+    ]
+    texts: dict[str, list[str]] = {}
+    aliases: dict[str, str] = {}
+    prefixed = paragraphs and any(is_activitynet(file.texts) for file in files)
+    first: list[str] = []
+    for file in files:
+        for name, own in file.texts.items():
+            video = activitynet_id(name) if prefixed else name
+            texts.setdefault(video, []).extend(own)
+        aliases.update(file.aliases)
+        first = first or list(texts)
+    if prefixed:
+        aliases.update({video.removeprefix("v_"): video for video in texts if is_activitynet([video])})
+    return Wanted(texts, first, aliases, list(specs))
+
+
+def _parsed(spec: str) -> tuple[Path, str]:
+    """The path of a file of references, and the split that is wanted of it."""
+    name, mark, fragment = spec.rpartition("#")
+    if not mark or Path(spec).exists():
+        return Path(spec), ""
+    key, _, split = fragment.partition("=")
+    if key != "split" or not split:
+        raise UsageError(f"{spec}: {fragment!r} is not understood after the #", remedy="use split=test")
+    return Path(name), split
+
+
+def load_predictions(path: Path, wanted: Wanted, *, paragraphs: bool = False, missing: str = "error") -> Said:
+    """Read predictions and find the videos that they are about.
+
+    Args:
+        path: of a file, or of a folder with one for each video.
+        wanted: the references.
+        paragraphs: whether they are paragraphs.
+        missing: ``error`` if no video of the references may lack one.
+
+    Raises:
+        DataError: the file cannot be read, none of its ids is in the references, or some are missing.
+    """
+    read = read_predictions(path, paragraphs=paragraphs)
+    found = match_ids(read.said, wanted.texts, wanted.aliases)
+    sentences = {video: read.said[found.videos[video]] for video in wanted.texts if video in found.videos}
+    without = [video for video in wanted.texts if video not in sentences]
+    said = Said(sentences, without, found.extra)
+    if not sentences and read.said:
+        raise DataError(
+            f"{path}: none of its {len(read.said)} ids is in the references; they are like "
+            f"{next(iter(read.said))!r}, and there like {next(iter(wanted.texts))!r}",
+            remedy="give the references of these videos",
+        )
+    if without and (missing == "error" or not sentences):
+        failed = f" ({len(read.failed)} of the predictions failed)" if read.failed else ""
+        raise DataError(
+            f"{path}: no prediction for {len(without)} of {len(wanted.texts)} videos{failed}: "
+            f"{named(without)}",
+            remedy="caption them too, or choose --missing empty or skip",
+        )
+    if found.extra:
+        said.notes.append(f"{path}: {len(found.extra)} not in the references, left out: {named(found.extra)}")
+    if found.ambiguous:
+        said.notes.append(f"{path}: several ids fit one video by name: {named(found.ambiguous)}")
+    if read.failed:
+        said.notes.append(f"{path}: {len(read.failed)} failed to be captioned: {named(read.failed)}")
+    if read.further:
+        said.notes.append(f"{path}: {read.further} captions are not the first of their video, left out")
+    return said
+
+
+def named(ids: Sequence[str]) -> str:
+    """The first of some ids, and how many more there are."""
+    more = f" and {len(ids) - _NAMED} more" if len(ids) > _NAMED else ""
+    return ", ".join(ids[:_NAMED]) + more

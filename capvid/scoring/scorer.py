@@ -1,0 +1,227 @@
+"""From captions and references to scores by name: tokens first, then every metric that is asked for."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from capvid.errors import CapvidError, DataError, UsageError
+from capvid.metrics.metric import METRICS, Texts
+from capvid.metrics.ngram_index import (
+    Caption,
+    check_predictions,
+    check_references,
+    check_tokenizer,
+    tokenised,
+)
+
+CAPTION_METRICS = ("bleu", "rouge", "cider")  # those of captions that need no further data
+PARAGRAPH_METRICS = (*CAPTION_METRICS, "repetition")
+MISSING = ("error", "empty", "skip")
+_ORDER = ("bleu", "meteor", "rouge", "cider", "repetition")  # of the tables; further metrics follow
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scores:
+    """Scores by name: CIDEr-D from 0 to 10, all others from 0 to 1.
+
+    Attributes:
+        corpus: of all videos together.
+        per_video: of each video.
+        left_out: metrics that are not installed and need not be, and why.
+    """
+
+    corpus: dict[str, float]
+    per_video: dict[str, dict[str, float]]
+    left_out: dict[str, str] = field(default_factory=dict)
+
+
+def metric_names(*, paragraphs: bool) -> tuple[str, ...]:
+    """Return the names of all metrics of captions, or of paragraphs, in the order of the tables."""
+    names = [name for name, known in METRICS.items() if paragraphs or not known.paragraphs_only]
+    return tuple(sorted(names, key=lambda name: (*_ORDER, name).index(name)))
+
+
+def score(
+    predictions: Mapping[str, Caption],
+    references: Mapping[str, Sequence[Caption]],
+    *,
+    metrics: Collection[str] = CAPTION_METRICS,
+    tokenizer: str = "builtin",
+    missing: str = "error",
+    meteor_engine: str = "auto",
+) -> Scores:
+    """Score one caption for each video against its references.
+
+    Args:
+        predictions: a caption, text or list of tokens, for every video of the references; captions of other
+            videos are left out of account.
+        references: for each video its reference captions.
+        metrics: any of ``bleu``, ``meteor``, ``rouge`` and ``cider``.
+        tokenizer: ``builtin`` (``auto`` is the same); ``ptb`` for Stanford's, which needs Java; or ``none``
+            for texts whose tokens are separated by single spaces already.
+        missing: what becomes of videos without a prediction: ``error``, ``empty`` (they have said nothing)
+            or ``skip`` (they are left out).
+        meteor_engine: ``builtin`` (``auto`` is the same) or ``java``.
+
+    Raises:
+        DataError: a video has no prediction or no reference; the message names it.
+        UsageError: there is no metric, tokenizer or engine of that name.
+        MetricError: a metric or tokenizer is not installed.
+    """
+    check_metrics(metrics, paragraphs=False)
+    return score_texts(
+        caption_texts(predictions, references, tokenizer=tokenizer, missing=missing),
+        metrics=metrics,
+        meteor_engine=meteor_engine,
+    )
+
+
+def score_paragraphs(
+    predictions: Mapping[str, Sequence[str]],
+    references: Mapping[str, Sequence[str]],
+    *,
+    metrics: Collection[str] = PARAGRAPH_METRICS,
+    missing: str = "error",
+    meteor_engine: str = "auto",
+    repetition_of: Collection[str] | None = None,
+) -> Scores:
+    """Score a paragraph for each video as MART does: its sentences joined, and R@1 to R@4 over its sentences.
+
+    Args:
+        predictions: the sentences of a paragraph for every video of the references.
+        references: for each video its reference paragraphs, as texts.
+        metrics: any of ``bleu``, ``meteor``, ``rouge``, ``cider`` and ``repetition``.
+        missing: as for :func:`score`; MART's own scripts do ``empty``.
+        meteor_engine: as for :func:`score`.
+        repetition_of: the videos of R@n, all if it is None; those without a prediction do not count.
+
+    Raises:
+        DataError: a video has no prediction or no reference; the message names it.
+        UsageError: there is no metric or engine of that name.
+        MetricError: a metric is not installed.
+    """
+    check_metrics(metrics, paragraphs=True)
+    texts = paragraph_texts(predictions, references, missing=missing, repetition_of=repetition_of)
+    return score_texts(texts, metrics=metrics, meteor_engine=meteor_engine)
+
+
+def check_metrics(metrics: Iterable[str], *, paragraphs: bool) -> None:
+    """Refuse names that are none of a metric.
+
+    Raises:
+        UsageError: there is such a name, or ``repetition`` for captions.
+    """
+    for name in metrics:
+        if name not in METRICS:
+            known = ", ".join(metric_names(paragraphs=True))
+            raise UsageError(f"no metric named {name!r}", remedy=f"use any of: {known}")
+        if METRICS[name].paragraphs_only and not paragraphs:
+            raise UsageError(f"{name} is a metric of paragraphs", remedy="leave it out, or score paragraphs")
+
+
+def caption_texts(
+    predictions: Mapping[str, Caption],
+    references: Mapping[str, Sequence[Caption]],
+    *,
+    tokenizer: str = "builtin",
+    missing: str = "error",
+) -> Texts:
+    """Tokenise captions; the arguments and errors are those of :func:`score`."""
+    check_tokenizer(tokenizer)
+    kept = _kept(predictions, references, missing)
+    said = [predictions.get(video, "") for video in kept]
+    wanted = [caption for captions in kept.values() for caption in captions]
+    if tokenizer == "ptb":
+        from capvid.metrics import java_tokenizer as ptb_java
+
+        raw = [caption for caption in (*said, *wanted) if isinstance(caption, str)]
+        ready = iter(ptb_java.tokenise(raw))
+        tokens = iter([next(ready) if isinstance(c, str) else " ".join(c) for c in (*said, *wanted)])
+    else:
+        tokens = iter([tokenised(caption, tokenizer=tokenizer) for caption in (*said, *wanted)])
+    return Texts(
+        predictions={video: next(tokens) for video in kept},
+        references={video: [next(tokens) for _ in captions] for video, captions in kept.items()},
+    )
+
+
+def paragraph_texts(
+    predictions: Mapping[str, Sequence[str]],
+    references: Mapping[str, Sequence[str]],
+    *,
+    missing: str = "error",
+    repetition_of: Collection[str] | None = None,
+) -> Texts:
+    """Join and split paragraphs as MART does; arguments and errors as for :func:`score_paragraphs`."""
+    kept = _kept(predictions, references, missing)
+    counted = kept if repetition_of is None else repetition_of
+    return Texts(
+        predictions={video: paragraph_text(predictions.get(video, ())) for video in kept},
+        references={video: [paragraph_text([text]) for text in texts] for video, texts in kept.items()},
+        sentences={video: predictions[video] for video in kept if video in predictions and video in counted},
+    )
+
+
+def _kept(
+    predictions: Mapping[str, object], references: Mapping[str, Sequence[Any]], missing: str
+) -> Mapping[str, Sequence[Any]]:
+    """The references of the videos that are scored."""
+    if missing not in MISSING:
+        raise UsageError(f"no way {missing!r} with missing ones", remedy=f"use one of: {', '.join(MISSING)}")
+    check_references(references)
+    if missing == "error":
+        check_predictions(predictions, references)
+    if missing == "skip":
+        references = {video: texts for video, texts in references.items() if video in predictions}
+        if not references:
+            raise DataError("no video of the references has a prediction", remedy="compare the ids of both")
+    return references
+
+
+def paragraph_text(sentences: Sequence[str]) -> str:
+    """A paragraph as MART's scripts score it: letters only, lower case, single spaces."""
+    joined = "".join(f"{sentence}. " for sentence in sentences)
+    return " ".join(re.sub("[^a-zA-Z]", " ", joined).lower().split())
+
+
+def score_texts(
+    texts: Texts,
+    *,
+    metrics: Collection[str] = CAPTION_METRICS,
+    meteor_engine: str = "auto",
+    meteor_needed: bool = True,
+) -> Scores:
+    """Score tokenized texts.
+
+    Args:
+        texts: captions and references.
+        metrics: any of :data:`METRICS`.
+        meteor_engine: as for :func:`score`.
+        meteor_needed: whether it is an error if METEOR is not installed; otherwise it is left out.
+
+    Raises:
+        UsageError: there is no engine of that name.
+        MetricError: METEOR is not installed.
+    """
+    corpus: dict[str, float] = {}
+    per_video: dict[str, dict[str, float]] = {video: {} for video in texts.references}
+    left_out: dict[str, str] = {}
+    for name in metric_names(paragraphs=True):
+        if name not in metrics:
+            continue
+        try:
+            options = {"engine": meteor_engine} if name == "meteor" else {}
+            scored = METRICS[name].compute(texts, **options)
+        except CapvidError as error:
+            if name != "meteor" or meteor_needed or isinstance(error, UsageError):
+                raise
+            left_out["METEOR"] = str(error)
+            continue
+        for label, (mean, videos) in scored.items():
+            corpus[label] = mean
+            for video, value in videos.items():
+                per_video[video][label] = value
+    return Scores(corpus=corpus, per_video=per_video, left_out=left_out)

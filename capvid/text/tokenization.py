@@ -1,0 +1,144 @@
+"""Penn Treebank tokenization of captions, as the papers' scorer does it.
+
+The published scores are computed on the tokens of Stanford's PTBTokenizer, lower-cased and without
+punctuation. The Treebank rules of NLTK give nearly the same tokens; the rules here mend most of the rest.
+Spans that the PTBTokenizer keeps together (web addresses, fractions, abbreviations, ...) are set aside, and
+NLTK tokenizes the text between them. Captions of plain words, the great majority, need neither.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from nltk.tokenize.treebank import TreebankWordTokenizer
+
+
+PUNCTUATION = frozenset({"''", "'", "``", "`", ".", "?", "!", ",", ":", "-", "--", "...", ";"})
+BRACKETS = {"(": "-lrb-", ")": "-rrb-", "[": "-lsb-", "]": "-rsb-", "{": "-lcb-", "}": "-rcb-"}
+
+_SPLIT_WORDS = frozenset({"cannot", "gimme", "gonna", "gotta", "lemme", "wanna"})  # can not, gim me, ...
+_ABBREVIATIONS = (
+    "al|approx|apr|aug|ave|blvd|bros|calif|capt|col|corp|dec|dept|dr|etc|feb|gen|gov|hon|inc|jan|jr|jul|jun|lt|"
+    "ltd|maj|mr|mrs|ms|nov|oct|prof|rd|rep|rev|sen|sept|sgt|sr|st|thurs|tues|vs"
+)
+_MAY_KEEP_DOT = re.compile(rf"{_ABBREVIATIONS}|[a-z]")
+
+_PLAIN = re.compile(r"\s*[a-z0-9]+(?:\s+[a-z0-9]+)*\s*[.]?\s*", re.ASCII)
+_MAY_JOIN = re.compile(r"[0-9]\s+[0-9]")  # telephone numbers are one token
+_CHARACTERS = str.maketrans(
+    {
+        "\u2019": "'",
+        "\u201b": "'",
+        "\u2018": "`",
+        "\u201c": '"',
+        "\u201d": '"',
+        "\u201e": '"',
+        "\u00ab": '"',
+        "\u00bb": '"',
+        "\u2013": " -- ",
+        "\u2014": " -- ",
+        "\u2026": " ",
+        "\u200d": None,
+        "\ufe0f": None,
+    }
+)
+_EMOJI = re.compile("[\U0001f000-\U0001faff]")
+_SPANS = re.compile(
+    rf"""
+      https?://[^\s"<>]*[^\s"<>.,!?;:)\]}}']                   # web address
+    | (?<![\w.])\w[\w.+-]*@\w(?:[\w.-]*\w)?                    # mail address
+    | (?<!\w)[@\#][a-z_]\w*                                    # user, hash tag
+    | </?[a-z][\w:.-]*\s*/?>                                   # markup
+    | (?<![\w.])(?:\(\d{{2,3}}\)[ ]?|(?:\+?\d{{2,4}}[- ])?\d{{2,4}}[- ])
+      \d{{3,4}}[- ]?\d{{3,5}}(?!\w)                            # telephone
+    | (?<![\w./,])(?:\d{{1,4}}[- ])?\d{{1,4}}/\d{{1,4}}(?![\w/])  # fraction
+    | [<>]?[:;=][-o*']?[()dp\\{{@|\[\]](?![a-z])               # smiley
+    | [!?]{{2,}}
+    | (?<!\w)y'(?=all(?!\w))
+    | (?<![\w'.-])[a-z](?:\.[a-z])+\.?(?!\w)                   # acronym
+    | (?<![\w'.-])(?:{_ABBREVIATIONS})\.(?!\w)
+    | (?<![\w'.-])[a-z]\.(?=[ ]+\w)                            # initial
+    | (?<![\w'.-])[^\W\d_]+\.(?=[,;:])
+    | (?<![\w'.-])[^\W\d_][^\W_]*(?:[.!?][^\W\d_][^\W_]*)+(?![\w'])  # words that lack a space between them
+    """,
+    re.VERBOSE,
+)
+_MENDS: tuple[tuple[re.Pattern[str], str], ...] = (
+    (re.compile(r"(?<=[a-z])n`t(?!\w)"), " n`t"),
+    (re.compile(r"(?<=[a-z])n'ts(?!\w)"), " n'ts"),
+    (re.compile(r"\.{2,}|\.(?!\w)|(?<![\w.])\.(?=[^\W\d])"), " "),
+    (re.compile(r"([|~^\\+=*\u2022\u00b0])"), r" \1 "),
+    # An apostrophe inside a word parts it, except in contractions and in names such as d'orient.
+    (re.compile(r"(?<=[^\W_])(?<!\b[dlo])'(?=[^\W_])(?!(?:s|m|d|t|re|ve|ll|ts)(?!\w))"), " ' "),
+)
+
+
+def ptb_tokenize(caption: str) -> list[str]:
+    """Return the tokens of one caption: Penn Treebank rules, lower case, punctuation dropped.
+
+    Line breaks of any kind count as spaces. The list is empty for a caption without words. A fraction or
+    telephone number written with spaces is one token with no-break spaces inside.
+    """
+    return list(_tokens(caption))
+
+
+words = ptb_tokenize  # a training caption's words are the tokens that the scorer sees
+
+
+@lru_cache(maxsize=1 << 17)
+def _tokens(caption: str) -> tuple[str, ...]:
+    text = caption.lower()
+    if _PLAIN.fullmatch(text) and not _MAY_JOIN.search(text):
+        plain = text.replace(".", " ").split()
+        keeps_dot = "." in text and _MAY_KEEP_DOT.fullmatch(plain[-1])
+        if not keeps_dot and _SPLIT_WORDS.isdisjoint(plain):
+            return tuple(plain)
+    return tuple(_treebank_tokens(text))
+
+
+def _treebank_tokens(text: str) -> list[str]:
+    """Tokenize a lower-case text that may hold anything."""
+    text = " ".join(_EMOJI.sub("", text.translate(_CHARACTERS)).split())
+    tokens: list[str] = []
+    end = 0
+    for match in _SPANS.finditer(text):
+        tokens += _between(text[end : match.start()])
+        span = match.group().replace("(", BRACKETS["("]).replace(")", BRACKETS[")"])
+        tokens.append(span.replace(" ", "\u00a0"))
+        end = match.end()
+    return tokens + _between(text[end:])
+
+
+def _between(text: str) -> list[str]:
+    """Tokenize text without spans that are kept together."""
+    if not text.strip():
+        return []
+    for pattern, replacement in _MENDS:
+        text = pattern.sub(replacement, text)
+    tokens = []
+    for token in _treebank().tokenize(text):
+        if token in BRACKETS:
+            tokens.append(BRACKETS[token])
+        elif token not in PUNCTUATION:
+            tokens += _without_hyphens(token)
+    return tokens
+
+
+def _without_hyphens(token: str) -> list[str]:
+    """Strip the hyphens at the ends of a token; the sign of a number and ``-lrb-`` and its like stay."""
+    if token[0] != "-" != token[-1] or token in BRACKETS.values():
+        return [token]
+    if token[0] == "-" and token[1:2].isdigit():
+        return [token.rstrip("-")]
+    bare = token.strip("-")
+    return [bare] if bare and bare not in PUNCTUATION else []
+
+
+@lru_cache(maxsize=1)
+def _treebank() -> TreebankWordTokenizer:
+    from nltk.tokenize.treebank import TreebankWordTokenizer
+
+    return TreebankWordTokenizer()

@@ -1,1 +1,0 @@
-"""Training a compact backbone to see as larger ones do."""

@@ -1,0 +1,1 @@
+"""Shared plumbing that knows nothing of video."""

@@ -1,0 +1,158 @@
+"""Opening of videos with the right reader, and reading of sampled frames."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+
+from capvid.errors import (
+    DecoderError,
+    EmptyVideoError,
+    NoVideoStreamError,
+    TruncatedVideoError,
+    UsageError,
+    VideoError,
+)
+from capvid.utils.limits import limits
+from capvid.video import READER_NAMES
+from capvid.video.container import kind_of
+from capvid.video.decord_reader import DecordSource
+from capvid.video.frame_sampling import Sampling
+from capvid.video.frame_source import ArraySource, FrameSource, Reduce, SampledFrames, Windows
+from capvid.video.image_reader import PicturesSource, archive_of
+from capvid.video.packets import Packets, scan
+from capvid.video.pyav_reader import PyAVSource
+
+_READ_AT_ONCE = 64 << 20  # bytes of frames in memory before they are reduced
+_ONLY_PYAV = ("gif", "h264", "mpeg", "mpeg-ps", "mpeg-ts", "webp")
+
+
+def _open_auto(path: Path) -> FrameSource:
+    """Open a file with PyAV, or with decord where PyAV finds no packets."""
+    kind = kind_of(path)
+    try:
+        status = path.stat()
+        packets = _scan(path, kind, status.st_ino, status.st_size, status.st_mtime_ns)
+    except NoVideoStreamError:
+        raise
+    except VideoError as error:
+        if kind in _ONLY_PYAV:
+            raise
+        try:
+            return DecordSource(path, why="PyAV cannot open it")
+        except VideoError:
+            raise error from None
+    if packets.damaged:
+        why = "the file is damaged"
+    elif packets.codec == "av1":
+        why = "decord cannot decode av1"
+    else:
+        why = f"decord cannot read {kind} reliably" if kind in _ONLY_PYAV else "default"
+    return PyAVSource(path, why=why, packets=packets)
+
+
+@lru_cache(maxsize=1)  # the last file's packets are kept, since a long video is read in parts
+def _scan(path: Path, kind: str, *version: int) -> Packets:
+    return scan(path, kind)
+
+
+READERS: dict[str, Callable[[Path], FrameSource]] = dict(
+    zip(READER_NAMES, (_open_auto, PyAVSource, DecordSource), strict=True)
+)
+
+
+def open_video(path: str | Path, *, reader: str = "auto") -> FrameSource:
+    """Open a video.
+
+    Args:
+        path: a video file, or a folder of images in a zip archive, which every reader opens.
+        reader: ``auto``, ``pyav`` or ``decord``.
+
+    Raises:
+        VideoError: the file cannot be opened; the subclass says why.
+        UsageError: there is no such reader.
+    """
+    if reader not in READERS:
+        raise UsageError(f"{reader}: no such reader", remedy=f"choose {', '.join(READERS)}")
+    path = Path(path)
+    with memory_errors(path):
+        return PicturesSource(path) if archive_of(path) else READERS[reader](path)
+
+
+@contextmanager
+def memory_errors(path: Path) -> Iterator[None]:
+    """Raise DecoderError where memory runs out, usually by the limit of a worker process."""
+    try:
+        yield
+    except MemoryError as error:
+        raise DecoderError(
+            path,
+            f"needs more memory than a decoding process may use ({limits().worker_bytes} bytes)",
+            remedy="raise CAPVID_LIMIT_WORKER_BYTES if you trust the file",
+        ) from error
+
+
+def read_frames(
+    path: str | Path | ArraySource,
+    sampling: Sampling,
+    *,
+    reader: str = "auto",
+    reduce: Reduce | None = None,
+    windows: Sequence[Windows] = (),
+) -> SampledFrames:
+    """Open a video, read the frames that ``sampling`` chooses and the windows around them, and close it.
+
+    Only the reduced frames stay in memory. Arguments and result can be pickled, if these functions can, for
+    use in a worker process. Where decoding shows damage, PyAV opens the file again and frames are chosen from
+    those that can be decoded; ``info.lost`` of the result is the number of missing ones.
+
+    Raises:
+        VideoError: the video cannot be read; the subclass says why.
+    """
+    source = path if isinstance(path, ArraySource) else open_video(path, reader=reader)
+    try:
+        with source, memory_errors(source.info.path):
+            return _read_sampled(source, sampling, reduce, windows)
+    except TruncatedVideoError:
+        if not isinstance(source, PyAVSource) or source.careful:
+            raise
+    why = source.info.why if reader == "pyav" else "the file is damaged"
+    with PyAVSource(source.info.path, why=why, careful=True) as source, memory_errors(source.info.path):
+        return _read_sampled(source, sampling, reduce, windows)
+
+
+def _read_sampled(
+    source: FrameSource, sampling: Sampling, reduce: Reduce | None, windows: Sequence[Windows]
+) -> SampledFrames:
+    """Read the chosen frames, (T, ...), and windows, (T, C, ...), a few distinct frames at a time."""
+    times = source.frame_times()
+    chosen = sampling.choose(times)
+    if not len(chosen):
+        raise EmptyVideoError(source.info.path, "has no frames", remedy="get it again")
+    if not (windows or reduce):
+        frames = source.read([int(index) for index in chosen])
+        return SampledFrames(frames=frames, times=times[chosen], info=source.info)
+    requests = [(chosen, reduce), *((window.choose(times, chosen), window.reduce) for window in windows)]
+    arrays: list[np.ndarray | None] = [None] * len(requests)
+    needed = np.unique(np.concatenate([indices.reshape(-1) for indices, _ in requests]))
+    step = max(1, _READ_AT_ONCE // max(1, source.info.height * source.info.width * 3))
+    for start in range(0, len(needed), step):
+        part = needed[start : start + step]
+        frames = source.read([int(index) for index in part])
+        for number, (indices, reduce_frames) in enumerate(requests):
+            in_part = np.isin(indices, part)  # like indices
+            distinct, inverse = np.unique(indices[in_part], return_inverse=True)
+            if not len(distinct):
+                continue
+            kept = frames if len(distinct) == len(part) else frames[np.searchsorted(part, distinct)]
+            kept = kept if reduce_frames is None else reduce_frames(kept)
+            array = arrays[number]
+            if array is None:
+                arrays[number] = array = np.empty((*indices.shape, *kept.shape[1:]), kept.dtype)
+            array[in_part] = kept[inverse.reshape(-1)]
+    frames, *clips = [array for array in arrays if array is not None]
+    return SampledFrames(frames=frames, times=times[chosen], info=source.info, windows=tuple(clips))

@@ -1,0 +1,1 @@
+"""Captioners that look at pixels."""

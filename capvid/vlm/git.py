@@ -1,0 +1,329 @@
+"""GIT: a generative image-to-text transformer (Wang et al., TMLR 2022, arXiv:2205.14100), as published.
+
+One transformer for image tokens and text: the frames see each other, a word sees all frames and the words
+before it (section 3.1, the seq2seq mask). The image tokens come from GIT's image encoder, plus a vector for
+the frame's position in the video. The layers are those of transformers; here they run word by word, so that
+the frames' keys and values are computed once for a video and shared by all of its captions.
+
+Notation for tensor shapes: B captions, V videos of K captions each, T frames, F frames that the network was
+trained on, L locations, S = F * L image tokens, n words, H heads, d width of a head, Z width of the layers.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from capvid.backbones.backbone import Backbone
+from capvid.backbones.catalog import BackboneEntry, Layer, StreamHeader
+from capvid.backbones.networks import Named
+from capvid.backbones.weights import fill_from
+from capvid.captioners.base import Captioner, CaptionerConfig, State, Trace
+from capvid.captioners.checkpoint import Checkpoint
+from capvid.captioners.layers import at_least_one_frame
+from capvid.errors import CheckpointError
+from capvid.features.feature_file import FeatureHeader
+from capvid.text.vocabulary import WordPieces
+from capvid.utils.files import file_digest
+from capvid.utils.limits import limits
+from capvid.utils.tensor_files import read_tensors
+from capvid.version import __version__
+from capvid.vlm.git_files import GIT_CONFIG, check_files, read_preprocess, weights_file
+
+LAYER = "image_encoder"
+FRAME_POSITIONS = ("img_temporal_embedding", "img_temperal_embedding")  # spellings of transformers' versions
+_WIDEST = 8  # bytes in memory per byte in a file: half precision, and layers that share their weights
+
+
+class GIT(Captioner):
+    """GIT of transformers as a captioner of image tokens (T, L, D).
+
+    Args:
+        config: vocabulary size, and L and D of the image tokens.
+        network: ``GitForCausalLM`` of transformers.
+        frames: F; the middles of F equal slices of the video are taken, with repetition if it is shorter.
+        order: the network's id of each token of the vocabulary.
+    """
+
+    name = "git"
+    config_class = CaptionerConfig
+    order: Tensor
+
+    def __init__(self, config: CaptionerConfig, network: Any, *, frames: int, order: list[int]) -> None:
+        super().__init__(config)
+        self.network = network
+        self.frames = frames
+        self.register_buffer("order", torch.tensor(order), persistent=False)
+
+    @classmethod
+    def needs_maps(cls, config: Any) -> bool:
+        """Return True, for it attends to the tokens of each frame."""
+        return True
+
+    def encode(self, features: Tensor, mask: Tensor) -> State:
+        """Features (B, T, L, D) and mask (B, T) of real frames -> state with their keys and values."""
+        features, mask = at_least_one_frame(features, mask)
+        git, (locations, width) = self.network.git, features.shape[2:]
+        slices = torch.arange(self.frames, device=features.device)
+        chosen = (2 * slices + 1) * mask.sum(1, keepdim=True) // (2 * self.frames)  # (B, F) middles of slices
+        index = chosen[..., None, None].expand(-1, -1, locations, width)
+        tokens = features.gather(1, index)  # (B, F, L, D)
+        added = [getattr(git, name) for name in FRAME_POSITIONS if hasattr(git, name)]
+        if added:
+            tokens = tokens + torch.cat(list(added[0]))  # (F, 1, D)
+        x = git.visual_projection(tokens.flatten(1, 2))  # (B, S, Z)
+        # (B, F, T): which input frame each taken frame is
+        video = {"frames": F.one_hot(chosen, features.shape[1]).to(features.dtype)}
+        layers = list(enumerate(git.encoder.layer))
+        for number, layer in layers:
+            query, keys, values = self._heads(layer, x)
+            video |= {f"keys.{number}": keys, f"values.{number}": values}
+            if number < len(layers) - 1:  # nothing reads the frames after the last layer
+                x = _feed_forward(layer, F.scaled_dot_product_attention(query, keys, values), x)
+        return State(video, {})
+
+    def step(self, tokens: Tensor, state: State) -> tuple[Tensor, State, Trace]:
+        """Read one word per caption; the trace has the last layer's attention to the frames."""
+        hidden, memory, weights = self._read(tokens.unsqueeze(1), state)
+        # mean over heads, sum over a frame's tokens
+        on_frames = weights[:, :, 0].mean(1).unflatten(-1, (self.frames, -1)).sum(-1)  # (B, F)
+        frames = state.video["frames"]  # (V, F, T)
+        attention = (on_frames.unflatten(0, (len(frames), -1)) @ frames).flatten(0, 1)  # (B, T)
+        return self.logits(hidden.squeeze(1)), state.after(memory), {"attention": attention}
+
+    def teacher_forced(self, features: Tensor, mask: Tensor, tokens: Tensor) -> Tensor:
+        """Return (B, L, Z) after each of ``tokens`` (B, L); each video has equally many captions in a row."""
+        state = self.encode(features, mask).expand(len(tokens) // len(features))
+        return self._read(tokens, state)[0]
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Return logits in the order of the vocabulary: (..., Z) -> (..., V)."""
+        logits: Tensor = self.network.output(hidden)[..., self.order]
+        return logits
+
+    def _read(self, tokens: Tensor, state: State) -> tuple[Tensor, dict[str, Tensor], Tensor]:
+        """Read words ``tokens`` (B, n), each of which attends to the frames and the words before it.
+
+        Returns:
+            input of the vocabulary layer (B, n, Z), keys and values of all words so far, and the last layer's
+            attention to the image tokens (B, H, n, S).
+        """
+        git, count = self.network.git, tokens.shape[1]
+        positions = torch.arange(state.words, state.words + count, device=tokens.device)
+        x = git.embeddings(input_ids=self.order[tokens], position_ids=positions.unsqueeze(0))  # (B, n, Z)
+        later = torch.ones(count, state.words + count, dtype=torch.bool, device=x.device)
+        later = later.triu(state.words + 1)  # (n, words so far)
+        captions = len(tokens) // len(state.video["frames"])
+        memory: dict[str, Tensor] = {}
+        weights = x
+        for number, layer in enumerate(git.encoder.layer):
+            query, keys, values = self._heads(layer, x)  # (B, H, n, d)
+            if state.memory:
+                keys = torch.cat([state.memory[f"keys.{number}"], keys], 2)
+                values = torch.cat([state.memory[f"values.{number}"], values], 2)
+            memory |= {f"keys.{number}": keys, f"values.{number}": values}
+            image_keys, image_values = state.video[f"keys.{number}"], state.video[f"values.{number}"]
+            query = query * query.shape[-1] ** -0.5
+            on_frames = _ungroup(
+                _group(query, captions) @ image_keys.transpose(-1, -2), captions
+            )  # (B, H, n, S)
+            on_words = (query @ keys.transpose(-1, -2)).masked_fill(later, float("-inf"))
+            sizes = [on_frames.shape[-1], on_words.shape[-1]]
+            weights, among = torch.cat([on_frames, on_words], -1).softmax(-1).split(sizes, -1)
+            context = _ungroup(_group(weights, captions) @ image_values, captions) + among @ values
+            x = _feed_forward(layer, context, x)
+        return x, memory, weights
+
+    @staticmethod
+    def _heads(layer: Any, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return queries, keys and values (B, H, n, d) of a layer for its input (B, n, Z)."""
+        attention = layer.attention.self
+        query, keys, values = (
+            part(x).unflatten(-1, (attention.num_attention_heads, -1)).transpose(1, 2)
+            for part in (attention.query, attention.key, attention.value)
+        )
+        return query, keys, values
+
+
+def _feed_forward(layer: Any, context: Tensor, x: Tensor) -> Tensor:
+    """Run a layer after its attention: context (B, H, n, d) and input (B, n, Z) -> (B, n, Z)."""
+    x = layer.attention.output(context.transpose(1, 2).flatten(2), x)
+    output: Tensor = layer.output(layer.intermediate(x), x)
+    return output
+
+
+def _group(tensor: Tensor, captions: int) -> Tensor:
+    """Put the captions of a video into one row: (V K, H, n, d) -> (V, H, K n, d)."""
+    return tensor.unflatten(0, (-1, captions)).transpose(1, 2).flatten(2, 3)
+
+
+def _ungroup(tensor: Tensor, captions: int) -> Tensor:
+    """Put each caption into its own row again: (V, H, K n, d) -> (V K, H, n, d)."""
+    return tensor.unflatten(2, (captions, -1)).transpose(1, 2).flatten(0, 1)
+
+
+def load_git(folder: Path, *, name: str, device: torch.device) -> tuple[Checkpoint, Backbone]:
+    """Load the captioner, and its image encoder as the backbone that makes its features.
+
+    Args:
+        folder: folder of the files that transformers saves.
+        name: name of the backbone in features and errors.
+        device: where both compute.
+
+    Raises:
+        CheckpointError: a file is missing or damaged, or needs what capvid does not support.
+        WeightsError: damaged or incomplete weights.
+    """
+    check_files(folder)
+    preprocess, path = read_preprocess(folder), weights_file(folder)
+    config, tokenizer = _read_config(folder)
+    vision = config.vision_config
+    size = preprocess.size or (preprocess.crop, preprocess.crop)
+    if size != (vision.image_size,) * 2:
+        raise CheckpointError(
+            f"{folder}: frames are made {size[0]} x {size[1]}, and the network sees squares of "
+            f"{vision.image_size}",
+            remedy="ask who published it",
+        )
+    # the tokenizer's ids of padding, start, end and unknown come first, then those of all other tokens
+    end = config.eos_token_id[0] if isinstance(config.eos_token_id, list) else config.eos_token_id
+    first = [tokenizer.pad_token_id, config.bos_token_id, end, tokenizer.unk_token_id]
+    rest = set(range(config.vocab_size))
+    if len({*first} & rest) < len(first):
+        raise CheckpointError(
+            f"{config.model_type}: padding, start, end and unknown are the tokens {first}",
+            remedy="ask who published it",
+        )
+    order = [*first, *sorted(rest - {*first})]
+    network = _load_network(config, path, name).to(device).eval().requires_grad_(False)
+    layer = Layer(width=vision.hidden_size, locations=(vision.image_size // vision.patch_size) ** 2 + 1)
+    entry = BackboneEntry(
+        name=name,
+        kind=GIT.name,
+        source="none",
+        file="",
+        licence="",
+        origin="",
+        description="",
+        default_layer=LAYER,
+        layers=MappingProxyType({LAYER: layer}),
+        preprocess=preprocess,
+    )
+    stream = StreamHeader(
+        backbone=name,
+        layer=LAYER,
+        width=layer.width,
+        locations=layer.locations,
+        weights_sha256=file_digest(path),
+        preprocess=entry.describe_input(),
+        precision="float32",
+    )
+    encoder = _ImageEncoder(network.git.image_encoder)
+    backbone = Backbone(entry=entry, layer=LAYER, module=encoder, header=stream, device=device)
+    frames = config.num_image_with_embedding or 1
+    header = FeatureHeader(
+        streams=(stream,),
+        sampling=f"uniform:{frames}",
+        reader=None,
+        dtype="float32",
+        capvid_version=__version__,
+    )
+    sizes = CaptionerConfig(
+        vocabulary_size=len(order), feature_width=layer.width, locations=layer.locations or 0
+    )
+    checkpoint = Checkpoint(
+        captioner=GIT(sizes, network, frames=frames, order=order).eval(),
+        vocabulary=WordPieces(tokenizer, order),
+        header=header,
+        name=GIT.name,
+        info={"max_frames": frames, "frames": "spread", "max_words": config.max_position_embeddings - 1},
+        folder=folder,
+        sees=True,
+    )
+    return checkpoint, backbone
+
+
+def _read_config(folder: Path) -> tuple[Any, Any]:
+    """Read configuration and tokenizer by transformers; no code of the folder is ever run."""
+    from transformers import BertTokenizerFast, GitConfig  # type: ignore[attr-defined]
+    from transformers.utils import logging
+
+    level = logging.get_verbosity()
+    logging.set_verbosity(logging.CRITICAL)
+    try:
+        config = GitConfig.from_json_file(str(folder / GIT_CONFIG))
+        tokenizer = BertTokenizerFast.from_pretrained(str(folder), local_files_only=True)
+        return config, tokenizer
+    except Exception as error:  # anything that the library raises for a damaged file
+        raise CheckpointError(
+            f"{folder}: not the files of a GIT ({_first_line(error)})",
+            remedy="copy it anew, or ask who published it",
+        ) from error
+    finally:
+        logging.set_verbosity(level)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def _load_network(config: Any, path: Path, name: str) -> Any:
+    """Build ``GitForCausalLM`` and load its weights."""
+    from transformers import GitForCausalLM
+
+    size = path.stat().st_size
+    if size > limits().model_bytes:
+        raise CheckpointError(f"{path}: {size} bytes, more than the limit model-bytes")
+    tensors = read_tensors(path)
+    try:
+        with torch.device("meta"):
+            network = GitForCausalLM(config)
+        needed = sum(tensor.nbytes for tensor in network.state_dict().values())
+        if needed > _WIDEST * size:
+            raise ValueError(f"it takes {needed} bytes, and {path.name} has {size}")
+        network = network.to_empty(device="cpu")
+    except (ValueError, TypeError, KeyError, RuntimeError, ZeroDivisionError) as error:
+        raise CheckpointError(
+            f"{path.parent / GIT_CONFIG}: no such network ({_first_line(error)})",
+            remedy="ask who published it",
+        ) from error
+    for key, buffer in network.named_buffers():
+        if key.endswith("position_ids"):
+            buffer.copy_(torch.arange(buffer.shape[-1]))
+    fill_from(_Published(network, tensors), tensors, path, name)
+    return network
+
+
+class _Published(Named):
+    """The network, with its frame positions spelled as in the file's ``tensors``."""
+
+    def __init__(self, network: Any, tensors: dict[str, Tensor]) -> None:
+        super().__init__(network)
+        self.spelling = next(
+            (spelling for spelling in FRAME_POSITIONS if any(spelling in key for key in tensors)),
+            FRAME_POSITIONS[0],
+        )
+
+    def published(self, name: str) -> str:
+        """Return the name of a tensor of the network in the file."""
+        for spelling in FRAME_POSITIONS:
+            name = name.replace(spelling, self.spelling)
+        return name
+
+
+class _ImageEncoder(nn.Module):
+    """GIT's image encoder: images (N, 3, h, w) -> tokens (N, L, D)."""
+
+    def __init__(self, encoder: Any) -> None:
+        super().__init__()
+        self.encoder = encoder
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Compute the tokens of images."""
+        tokens: Tensor = self.encoder(pixel_values=images).last_hidden_state
+        return tokens

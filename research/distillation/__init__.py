@@ -1,0 +1,1 @@
+"""Distillation of the bundled backbone from larger ones."""

@@ -1,0 +1,117 @@
+"""A new captioner is one short module of the package; a recipe that names it trains it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+import capvid.captioners
+from capvid.captioners.base import CAPTIONERS
+from capvid.captioners.checkpoint import load_checkpoint
+from capvid.datasets.dataset import CaptionedVideo
+from capvid.errors import UsageError
+from capvid.features.feature_store import FeatureStore
+from capvid.training.recipe import load_recipe
+from capvid.training.trainer import Trainer
+
+MODULE = '''"""A toy: the next word from the mean frame and the last word."""
+
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from capvid.captioners.base import CAPTIONERS, Captioner, CaptionerConfig, State, Trace
+from capvid.captioners.layers import mean_frame
+
+
+@dataclass(frozen=True, kw_only=True)
+class ToyConfig(CaptionerConfig):
+    width: int = 16
+
+
+@CAPTIONERS.register("mean-word")
+class MeanWord(Captioner):
+    name = "mean-word"
+    config_class = ToyConfig
+
+    def __init__(self, config: ToyConfig) -> None:
+        super().__init__(config)
+        self.frame = nn.Linear(config.feature_width, config.width)
+        self.word = nn.Embedding(config.vocabulary_size, config.width)
+        self.vocabulary = nn.Linear(config.width, config.vocabulary_size)
+
+    def encode(self, features: Tensor, mask: Tensor) -> State:
+        frames = self.standardise(features) * mask.unsqueeze(-1)
+        return State({"mean": self.frame(mean_frame(frames, mask))}, {})
+
+    def step(self, tokens: Tensor, state: State) -> tuple[Tensor, State, Trace]:
+        mean = state.video["mean"]
+        mean = mean.repeat_interleave(len(tokens) // len(mean), 0)
+        return self.logits(mean + self.word(tokens)), state.after({}), {}
+
+    def teacher_forced(self, features: Tensor, mask: Tensor, tokens: Tensor) -> Tensor:
+        mean = self.encode(features, mask).video["mean"]
+        return mean.repeat_interleave(len(tokens) // len(mean), 0).unsqueeze(1) + self.word(tokens)
+'''
+RECIPE = """
+captioner = "mean-word"
+model = { width = 24 }
+data = { min_count = 1 }
+training = { epochs = 2, batch_size = 4, precision = "fp32" }
+"""
+
+
+class Silent:
+    def __getattr__(self, name: str):
+        return lambda *values, **named: None
+
+
+def test_a_captioner_is_one_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert MODULE.count("\n") <= 40
+    known = set(CAPTIONERS)
+    monkeypatch.setattr(CAPTIONERS, "_plugins", dict(CAPTIONERS))
+    monkeypatch.setattr(CAPTIONERS, "_discovered", False)
+    monkeypatch.setattr(capvid.captioners, "__path__", [*capvid.captioners.__path__, str(tmp_path)])
+    (tmp_path / "mean_word.py").write_text(MODULE)
+    (tmp_path / "toy.toml").write_text(RECIPE)
+    captions = {"a": "a dog runs", "b": "a cat sleeps", "c": "a man sings"}
+    features = {f"{split}{name}": torch.randn(3, 5) for name in captions for split in ("train", "val")}
+    save_file(features, tmp_path / "features.safetensors")
+    Trainer(
+        load_recipe(str(tmp_path / "toy.toml")),
+        videos=[CaptionedVideo(video, video[:-1], (captions[video[-1]],)) for video in features],
+        store=FeatureStore([tmp_path / "features.safetensors"]),
+        folder=tmp_path / "run",
+        device=torch.device("cpu"),
+        reporter=Silent(),
+    ).run()
+    checkpoint = load_checkpoint(tmp_path / "run")
+    assert (checkpoint.name, checkpoint.captioner.config.width) == ("mean-word", 24)
+    assert set(CAPTIONERS) == known | {"mean-word"}
+    sys.modules.pop("capvid.captioners.mean_word")
+
+
+def test_a_name_that_is_close_is_suggested() -> None:
+    with pytest.raises(UsageError, match="dense_lstm: no such captioner; did you mean dense-lstm"):
+        CAPTIONERS["dense_lstm"]
+
+
+def test_only_the_captioner_that_is_named_is_imported() -> None:
+    code = """
+import sys
+from capvid.captioners.base import CAPTIONERS
+assert CAPTIONERS["m3"].name == "m3"
+print(*(name for name in sys.modules if name.startswith("capvid.captioners.")))
+"""
+    names = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert sorted(name.rpartition(".")[2] for name in names.split()) == ["base", "layers", "m3", "recurrent"]
+
+
+@pytest.mark.parametrize("name", sorted(CAPTIONERS))
+def test_captioners_know_the_name_they_are_registered_under(name: str) -> None:
+    assert CAPTIONERS[name].name == name

@@ -1,0 +1,251 @@
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from capvid.backbones.catalog import StreamHeader
+from capvid.captioners.checkpoint import limited
+from capvid.datasets.batches import Batch, ParagraphBatches, TrainingBatches, read_ahead
+from capvid.datasets.dataset import Segment
+from capvid.datasets.examples import Example, FrameReader, Lengths, ParagraphExample, segment_rows
+from capvid.errors import DataError, FeatureFileError
+from capvid.features.feature_file import FeatureHeader, Features, save_features
+from capvid.features.feature_store import FeatureStore
+from capvid.text.vocabulary import BOS, EOS, PAD, UNK, Vocabulary
+
+
+def frames_of(name: str) -> torch.Tensor:
+    n = int(name[1:])
+    return torch.full((n + 1, 3), float(n), dtype=torch.float16) + torch.arange(n + 1)[:, None] / 64
+
+
+def read(made: TrainingBatches | ParagraphBatches, epoch: int) -> Iterator[Batch]:
+    """The batches of an epoch, each whole."""
+    return (plan.part(0, 1)() for plan in made.epoch(epoch))
+
+
+def examples(count: int = 9) -> list[Example]:
+    """Video n has frames that all say n, and captions of its own word 10 + n, of 1 to 4 words."""
+    return [
+        Example(f"v{n}", n + 1, tuple([10 + n] * length for length in range(1, 5)), frames_of)
+        for n in range(count)
+    ]
+
+
+def batches(seed: int = 1, **options: int) -> TrainingBatches:
+    chosen = {"batch_size": 4, "captions_per_video": 3, "max_frames": 5, **options}
+    return TrainingBatches(examples(), seed=seed, **chosen)
+
+
+def test_an_epoch_draws_each_video_as_often_and_pairs_captions_with_their_frames() -> None:
+    made = batches()
+    seen: Counter[tuple[int, int]] = Counter()
+    count = 0
+    for batch in read(made, 1):
+        count += 1
+        for row in range(len(batch.targets)):
+            words = [t for t in batch.targets[row].tolist() if t not in (PAD, EOS)]
+            frames = batch.features[row][batch.mask[row]]
+            video = words[0] - 10
+            assert torch.equal(frames[:, 0].floor(), torch.full((len(frames),), float(video)))
+            assert len(frames) == min(video + 1, 5)
+            assert (frames[:, 0].diff() > 0).all()  # in order
+            assert not batch.features[row][~batch.mask[row]].any()
+            inputs = batch.inputs[row].tolist()
+            assert inputs[: len(words) + 1] == [BOS, *words]
+            assert batch.targets[row].tolist()[: len(words) + 1] == [*words, EOS]
+            seen[video, len(words)] += 1
+    assert count == len(made) == 7
+    assert max(seen.values()) == 1
+    assert Counter(video for video, _ in seen) == dict.fromkeys(range(9), 3)
+
+
+def test_same_seed_and_epoch_same_batches() -> None:
+    def flat(seed: int, epoch: int) -> list:
+        return [batch.targets.tolist() for batch in read(batches(seed), epoch)]
+
+    assert flat(1, 4) == flat(1, 4)
+    assert flat(1, 4) != flat(1, 5)
+    assert flat(1, 4) != flat(2, 4)
+
+
+def test_spread_takes_the_middles_of_equal_slices() -> None:
+    frames = torch.arange(10.0).unsqueeze(1)
+    assert limited(frames, 5, "spread").squeeze(1).tolist() == [1, 3, 5, 7, 9]
+    assert limited(frames, 2, "spread").squeeze(1).tolist() == [2, 7]
+    assert limited(frames, 10, "spread").squeeze(1).tolist() == list(range(10))
+    assert limited(frames, 3, "first").squeeze(1).tolist() == [0, 1, 2]
+
+
+def test_vocabulary_keeps_frequent_words_in_a_fixed_order() -> None:
+    captions = [["a", "cat"], ["a", "dog"], ["a", "cat", "bird"]]
+    vocabulary = Vocabulary.build(captions, min_count=1, max_size=3)
+    assert vocabulary.words[4:] == ["a", "cat", "bird"]
+    assert vocabulary.encode(["cat", "dog"]) == [5, UNK]
+    assert vocabulary.decode([4, 6]) == ["a", "bird"]
+    assert Vocabulary.build(captions, min_count=2, max_size=9).words[4:] == ["a", "cat"]
+    assert Vocabulary(vocabulary.words).words == vocabulary.words
+
+
+def test_frame_dropout_thins_videos_but_leaves_one_frame() -> None:
+    made = TrainingBatches(
+        examples(), batch_size=4, captions_per_video=4, max_frames=9, frame_dropout=0.5, seed=1
+    )
+    kept = [int(n) for epoch in range(40) for batch in read(made, epoch) for n in batch.mask.sum(1)]
+    assert min(kept) == 1
+    # A video of n frames keeps 1 + (n - 1) / 2 on average; n = 1..9 come equally often.
+    assert abs(sum(kept) / len(kept) - 3.0) < 0.1
+
+
+def test_long_captions_are_dropped_or_cut() -> None:
+    assert Lengths(3).words("A man runs.") == ["a", "man", "runs"]
+    assert Lengths(2).words("A man runs.") is None
+    assert Lengths(2, cut=True).words("A man runs.") == ["a", "man"]
+    assert Lengths(2).words("...") is None
+
+
+def test_maps_stay_in_half_precision_and_first_frames_can_be_asked_for() -> None:
+    frames = torch.arange(6.0).half().view(6, 1, 1).expand(6, 2, 3)
+    made = TrainingBatches(
+        [Example("v", 6, ([5],), lambda _: frames)],
+        batch_size=1,
+        captions_per_video=1,
+        max_frames=4,
+        first=True,
+        seed=1,
+    )
+    batch = next(read(made, 1))
+    assert batch.features.dtype == torch.float16
+    assert batch.features[0, :, 0, 0].tolist() == [0, 1, 2, 3]
+
+
+def segments_of(name: str) -> torch.Tensor:
+    n = int(name[1:])
+    return torch.cat([torch.full((s + 1, 3), 10.0 * n + s, dtype=torch.float16) for s in range(n + 1)])
+
+
+def paragraphs() -> list[ParagraphExample]:
+    """Video n has n + 1 segments; segment s has s + 1 frames that say 10 n + s, its sentence s + 1 words."""
+    return [
+        ParagraphExample(
+            f"v{n}",
+            tuple(torch.arange(s + 1) + s * (s + 1) // 2 for s in range(n + 1)),
+            tuple(tuple([20 + 10 * n + s] * (s + 1) for s in range(n + 1)) for _ in range(2)),
+            segments_of,
+        )
+        for n in range(4)
+    ]
+
+
+def test_paragraphs_keep_segments_and_sentences_together() -> None:
+    made = ParagraphBatches(paragraphs(), batch_size=3, captions_per_video=2, max_frames=2, seed=1)
+    rows = 0
+    for batch in read(made, 1):
+        assert batch.features.shape[:3] == batch.mask.shape
+        for row in range(len(batch.targets)):
+            rows += 1
+            video = int(batch.features[row, 0, 0, 0]) // 10
+            for segment in range(batch.mask.shape[1]):
+                frames = batch.features[row, segment][batch.mask[row, segment]]
+                words = [t for t in batch.targets[row, segment].tolist() if t != PAD]
+                if segment > video:
+                    assert not len(frames) and not words and not batch.inputs[row, segment].any()
+                    continue
+                assert frames[:, 0].tolist() == [10 * video + segment] * min(2, segment + 1)
+                assert words == [20 + 10 * video + segment] * (segment + 1) + [EOS]
+                assert batch.inputs[row, segment, : len(words)].tolist() == [BOS, *words[:-1]]
+    assert rows == made.captions == 8
+
+
+def timed(folder: Path, times: list[float] | None) -> FeatureStore:
+    stream = StreamHeader(backbone=None, layer=None, width=1)
+    header = FeatureHeader(streams=(stream,), sampling=None, reader=None, dtype="float32", capvid_version="0")
+    frames = np.arange(5, dtype=np.float32)[:, None]
+    seen = None if times is None else np.array(times)
+    save_features(folder / "v.safetensors", Features(header=header, streams=(frames,), times=seen, video="v"))
+    return FeatureStore([folder])
+
+
+def test_segments_are_cut_by_frames_or_by_time(tmp_path: Path) -> None:
+    untimed = timed(tmp_path / "a", None)
+    cut = segment_rows("v", [Segment(0, 2), Segment(2, 5)], untimed)
+    assert [part.tolist() for part in cut] == [[0, 1], [2, 3, 4]]
+    seconds = [Segment(0, 1.5, "seconds"), Segment(1.6, 1.9, "seconds"), Segment(2, 9, "seconds")]
+    cut = segment_rows("v", seconds, timed(tmp_path / "b", [0.0, 1.0, 1.5, 2.0, 3.0]))
+    assert [part.tolist() for part in cut] == [[0, 1], [], [3, 4]]
+    with pytest.raises(DataError, match="v: a segment ends at frame 6, the features at 5"):
+        segment_rows("v", [Segment(0, 6)], untimed)
+    with pytest.raises(DataError, match="features that do not know their times"):
+        segment_rows("v", seconds, untimed)
+
+
+@pytest.mark.parametrize("parts", [2, 3, 5])
+def test_parts_of_a_batch_are_the_whole(parts: int) -> None:
+    """Every caption is in one part, with its frames; a part without any says nothing."""
+    for plan in batches().epoch(1):
+        whole, shares = plan.part(0, 1)(), [plan.part(number, parts)() for number in range(parts)]
+        rows = [plan.rows[number::parts] for number in range(parts)]
+        assert plan.words == int((whole.targets != PAD).sum())
+        assert plan.words == sum(int((share.targets != PAD).sum()) for share in shares)
+        for number, share in enumerate(shares):
+            if not rows[number]:
+                assert len(share) == 1 and not share.targets.any()
+                continue
+            for place, row in enumerate(range(number, len(whole), parts)):
+                words = share.targets.shape[1]
+                assert share.targets[place].tolist() == whole.targets[row, :words].tolist()
+                assert torch.equal(
+                    share.features[place][share.mask[place]], whole.features[row][whole.mask[row]]
+                )
+
+
+def test_features_are_read_once_if_there_is_room(tmp_path: Path) -> None:
+    store = timed(tmp_path, None)
+    asked: list[str] = []
+    get = store.get
+    store.get = lambda video: asked.append(video) or get(video)  # type: ignore[method-assign, func-returns-value]
+    for memory, times in ((0, 2), (10, 1)):
+        asked.clear()
+        reader = FrameReader(store, memory=memory)
+        assert reader.length("v") == 5 and not asked
+        assert torch.equal(reader("v"), reader("v")) and len(asked) == times
+    assert reader("v").dtype == torch.float16 and reader("v").tolist() == [[0], [1], [2], [3], [4]]
+    save_features(tmp_path / "v.safetensors", replace(get("v"), streams=(np.zeros((4, 1), np.float32),)))
+    with pytest.raises(FeatureFileError, match="v: 4 frames of features, 5 when opened"):
+        FrameReader(store)("v")
+
+
+def test_reading_ahead_keeps_the_order_and_stops_when_nobody_asks() -> None:
+    done: list[int] = []
+
+    def job(number: int) -> int:
+        time.sleep(0.02 if number == 3 else 0)  # one that takes longer than those after it
+        done.append(number)
+        if number == 7:
+            raise FeatureFileError("seven")
+        return number
+
+    found = read_ahead((partial(job, number) for number in range(100)), ahead=4)
+    assert [next(found) for _ in range(7)] == list(range(7))
+    with pytest.raises(FeatureFileError, match="seven"):
+        next(found)
+    assert len(done) < 20
+    assert not [thread for thread in threading.enumerate() if "ahead" in thread.name]
+
+    def draws() -> Iterator[Callable[[], int]]:
+        yield lambda: 1
+        raise DataError("drawing fails")
+
+    found = read_ahead(draws())
+    assert next(found) == 1
+    with pytest.raises(DataError, match="drawing fails"):
+        next(found)

@@ -1,0 +1,116 @@
+"""Sentences followed again, by every captioner in every variant."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from variants import VARIANTS, all_real, clip, make
+
+from capvid.captioners.base import CAPTIONERS, Captioner, Carried, ParagraphCaptioner
+from capvid.decoding.decoding_options import Hypothesis
+from capvid.decoding.rescoring import in_double, rescore
+from capvid.text.vocabulary import BOS, EOS
+
+SENTENCES = [
+    Hypothesis([5, 7, 5, 9], [0.0] * 5, 0.5),
+    Hypothesis([4], [0.0, 0.0], 0.25),
+    Hypothesis([], [0.0], 0),
+]
+PARAGRAPHS = [variant for variant, (name, _) in VARIANTS.items() if CAPTIONERS[name].paragraphs]
+
+
+def word_by_word(
+    captioner: Captioner, features: Tensor, tokens: list[int], carried: Carried | None = None
+) -> tuple[list[float], list[dict[str, Tensor]]]:
+    """Log-probabilities of the tokens and the end, and the trace of each step."""
+    mask = all_real(1, features.shape[1])
+    paragraphs = isinstance(captioner, ParagraphCaptioner)
+    state = captioner.encode(features, mask, carried) if paragraphs else captioner.encode(features, mask)
+    logprobs, traces = [], []
+    for word, following in zip([BOS, *tokens], [*tokens, EOS], strict=True):
+        logits, state, trace = captioner.step(torch.tensor([word]), state)
+        total = sum(torch.exp(logit).item() for logit in logits[0])
+        logprobs.append(logits[0, following].item() - torch.tensor(total, dtype=torch.float64).log().item())
+        traces.append(trace)
+    return logprobs, traces
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@torch.no_grad()
+def test_they_are_as_probable_as_word_by_word(variant: str) -> None:
+    captioner = make(variant)
+    features = clip(captioner, 1, 4)
+    (found,) = rescore(captioner, features, all_real(1, 4), [SENTENCES], trace=True)
+    for sentence, before in zip(found, SENTENCES, strict=True):
+        assert (sentence.tokens, sentence.score) == (before.tokens, before.score)
+        logprobs, traces = word_by_word(captioner, features, before.tokens)
+        assert sentence.logprobs == pytest.approx(logprobs, abs=1e-9)
+        assert sentence.trace is not None and set(sentence.trace) == set(traces[0])
+        assert sentence.trace["attention"].shape == (len(logprobs), 4)
+        for name, table in sentence.trace.items():
+            for row, step in zip(table, traces, strict=True):
+                seen = step[name][0]
+                assert torch.allclose(row[..., : seen.shape[-1]] if seen.dim() else row, seen, atol=1e-9)
+                assert not row[seen.shape[-1] :].any() if seen.dim() else True
+
+
+@pytest.mark.parametrize("variant", PARAGRAPHS)
+@torch.no_grad()
+def test_they_know_what_came_before(variant: str) -> None:
+    captioner = make(variant)
+    assert isinstance(captioner, ParagraphCaptioner)
+    features, mask = clip(captioner, 1, 4), all_real(1, 4)
+    carried = None
+    if captioner.recurrent:
+        first = captioner.encode(clip(captioner, 1, 3), all_real(1, 3))
+        carried = captioner.remember(first, torch.tensor([[BOS, 6, 8]]))
+    (found,) = rescore(captioner, features, mask, [SENTENCES], carried=carried)
+    for sentence in found:
+        assert sentence.trace is None
+        expected, _ = word_by_word(captioner, features, sentence.tokens, carried)
+        assert sentence.logprobs == pytest.approx(expected, abs=1e-9)
+    if captioner.recurrent:
+        (alone,) = rescore(captioner, features, mask, [SENTENCES])
+        assert alone[0].logprobs != pytest.approx(found[0].logprobs, abs=1e-6)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@torch.no_grad()
+def test_they_do_not_depend_on_what_is_followed_together(variant: str) -> None:
+    """In double precision, rounded to single, they are the same in every bit; traces too."""
+    captioner = make(variant).float()
+    precise = in_double(captioner, torch.device("cpu"))
+    assert precise is not None and next(captioner.parameters()).dtype == torch.float32
+    generator = torch.Generator().manual_seed(4)
+    lengths = torch.arange(7) % 4 + 1
+    features = clip(captioner, 7, 4).float()
+    mask = torch.arange(4) < lengths.unsqueeze(1)
+    sentences = [
+        [
+            Hypothesis(torch.randint(4, 11, (int(n),), generator=generator).tolist(), [], 0.0)
+            for n in torch.randint(0, 6, (1 + video % 3,), generator=generator)
+        ]
+        for video in range(7)
+    ]
+    together = rescore(precise, features, mask, sentences, trace=True)
+    order = torch.tensor([6, 2, 0])
+    some = rescore(precise, features[order], mask[order], [sentences[video] for video in order], trace=True)
+    for video in range(7):
+        one = features[video : video + 1, : lengths[video]]
+        (alone,) = rescore(precise, one, all_real(1, int(lengths[video])), [sentences[video]], trace=True)
+        others = [together[video], *(found for at, found in zip(order, some, strict=True) if at == video)]
+        for found in others:
+            assert [h.tokens for h in found] == [h.tokens for h in sentences[video]]
+            for sentence, expected in zip(found, alone, strict=True):
+                assert torch.equal(torch.tensor(sentence.logprobs), torch.tensor(expected.logprobs))
+                for name, seen in expected.trace.items():
+                    assert torch.equal(sentence.trace[name].float(), seen.float()), name
+
+
+def test_a_captioner_that_is_held_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is too large, or on a device without double precision, has no second copy."""
+    captioner = make("m3")
+    assert in_double(captioner, torch.device("mps")) is None
+    monkeypatch.setattr("capvid.decoding.rescoring.MOST_WEIGHTS", 10)
+    assert in_double(captioner, torch.device("cpu")) is None

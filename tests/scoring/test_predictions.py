@@ -1,0 +1,262 @@
+from __future__ import annotations
+
+import gzip
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from capvid.errors import DataError
+from capvid.scoring.predictions import read_predictions
+from capvid.utils import text_stream as streams
+
+
+def record(video: str, *captions: str, **more: Any) -> dict[str, Any]:
+    said = [{"text": text, "logprob": -1.0, "words": [{"word": "a", "logprob": -0.5}]} for text in captions]
+    status = "ok" if captions else "error"
+    return {"schema_version": 1, "video": video, "status": status, "captions": said, "error": None, **more}
+
+
+RECORDS = [
+    record("a/v1.mp4", "a dog", "the dog"),
+    record("a/v2.mp4"),
+    record("a/v3.mp4", "caf\u00e9 \u2028x"),
+]
+SAID = {"a/v1.mp4": ["a dog"], "a/v3.mp4": ["caf\u00e9 \u2028x"]}
+PLAIN = {"1": ["a dog"], "2": ["a cat"]}
+FORMS = {
+    "list": (json.dumps(RECORDS, indent=2), SAID),
+    "lines": ("".join(f"{json.dumps(one)}\n" for one in RECORDS), SAID),
+    "blank lines": ("\n\n".join(json.dumps(one, ensure_ascii=False) for one in RECORDS), SAID),
+    "one record": (json.dumps(RECORDS[0], indent=1), {"a/v1.mp4": ["a dog"]}),
+    "coco": ('[{"image_id": 1, "caption": "a dog"}, {"image_id": "2", "caption": "a cat"}]', PLAIN),
+    "video ids": ('[{"video_id": 1.0, "caption": "a dog"}, {"id": "2", "sentence": "a cat"}]', PLAIN),
+    "object": ('{"1": "a dog", "2": "a cat"}', PLAIN),
+    "one caption each": ('{"1": ["a dog"], "2": [{"caption": "a cat"}]}', PLAIN),
+    "results": ('{"version": "1.0", "results": {"1": "a dog", "2": "a cat"}, "external_data": {}}', PLAIN),
+    "odd ids": ('{"version": "a dog", "results": "a cat"}', {"results": ["a cat"], "version": ["a dog"]}),
+    "csv": (
+        'video,caption,logprob\n1,a dog,-1\n2,"a ""big"", cat\nsits",-2\n',
+        {**PLAIN, "2": ['a "big", cat\nsits']},
+    ),
+    "csv with more": ("id,x,caption\r\n1,0,a dog\r\n2,0,a cat\r\n", PLAIN),
+    "n best": ("video,caption,logprob\n1,a dog,-1\n1,dogs,-2\n2,a cat,-1\n", PLAIN),
+    "tsv": ('video\tcaption\tlogprob\n1\ta dog\t-1\n2\t"a cat\t-2\n', {**PLAIN, "2": ['"a cat']}),
+    "tsv without names": ("1\ta dog\n2\ta cat", PLAIN),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("packing", ["plain", "gzip", "mark"])
+@pytest.mark.parametrize("block", [1 << 20, 7])
+def test_forms(form: str, packing: str, block: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streams, "_BLOCK", block)
+    text, said = FORMS[form]
+    data = text.encode()
+    path = tmp_path / "said"
+    path.write_bytes({"plain": data, "gzip": gzip.compress(data), "mark": b"\xef\xbb\xbf" + data}[packing])
+    found = read_predictions(path)
+    assert found.said == said
+    assert found.failed == (["a/v2.mp4"] if said is SAID else [])
+    further = {"n best": 1, "list": 1, "lines": 1, "blank lines": 1, "one record": 1}
+    assert found.further == further.get(form, 0)
+
+
+PARAGRAPHS = {
+    "sentences": '{"v": ["a dog.", "it runs"], "w": "rain"}',
+    "mart": '{"version": "V", "results": {"v": [{"sentence": "a dog.", "timestamp": [0, 1]}, '
+    '{"sentence": "it runs"}], "w": [{"sentence": "rain"}]}}',
+    "records": json.dumps(
+        [
+            record(
+                "v",
+                segments=[{"start": 0, "end": 1, "caption": "a dog."}, {"caption": "it runs"}],
+                status="ok",
+            ),
+            record("w", "rain"),
+        ]
+    ),
+}
+
+
+@pytest.mark.parametrize("form", PARAGRAPHS)
+def test_paragraphs(form: str, tmp_path: Path) -> None:
+    path = tmp_path / "said.json"
+    path.write_text(PARAGRAPHS[form])
+    assert read_predictions(path, paragraphs=True).said == {"v": ["a dog.", "it runs"], "w": ["rain"]}
+
+
+@pytest.mark.parametrize("suffix", ["csv", "tsv"])
+def test_the_segments_of_a_table_are_a_paragraph(suffix: str, tmp_path: Path) -> None:
+    rows = [
+        ("video", "start", "end", "caption", "logprob"),
+        ("a.mp4", "0.000", "2.000", "a man", "-1"),
+        ("a.mp4", "0.000", "2.000", "a woman", "-2"),
+        ("a.mp4", "2.000", "5.000", "a dog", "-1"),
+        ("b.mp4", "2.000", "5.000", "a cat", "-1"),
+    ]
+    path = tmp_path / f"p.{suffix}"
+    path.write_text("".join({"csv": ",", "tsv": "\t"}[suffix].join(row) + "\n" for row in rows))
+    found = read_predictions(path, paragraphs=True)
+    assert found.said == {"a.mp4": ["a man", "a dog"], "b.mp4": ["a cat"]} and found.further == 1
+    found = read_predictions(path)
+    assert found.said == {"a.mp4": ["a man"], "b.mp4": ["a cat"]} and found.further == 2
+
+
+def test_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "b").mkdir()
+    (tmp_path / "a.json").write_text(json.dumps(RECORDS[0], indent=2))
+    (tmp_path / "b" / "c.json").write_text(json.dumps(RECORDS[2], indent=2))
+    (tmp_path / "b" / "notes.txt").write_text("nothing")
+    assert read_predictions(tmp_path).said == SAID
+    (tmp_path / "b" / "c.json").unlink()
+    with pytest.raises(DataError, match="no predictions in this folder"):
+        read_predictions(tmp_path / "b")
+
+
+BROKEN = {
+    "empty": (b"", "no predictions; give"),
+    "only spaces": (b" \n\n", "no predictions; give"),
+    "no records": (b"[]", "no predictions; give"),
+    "cut off": (
+        b'[{"image_id": 1, "caption": "a dog"},\n{"image_id": 2, "cap',
+        "line 2, column .*ends too early .*cut off",
+    ),
+    "cut off after a comma": (
+        b'[{"image_id": 1, "caption": "a"},',
+        "line 1, column 34: the JSON ends too early",
+    ),
+    "not JSON": (
+        b'[\n{"image_id": 1, caption: "a dog"}, {"image_id": 2, "caption": ""}]',
+        "line 2, column 17: not JSON",
+    ),
+    "no comma": (b'{"a": "b"\n"c": "d"}', "line 2, column 1: not JSON .*',' was expected"),
+    "no colon": (b'{"a" "b"}', "line 1, column 6: not JSON .*':' was expected"),
+    "no name": (b'{a: "b"}', "line 1, column 2: not JSON .*double quotes"),
+    "two documents": (b'{"a": "b"}\n{"c": "d"}', "line 2, column 1: not JSON .*after the end"),
+    "null": (
+        b'[{"image_id": 1,\n"caption": null}]',
+        "line 1, record '1': a caption that is not text: None; .*--missing",
+    ),
+    "a number": (b'{"a": "b",\n"c": 3}', "line 2, record 'c': a caption that is not text: 3"),
+    "no id": (b'[{"caption": "a"}]', "line 1: no id"),
+    "an odd id": (
+        b'[{"image_id": true, "caption": "a"}]',
+        "line 1: an id that is not text or a number: True",
+    ),
+    "no record": (b'["a"]', "line 1: not a record: 'a'"),
+    "twice": (b'{"1": "a",\n"1": "b"}', "line 2: the id '1' comes twice .*line 1"),
+    "number and text": (
+        b'[{"id": 1, "caption": "a"},\n{"id": "1", "caption": "a"}]',
+        "line 2: the id '1' comes twice",
+    ),
+    "twice in a table": (b"video,caption\n1,a\n1,b\n", "line 3: the id '1' comes twice"),
+    "many captions": (b'{"1": ["a", "b"]}', "2 captions for one video; .*--paragraph"),
+    "none": (b'{"1": []}', "0 captions for one video"),
+    "latin-1": (
+        '{\n"1": "caf\u00e9"}'.encode("latin-1"),
+        "line 2: not UTF-8 text .*; save the file as UTF-8",
+    ),
+    "utf-16": ('{"1": "a"}'.encode("utf-16"), "line 1: not UTF-8 text, but UTF-16"),
+    "a video": (bytes(range(256)) * 9, "line 2: not UTF-8 text"),
+    "prose": (b"a dog runs\n", "line 1: no form of predictions; give"),
+    "another table": (b"name,size\nx,1\n", "line 1: no form of predictions"),
+    "too few columns": (b"video\tcaption\n1\ta\n2\n", "line 3: 1 columns; write a video and a caption"),
+    "lines of another kind": (b"video,caption\r1,a\r2,b\r", "line 1: no form of predictions"),
+    "an open quote": (b'video,caption\n1,a\n2,"b\n', "line 3: not a row of a table"),
+    "half a character": (b'{"1": "\\ud83d"}', "half a character"),
+    "half a character in an id": (b'{"\\ud83d": "a"}', "half a character"),
+    "deep": (b'{"1": ' + b"[" * 100_000, "not JSON|ends too early"),
+    "half a gzip": (gzip.compress(b'{"1": "a"}' * 9)[:-12], "not readable"),
+}
+
+
+@pytest.mark.parametrize("kind", BROKEN)
+def test_files_that_cannot_be_used(kind: str, tmp_path: Path) -> None:
+    data, said = BROKEN[kind]
+    path = tmp_path / "said.json"
+    path.write_bytes(data)
+    with pytest.raises(DataError, match=said) as caught:
+        read_predictions(path)
+    assert str(caught.value).startswith(str(path))
+    assert caught.value.remedy
+
+
+@pytest.mark.parametrize("start", ["{", "[{", '{"id": 1, "caption": "a"}\n{'])
+def test_a_wrong_encoding_far_down(start: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streams, "_BLOCK", 32)
+    path = tmp_path / "said.json"
+    path.write_bytes(start.encode() + b'"id": 1, "caption": "dogs' + b" and dogs" * 50 + b"\n\xe9")
+    with pytest.raises(DataError, match="not UTF-8 text"):
+        read_predictions(path)
+
+
+def test_no_file(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="no such file"):
+        read_predictions(tmp_path / "x.json")
+
+
+def test_what_is_wrong_is_said_before_the_whole_file_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streams, "_BLOCK", 1 << 10)
+    path = tmp_path / "said.json"
+    path.write_text('[{"id": 1, caption: "a"}' + ', {"id": 1, "caption": "a"}' * 10_000)
+    stream = path.open("rb")
+    with stream, pytest.raises(DataError, match="column 12: not JSON"):
+        json_stream = streams.JsonStream(path, stream)
+        for _ in json_stream.items():
+            json_stream.value()
+    with path.open("rb") as fresh:
+        assert fresh.read(1)
+    assert len(json_stream._text) < 10_000
+
+
+def test_long_values_cross_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streams, "_BLOCK", 64)
+    caption = " ".join(["word"] * 10_000)
+    path = tmp_path / "said.json"
+    path.write_text(json.dumps({"a": caption, "b": "x", "c": caption}, indent=1))
+    assert read_predictions(path).said == {"a": [caption], "b": ["x"], "c": [caption]}
+
+
+def accepted(path: Path, *, paragraphs: bool = False) -> bool:
+    """Whether the file can be read, in either mode; what cannot is refused in one line that names it."""
+    try:
+        read_predictions(path, paragraphs=paragraphs)
+    except DataError as error:
+        assert str(error).startswith(str(path)) and "\n" not in str(error)
+        return False
+    return True
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", FORMS)
+def test_files_that_are_cut_off_anywhere(form: str, tmp_path: Path) -> None:
+    data = FORMS[form][0].encode()
+    path = tmp_path / "said"
+    for end in range(len(data)):
+        path.write_bytes(data[:end])
+        whole = data[:end].rstrip(b"\n") == data.rstrip(b"\n")
+        if accepted(path) and data.startswith((b"[", b'{"1', b'{"v')):
+            assert whole
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.sampled_from(sorted(FORMS)),
+    st.integers(0),
+    st.sampled_from(list(b'"[]{},:\\\n\t 0nx\xff')),
+    st.booleans(),
+)
+def test_files_with_a_wrong_byte(form: str, place: int, byte: int, paragraphs: bool) -> None:
+    data = bytearray(FORMS[form][0].encode())
+    data[place % len(data)] = byte
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "said"
+        path.write_bytes(data)
+        accepted(path, paragraphs=paragraphs)

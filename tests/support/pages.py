@@ -1,0 +1,145 @@
+"""Results for pages, and what a browser makes of these, as far as tests ask."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from capvid.errors import MissingVideoError
+from capvid.features.prefetch import encode_jpegs
+from capvid.output.report import Report
+from capvid.output.results import Caption, CaptionResult, Segment, WordScore
+from capvid.pipeline import paragraph
+
+SETTINGS = {"sampling": "uniform:28", "beam_size": 5, "length_penalty": 0.7}
+
+MODEL = "m3@0123456789ab"
+
+
+def pictures(count: int, *, seed: int = 0) -> tuple[bytes, ...]:
+    return encode_jpegs(np.random.default_rng(seed).integers(0, 256, (count, 12, 16, 3), dtype=np.uint8))
+
+
+def told(*, frames: int = 4, words: str = "a dog runs", seed: int = 0, slots: int = 3) -> Caption:
+    """A caption with traces of so many frames and memory slots, drawn at random."""
+    random = np.random.default_rng(seed)
+    scores = tuple(WordScore(word=word, logprob=-random.random()) for word in words.split())
+    rows = len(scores) + 1
+    shares = random.dirichlet(np.ones(frames + 1), rows)
+    traces = {
+        "attention": shares[:, :-1],
+        "blank": shares[:, -1:],
+        "write_text": random.dirichlet(np.ones(slots), rows),
+    }
+    total = sum(score.logprob for score in scores) - random.random()
+    return Caption(text=words, logprob=total, words=scores, traces=traces)
+
+
+def video(*, frames: int = 4, seed: int = 0, with_pictures: bool = True, **changes: Any) -> CaptionResult:
+    """A whole video of which every frame was looked at."""
+    captions = tuple(told(frames=frames, seed=seed + more) for more in range(2))
+    made = CaptionResult(
+        path=Path("in/v.mp4"),
+        status="ok",
+        captions=captions,
+        error=None,
+        model=MODEL,
+        duration=frames / 2,
+        segments=(Segment(start=0.0, end=frames / 2, captions=captions, frames=np.arange(frames)),),
+        times=np.arange(frames) / 2 + 1 / 3,
+        pictures=pictures(frames, seed=seed) if with_pictures else (),
+    )
+    return replace(made, **changes)
+
+
+def story(*, segments: int, frames: int = 3, layers: int = 2) -> CaptionResult:
+    """A video in segments that captions with a memory."""
+    parts = [
+        Segment(
+            start=2.0 * at,
+            end=2.0 * (at + 1),
+            captions=(told(frames=frames, seed=at),),
+            frames=np.arange(frames) + frames * at,
+            memory_change=tuple(np.random.default_rng(at).random(layers).tolist()),
+        )
+        for at in range(segments)
+    ]
+    one = pictures(frames)
+    return video(
+        captions=(paragraph([part.captions[0] for part in parts]),),
+        segments=tuple(parts),
+        paragraph=True,
+        times=np.arange(frames * segments) * 2 / frames,
+        pictures=one * segments,
+        duration=2.0 * segments,
+    )
+
+
+def failure(name: str = "w.mp4", said: str = "no such file") -> CaptionResult:
+    error = MissingVideoError(name, said, remedy="check the name")
+    return CaptionResult(path=Path(name), status="error", captions=(), error=error, model=MODEL)
+
+
+class Page(HTMLParser):
+    """What a browser makes of a page, as far as the tests ask."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.text = text
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.data: list[dict[str, Any]] = []  # of the videos
+        self.articles: list[str] = []  # their text
+        self.scripts: list[str] = []
+        self.styles: list[str] = []
+        self._inside: list[str] = []
+        self._id = ""
+        self.ids: dict[str, str] = {}
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        found = dict(attributes)
+        self.tags.append((tag, found))
+        self._inside.append(f"json {tag}" if found.get("type") == "application/json" else tag)
+        self._id = found.get("id") or ""
+        if tag == "article":
+            self.articles.append("")
+
+    def handle_endtag(self, tag: str) -> None:
+        while self._inside and self._inside.pop().removeprefix("json ") != tag:
+            pass
+
+    def handle_data(self, data: str) -> None:
+        inside = self._inside[-1] if self._inside else ""
+        if inside == "json script":
+            self.data.append(json.loads(data))
+        elif inside == "script":
+            self.scripts.append(data)
+        elif inside == "style":
+            self.styles.append(data)
+        elif "article" in self._inside:
+            self.articles[-1] += data
+        if self._id:
+            self.ids[self._id] = " ".join((self.ids.get(self._id, "") + data).split())
+            self._id = ""
+
+
+def written(path: Path, *results: CaptionResult, settings: Mapping[str, Any] = SETTINGS) -> Page:
+    with Report(path, model=MODEL, settings=settings) as report:
+        for result in results:
+            report.add(result)
+    return Page(path.read_text(encoding="utf-8"))
+
+
+def images(page: Page) -> list[bytes]:
+    """All pictures of a page, in their order."""
+    found = re.findall(r"data:image/jpeg;base64,([A-Za-z0-9+/=]+)", page.text)
+    return [base64.b64decode(each, validate=True) for each in found]

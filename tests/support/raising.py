@@ -1,0 +1,55 @@
+"""Features on Ray where the row of a video called bad cannot be made, and the shard row of one called odd."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from capvid.backbones.backbone import load_backbone
+from capvid.distributed import jobs
+from capvid.distributed.jobs import ExtractJob
+from capvid.distributed.ray_engine import run_on_ray
+from capvid.features.extraction import ExtractionResult
+from capvid.features.prefetch import Video
+from capvid.output.shard_formats import WebDataset
+from capvid.output.shards import Row, ShardFolder, features_row
+from capvid.video.frame_sampling import UniformSampling
+from capvid.video.input_set import iter_videos
+
+
+@dataclass(frozen=True, kw_only=True)
+class Raising(ExtractJob):
+    def rows(self, videos: Iterable[Video]) -> Iterator[Row]:
+        def row(result: ExtractionResult) -> Row:
+            if result.features is not None and "bad" in result.name:
+                raise ValueError("boom")
+            return features_row(result)
+
+        vars(jobs)["features_row"] = row
+        return super().rows(videos)
+
+
+class RaisingDataset(WebDataset):
+    def encode(self, rows: Sequence[Row]) -> bytes:
+        if any("odd" in row.video and row.features is not None for row in rows):
+            raise ValueError("boom")
+        return super().encode(rows)
+
+
+def main(out: str, *videos: str) -> None:
+    """Extract, and print what is counted of each video."""
+    job = Raising(backbones=[load_backbone("colour-grid")], sampling=UniformSampling(4))
+    folder = ShardFolder(out, kind=job.kind, form=RaisingDataset(), head=job.head)
+    folder.begin(overwrite=False)
+    inputs: Any = iter_videos(videos)
+    for counted in run_on_ray(job, folder, inputs, per_file=16, timeout=None, address="local"):
+        print(json.dumps([counted.video, counted.error, counted.trace]))
+
+
+if __name__ == "__main__":
+    import raising  # as the processes of Ray know it
+
+    raising.main(*sys.argv[1:])

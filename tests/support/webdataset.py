@@ -1,0 +1,21 @@
+"""A reader of shards of features."""
+
+from __future__ import annotations
+
+import io
+import json
+import tarfile
+from collections.abc import Iterator
+from typing import Any
+
+from capvid.features.feature_file import Features, features_from_bytes
+
+
+def read_webdataset(data: bytes) -> Iterator[tuple[dict[str, Any], Features | None]]:
+    """Yield the record and the features of each video in the bytes of a WebDataset shard."""
+    with tarfile.open(fileobj=io.BytesIO(data)) as tar:
+        members = {member.name: tar.extractfile(member).read() for member in tar}  # type: ignore[union-attr]
+    for name, content in members.items():
+        if name.endswith(".json"):
+            features = members.get(f"{name.removesuffix('.json')}.safetensors")
+            yield json.loads(content), None if features is None else features_from_bytes(features)
