@@ -228,7 +228,7 @@ def _choose_dtype(
 
 def untrained(entry: BackboneEntry) -> nn.Module:
     """Build a backbone's network with random weights, to be trained."""
-    if entry.kind != "student":
+    if entry.kind != "capvid-small":
         raise UsageError(f"{entry.name} is not a backbone that capvid trains")
     return build(entry, entry.default_layer)
 

@@ -83,7 +83,7 @@ class Student(nn.Module):
         return F.relu6(self.head(maps)).mean((2, 3))
 
 
-@NETWORKS.register("student")
+@NETWORKS.register("capvid-small")
 def build_student(entry: BackboneEntry, layer: str) -> nn.Module:
     """Build capvid-small with initial weights."""
     return Student(layer)

@@ -11,7 +11,6 @@ import torch
 
 from capvid.backbones.catalog import BUNDLED, captioners, default_captioner
 from capvid.captioners.checkpoint import CONFIG, WEIGHTS, Checkpoint, holds_checkpoint, load_checkpoint
-from capvid.checkpoints.hub_checkpoints import HubModel, fetch_model, is_name
 from capvid.errors import CheckpointError, FeatureMismatchError, UsageError
 from capvid.utils.files import sha256_file
 from capvid.utils.registry import did_you_mean
@@ -19,6 +18,7 @@ from capvid.vlm.git_files import GIT, GIT_CONFIG, model_type, weights_file
 
 if TYPE_CHECKING:
     from capvid.backbones.backbone import Backbone
+    from capvid.checkpoints.hub_checkpoints import HubModel
 
 
 def model_folder(model: str | Path | None) -> Path:
@@ -60,6 +60,8 @@ def find_captioner(model: str | Path | None) -> tuple[Path, HubModel | None]:
     trained = {name: entry for name, entry in captioners().items() if entry.source}
     name = default_captioner() if model is None else str(model)
     if name not in trained:
+        from capvid.checkpoints.hub_checkpoints import fetch_model, is_name
+
         if isinstance(model, str) and name not in captioners() and is_name(name):
             hub_model = fetch_model(name)
             return hub_model.folder, hub_model
@@ -73,6 +75,8 @@ def find_captioner(model: str | Path | None) -> tuple[Path, HubModel | None]:
         )
     entry = trained[name]
     if not entry.bundled:
+        from capvid.checkpoints.hub_checkpoints import fetch_model
+
         hub_model = fetch_model(str(entry.source).removeprefix("hub:"))
         return hub_model.folder, hub_model
     folder = BUNDLED / str(entry.source).partition(":")[2]

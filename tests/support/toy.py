@@ -13,7 +13,7 @@ import pytest
 SENTENCE = "a man woman dog is are running cooking playing guitar the in on park kitchen ball"
 MODELS = """
 [backbones.toy]
-kind = "student"
+kind = "capvid-small"
 source = "file:toy.safetensors"
 licence = "none"
 origin = "random numbers"

@@ -272,7 +272,7 @@ def test_student_is_small() -> None:
 
 def test_the_recipe_of_the_bundled_backbone_names_known_layers() -> None:
     bundled = load_distil_recipe("capvid-small-backbone", ["training.epochs=2"])
-    assert backbones()[bundled.backbone].kind == "student" and bundled.training.epochs == 2
+    assert backbones()[bundled.backbone].kind == "capvid-small" and bundled.training.epochs == 2
     layers = {teacher: backbones()[teacher].layers for teacher in bundled.teachers}
     assert all(options.layer in layers[teacher] for teacher, options in bundled.teachers.items())
 
