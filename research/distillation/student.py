@@ -50,10 +50,10 @@ def known_network(recipe: DistilRecipe, weights: Path | None) -> nn.Module:
         HubError: they should come from the Hugging Face Hub and do not.
     """
     entry, student = backbone_entry(recipe.begin or ""), backbone_entry(recipe.backbone)
-    if student.kind != "student" or (entry.architecture or "").removeprefix("tf_") != NETWORK:
+    if student.kind != "capvid-small" or (entry.architecture or "").removeprefix("tf_") != NETWORK:
         raise RecipeError(
             f"{recipe.name}: begin = {recipe.begin}: {student.name} cannot begin with its weights",
-            remedy='write begin = "efficientnet-lite0" for a backbone of kind student, or leave it out',
+            remedy='write begin = "efficientnet-lite0" for a backbone of kind capvid-small, or leave it out',
         )
     network = build(replace(entry, architecture=NETWORK), entry.default_layer)
     path, _ = find_weights(entry, None, [weights] if weights else [])

@@ -29,6 +29,8 @@ from capvid.backbones.catalog import StreamHeader, backbone_entry
 from capvid.backbones.preprocessing import prepare
 from capvid.errors import DivergedError, RecipeError, WeightsError
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def inputs(tmp_path: Path) -> DistilInputs:

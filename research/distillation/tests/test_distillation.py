@@ -34,6 +34,8 @@ from capvid.features.feature_file import FeatureHeader, Features, save_features
 from capvid.features.feature_store import FeatureStore
 from capvid.utils.files import sha256_file
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def inputs(tmp_path: Path) -> DistilInputs:
