@@ -314,6 +314,9 @@ def test_other_input_is_refused(toy: Toy) -> None:
             captioner(wrong)
     with pytest.raises(UsageError, match="expected 4 ascending times"):
         captioner(frames, [0, 1, 1])
+    for times in ("abc", [0, 1, "x", 3], [0, 1, float("nan"), 3], [0, 2, 1, 3], 7):
+        with pytest.raises(UsageError, match="expected 4 ascending times"):
+            captioner(frames, times)
 
 
 def test_worker_processes_live_as_long_as_the_captioner(toy: Toy, video_files: list[Path]) -> None:

@@ -85,14 +85,15 @@ def train_captioner(
         )
     if (inputs.backbones or inputs.sampling) and not inputs.videos:
         raise UsageError("--backbone and --sampling are for --videos", remedy="leave them out")
-    _check_folder(folder, resume=resume, overwrite=overwrite)
+    from capvid.training.hyperparameter_search import check_search
+    from capvid.training.optimization import accelerator_on, device_of
+    from capvid.training.run_folder import check_free
+    from capvid.utils.device import resolve_device
+
+    check_free(folder, resume=resume, overwrite=overwrite)
     if plot is not None:
         _check_plot(plot)
-
-    check_search(recipe, search, folder=folder, self_critical=self_critical, resume=resume)
-
-    from capvid.training.optimization import accelerator_on, device_of
-    from capvid.utils.device import resolve_device
+    check_search(recipe, search, folder=folder, self_critical=self_critical is not None, resume=resume)
 
     place = resolve_device(device)
     accelerator = accelerator_on(place)
@@ -141,6 +142,7 @@ def _train(
     from capvid.features.feature_store import FeatureStore
     from capvid.training.hyperparameter_search import forget_search
     from capvid.training.reporters import EVENTS, Events, Reporters
+    from capvid.training.run_folder import copy_weights
 
     videos, features = _prepared(inputs, folder, device, accelerator)
     store = FeatureStore([*features, *inputs.values])
@@ -149,7 +151,7 @@ def _train(
         views = "1 view lacks a stream and is" if count == 1 else f"{count} views lack a stream and are"
         print_line(f"note: {views} left out ({store.incomplete[0]})", err=True)
     if inputs.weights is not None and accelerator.is_main_process:
-        _keep_weights(inputs.weights, store.header, folder)
+        copy_weights(inputs.weights, store.header, folder)
     make, epochs = _trainer(recipe, self_critical)
     width = FeatureStore(inputs.values).header.width if inputs.values else 0
     options: dict[str, Any] = {"videos": videos, "store": store, "folder": folder, "resume": resume}
@@ -216,20 +218,6 @@ def _load(specs: Sequence[str], *, skip_bad: bool) -> list[CaptionedVideo]:
     return loaded.videos
 
 
-def _check_folder(folder: Path, *, resume: bool, overwrite: bool) -> None:
-    """See that no run is lost.
-
-    Raises:
-        UsageError: the folder holds a run, and nothing says what becomes of it.
-    """
-    if resume and overwrite:
-        raise UsageError("--resume and --overwrite exclude each other", remedy="give one of them")
-    if not (resume or overwrite) and any((folder / name).exists() for name in ("best", "last", "trials/001")):
-        raise UsageError(
-            f"{folder}: holds a training run already", remedy="choose another -o, --resume or --overwrite"
-        )
-
-
 def _check_plot(path: Path) -> None:
     """See before training that the picture can be drawn at its end.
 
@@ -240,38 +228,6 @@ def _check_plot(path: Path) -> None:
 
     check_plot(path)
     check_writable_folder(path.parent)
-
-
-def _keep_weights(weights: Path, header: Any, folder: Path) -> None:
-    """Copy the backbones' verified weights, of which ``weights`` is the file or the folder, into the run.
-
-    Raises:
-        WeightsError: they are not there.
-    """
-    from capvid.backbones.catalog import backbones
-    from capvid.backbones.weights import local_weights, own_file_name
-    from capvid.errors import WeightsError
-    from capvid.utils.files import atomic_path, file_digest
-
-    if not weights.exists():
-        raise WeightsError(f"{weights}: no such weights file")
-    needed = {s.backbone: s for s in header.streams if s.backbone in backbones()}
-    copied = 0
-    for name, stream in needed.items():
-        entry = backbones()[name]
-        path = None if entry.source == "none" else local_weights(name, weights=weights)
-        if path is not None and file_digest(path) in (entry.sha256, stream.weights_sha256):
-            target = folder / "weights" / own_file_name(entry)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            with atomic_path(target) as temporary:
-                temporary.write_bytes(path.read_bytes())
-            copied += 1
-    if not copied:
-        names = ", ".join(needed) or "unknown to capvid"
-        raise WeightsError(
-            f"{weights}: not the weights of the features' backbone ({names})",
-            remedy="give the file that the features were made with",
-        )
 
 
 class TrainingProgress:
@@ -419,33 +375,6 @@ def extract_features_of(
 
 
 UNBOUNDED = 10_000  # columns, where stdout is no terminal
-
-
-def check_search(
-    recipe: Recipe, trials: int | None, *, folder: Path, self_critical: Path | None, resume: bool
-) -> None:
-    """See that what is asked for goes together, and with what is in the folder.
-
-    Raises:
-        UsageError: it does not.
-    """
-    from capvid.training.hyperparameter_search import SEARCH, check_ranges
-
-    searched = (folder / SEARCH).exists()
-    if trials is None:
-        if resume and searched:
-            raise UsageError(f"{folder}: holds a search", remedy="give --search N to go on with it")
-        return
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise UsageError("--search trains in one process", remedy="start it without accelerate launch")
-    if self_critical is not None:
-        raise UsageError("--search and --self-critical exclude each other", remedy="give one of them")
-    check_ranges(recipe)
-    if resume and not searched and any((folder / name).exists() for name in ("best", "last")):
-        raise UsageError(
-            f"{folder}: holds a training run that is no search",
-            remedy="leave out --search, or choose another -o",
-        )
 
 
 def train_trials(

@@ -49,7 +49,6 @@ class WebDataset(ShardFormat):
     """Tar file with two members per video."""
 
     extension = "tar"
-    indexed = True
 
     def encode(self, rows: Sequence[Row]) -> bytes:
         """Return the bytes of the tar file."""

@@ -113,11 +113,9 @@ class ShardFormat(ABC):
 
     Attributes:
         extension: extension of the files.
-        indexed: whether each shard has an index beside it, with its records as JSON lines.
     """
 
     extension: ClassVar[str]
-    indexed: ClassVar[bool] = False
 
     @abstractmethod
     def encode(self, rows: Sequence[Row]) -> bytes:
@@ -131,9 +129,9 @@ class ShardFormat(ABC):
     def without_failed(self, data: bytes) -> bytes:
         """Return the bytes of a shard without the videos that failed."""
 
-    def index_of(self, data: bytes) -> bytes:
-        """Return the index of a shard."""
-        raise NotImplementedError
+    def index_of(self, data: bytes) -> bytes | None:
+        """Return the index to write beside a shard, its records as JSON lines; None for no index."""
+        return None
 
 
 SHARD_FORMATS: Registry[type[ShardFormat]] = Registry(
@@ -245,8 +243,7 @@ class ShardFolder:
             raise not_a_shard(self.storage.place(name)) from error
 
     def _drop_failed(self, name: str, *, every: bool) -> None:
-        if self.form.indexed:  # first: an index must not name videos that are gone
-            self.storage.remove(f"{name}.{INDEX}")
+        self.storage.remove(f"{name}.{INDEX}")  # first: an index must not name videos that are gone
         if every:
             self.storage.remove(name)
             return
@@ -279,5 +276,6 @@ class ShardFolder:
 
     def _put(self, name: str, data: bytes) -> None:
         self.storage.write(name, data)
-        if self.form.indexed:
-            self.storage.write(f"{name}.{INDEX}", self.form.index_of(data))
+        index = self.form.index_of(data)
+        if index is not None:
+            self.storage.write(f"{name}.{INDEX}", index)

@@ -204,7 +204,10 @@ class ArraySource(FrameSource):
                 f"expected a path, or frames (T, H, W, 3) of type uint8, got {shape}",
                 remedy="stack RGB frames into one uint8 array",
             )
-        at = np.arange(len(array)) / 25 if times is None else np.asarray(times, dtype=np.float64)
+        try:
+            at = np.arange(len(array)) / 25 if times is None else np.asarray(times, dtype=np.float64)
+        except (TypeError, ValueError):
+            at = np.empty(0)
         if at.shape != (len(array),) or not np.isfinite(at).all() or (np.diff(at) < 0).any():
             raise UsageError(f"expected {len(array)} ascending times in seconds, one per frame")
         self._frames = array

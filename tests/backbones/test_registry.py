@@ -111,23 +111,7 @@ def test_the_registry_imports_no_deep_learning_library() -> None:
     assert done.stdout.strip() == "[]"
 
 
-TOY = '''
-"""Toy backbone: the mean colour of each quarter of a frame."""
-
-from capvid.backbones.catalog import declare_backbone
-
-
-@declare_backbone(
-    "quarters",
-    layers={"colours": 12},
-    preprocess={"size": (8, 8), "order": "RGB", "scale": 255.0, "mean": (0, 0, 0), "std": (1, 1, 1)},
-)
-def build_quarters(entry, layer):
-    """Mean colour of each quarter of a frame."""
-    from torch import nn
-
-    return nn.Sequential(nn.AdaptiveAvgPool2d(2), nn.Flatten())
-'''
+TOY = (Path(__file__).parents[1] / "support" / "plugins" / "quarters.py").read_text()
 
 
 def test_a_backbone_is_added_by_declaring_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 from make_video import turn, write_numbers
-from toy import Run
+from toy import Run, Toy
+
+from capvid.features.feature_file import load_header
 
 
 def test_info_shows_what_would_be_sampled(capvid: Run, video_files: list[Path]) -> None:
@@ -41,3 +43,27 @@ def test_what_is_no_video_is_one_line(capvid: Run, bad_files: dict[str, Path], k
     assert (code, out) == (1, "")
     assert err.startswith(f"error: {bad_files[kind]}: ")
     assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("reader", ["pyav", "decord"])
+def test_reader_that_is_asked_for_reads(
+    capvid: Run, toy: Toy, video_files: list[Path], tmp_path: Path, reader: str
+) -> None:
+    code, out, _ = capvid("info", video_files[4], "--reader", reader)
+    assert code == 0 and re.search(rf"^reader: +{reader} \(asked for\)$", out, re.M)
+    code, _, err = capvid(
+        "extract", video_files[4], "--backbone", "colour-grid", "-o", tmp_path, "--reader", reader
+    )
+    assert code == 0, err
+    assert load_header(tmp_path / f"{video_files[4].stem}.safetensors").reader == reader
+    captions = [
+        capvid("caption", video_files[4], "--model", toy.model, *how)[:2]
+        for how in ((), ("--reader", reader))
+    ]
+    assert captions[0] == captions[1] and captions[0][0] == 0
+
+
+def test_readers_are_few(capvid: Run, video_files: list[Path]) -> None:
+    for command in ("info", "caption", "extract"):
+        code, out, err = capvid(command, video_files[4], "--reader", "vlc")
+        assert (code, out) == (2, "") and "'vlc' is not one of 'auto', 'pyav', 'decord'" in err
