@@ -425,8 +425,14 @@ class _Download:
         self._write(block)
 
     def _stream(self) -> None:
+        """Read an object of unknown size; a retry skips what is there already, block by block."""
         with filesystem(protocol_of(self._url)).open(self._url, "rb") as stream:
-            stream.read(self._position)
+            skipped = 0
+            while skipped < self._position:
+                block = stream.read(min(_BLOCK, self._position - skipped))
+                if not block:
+                    raise OSError(f"ends before byte {self._position}, where the last try was")
+                skipped += len(block)
             while block := stream.read(_BLOCK):
                 self._write(block)
 

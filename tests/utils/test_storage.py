@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import io
 import os
 import tarfile
 import threading
@@ -147,6 +148,28 @@ def test_bytes_come_block_by_block(memory: None, monkeypatch: pytest.MonkeyPatch
         assert file.read_bytes() == DATA
     with local_copy(Blob("memory://b/x.bin", "inner", 100, 5555)) as file:
         assert file.read_bytes() == DATA[100:5655]
+
+
+def test_a_stream_that_breaks_off_goes_on_where_it_was(
+    memory: None, pauses: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of an object whose size nobody knows, what a retry skips is never read at once."""
+    asked: list[int] = []
+
+    class Stream(io.BytesIO):
+        def read(self, size: int | None = -1) -> bytes:
+            asked.append(size or 0)
+            if len(asked) == 6:
+                raise OSError("broken")
+            return super().read(min(size or 0, 300))  # less than is asked for
+
+    monkeypatch.setattr(storage, "_BLOCK", 1000)
+    monkeypatch.setattr(storage, "size_of", lambda url, **_: None)
+    fsspec.filesystem("memory").pipe_file("/videos/v", DATA)
+    monkeypatch.setattr(fsspec.filesystem("memory"), "open", lambda *_: Stream(DATA))
+    with local_copy(Blob("memory://videos/v")) as path:
+        assert path.read_bytes() == DATA
+    assert max(asked) <= 1000 and len(pauses) == 1
 
 
 def test_nothing_and_less_than_was_asked_for(memory: None, pauses: list[float], tmp_path: Path) -> None:
