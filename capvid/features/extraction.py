@@ -107,18 +107,23 @@ def extract(
         inputs = [inputs]
     if isinstance(backbones, str) or not isinstance(backbones, Sequence):
         backbones = [backbones]
+    if not backbones:
+        raise UsageError("no backbone was given")
     if workers < 1:
         raise UsageError("there must be at least 1 worker")
+    if batch_size < 1:
+        raise UsageError("the batch size must be at least 1")
+    if dtype not in _DTYPES:
+        raise UsageError(f"features cannot be stored as {dtype}", remedy=f"use {' or '.join(_DTYPES)}")
     sampling = parse_sampling(sampling) if isinstance(sampling, str) else sampling
     loaded = [_load(backbone, device) if isinstance(backbone, str) else backbone for backbone in backbones]
-    computation = _Computation(loaded, sampling, batch_size, dtype)
     stage = DecodeStage(views=tuple(views_of(loaded)), sampling=sampling, frames=batch_size, reader=reader)
 
     def run() -> Generator[ExtractionResult, None, None]:
         with ExitStack() as stack:
             processes = pool or stack.enter_context(WorkerPool(workers, timeout=timeout))
             videos = stack.enter_context(closing(stage.videos(processes, inputs)))
-            for result in computation.results(videos):
+            for result in compute_features(videos, loaded, sampling, batch_size=batch_size, dtype=dtype):
                 if progress is not None:
                     progress(result)
                 yield result
@@ -135,22 +140,7 @@ def _load(name: str, device: str) -> Backbone:
 
 def views_of(backbones: Sequence[Backbone]) -> list[View]:
     """Return what the backbones see of a video; those that see the same share it."""
-    return list(dict.fromkeys(View.of(backbone.entry) for backbone in backbones))
-
-
-def compute_features(
-    videos: Iterable[Video],
-    backbones: Sequence[Backbone],
-    sampling: Sampling,
-    *,
-    batch_size: int = 32,
-    dtype: str = "float16",
-) -> Iterator[ExtractionResult]:
-    """Compute the features of decoded videos, one result per input, in order.
-
-    Arguments are those of :func:`extract`; the videos were decoded for :func:`views_of` the backbones.
-    """
-    return _Computation(backbones, sampling, batch_size, dtype).results(videos)
+    return list(dict.fromkeys([View.of(backbone.entry) for backbone in backbones]))
 
 
 @dataclass
@@ -158,10 +148,8 @@ class _Batch:
     """Crops that a backbone computes together, from one video or several."""
 
     crops: list[np.ndarray] = field(default_factory=list)
+    size: int = 0
     future: Future[np.ndarray] | None = None  # features, once the batch is full
-
-    def __len__(self) -> int:
-        return sum(map(len, self.crops))
 
 
 _Rows = tuple[_Batch, int, int]  # rows of a batch, from and to
@@ -182,11 +170,12 @@ class _Stream:
         """Add the crops of a video to batches, submit those that are full, and return the crops' rows."""
         rows: list[_Rows] = []
         while len(crops):
-            batch, start = self._batch, len(self._batch)
+            batch, start = self._batch, self._batch.size
             added, crops = crops[: self.together - start], crops[self.together - start :]
-            full = start + len(added) == self.together
+            batch.size += len(added)
+            full = batch.size == self.together
             batch.crops.append(added if full else added.copy())  # a view would keep all crops in memory
-            rows.append((batch, start, start + len(added)))
+            rows.append((batch, start, batch.size))
             if full:
                 self.flush()
         return rows
@@ -199,16 +188,11 @@ class _Stream:
             batch.future = self.backbone.submit(batch.crops[0], batch_size=self._batch_size)
             self.running.append(batch.future)
 
-    def busy(self) -> int:
-        """Return the number of batches that are being computed."""
-        self.running = [future for future in self.running if not future.done()]
-        return len(self.running)
-
     def wait(self, rows: Sequence[_Rows], dtype: str) -> np.ndarray:
         """Wait for the features of one video, (T, D) or (T, L, D) float32, rounded to ``dtype``.
 
-        Of a batch that fails, the video's own frames are computed again one by one, since the frame at fault
-        may be another video's; features do not depend on the other frames of a batch.
+        If a batch fails, the video's own frames are computed again one by one, since the frame at fault may
+        be another video's; features do not depend on the other frames of a batch.
         """
         parts = [np.zeros((0, *self.backbone.header.inner), np.float32)]
         for batch, start, stop in rows:
@@ -233,125 +217,121 @@ class _Pending:
     video: Video
     rows: list[list[_Rows]]
 
-    def submitted(self) -> bool:
-        """Whether all of its batches are full."""
-        return all(batch.future is not None for rows in self.rows for batch, _, _ in rows)
-
-    def done(self) -> bool:
-        """Whether its features are there."""
-        return all(batch.future and batch.future.done() for rows in self.rows for batch, _, _ in rows)
+    @property
+    def futures(self) -> list[Future[np.ndarray] | None]:
+        """The features of its batches; None for batches that are not full yet."""
+        return [batch.future for rows in self.rows for batch, _, _ in rows]
 
 
-class _Computation:
-    """The features of decoded videos, computed by several backbones."""
+def compute_features(
+    videos: Iterable[Video],
+    backbones: Sequence[Backbone],
+    sampling: Sampling,
+    *,
+    batch_size: int = 32,
+    dtype: str = "float16",
+) -> Iterator[ExtractionResult]:
+    """Compute the features of decoded videos, one result per input, in order.
 
-    def __init__(
-        self, backbones: Sequence[Backbone], sampling: Sampling, batch_size: int, dtype: str
-    ) -> None:
-        if not backbones:
-            raise UsageError("no backbone was given")
-        if batch_size < 1:
-            raise UsageError("the batch size must be at least 1")
-        if dtype not in _DTYPES:
-            raise UsageError(f"features cannot be stored as {dtype}", remedy=f"use {' or '.join(_DTYPES)}")
-        self.streams = [_Stream(backbone, batch_size) for backbone in backbones]
-        self.views = views_of(backbones)
-        self.sampling = sampling
-        self.dtype = dtype
+    Arguments are those of :func:`extract`; the videos were decoded for :func:`views_of` the backbones.
+    """
+    streams = [_Stream(backbone, batch_size) for backbone in backbones]
+    views = views_of(backbones)
+    enough = 2 * max([backbone.lanes.count for backbone in backbones])  # batches that keep the lanes busy
+    room = enough * max([stream.together for stream in streams])
+    queue: deque[_Pending] = deque()
+    parts: list[ExtractionResult] = []  # of one input
+    try:
+        for video in chain(videos, [None]):
+            if video is not None:
+                queue.append(_submit_crops(video, streams, views))
+            # a video does not wait for ever behind inputs that fail, which do not fill its last batch
+            urgent = video is None or len(queue) > room
+            if video is None or (urgent and None in queue[0].futures):
+                for stream in streams:
+                    stream.flush()
+            while queue and None not in queue[0].futures:
+                for stream in streams:
+                    stream.running = [future for future in stream.running if not future.done()]
+                busy = sum([len(stream.running) for stream in streams])
+                waiting = [future for future in queue[0].futures if future and not future.done()]
+                if waiting and busy < enough and not urgent:
+                    break
+                pending = queue.popleft()
+                parts.append(_collect(pending, streams, sampling, dtype))
+                if len(parts) == pending.video.parts:
+                    yield _merge_parts(parts)
+                    parts = []
+    finally:
+        for stream in streams:
+            for future in stream.running:
+                future.cancel()
 
-    def results(self, videos: Iterable[Video]) -> Iterator[ExtractionResult]:
-        """Submit videos as they come, and yield the features of those that are complete, in order."""
-        enough = 2 * max(stream.backbone.lanes.count for stream in self.streams)  # batches to keep lanes busy
-        room = enough * max(stream.together for stream in self.streams)
-        queue: deque[_Pending] = deque()
-        parts: list[ExtractionResult] = []  # of one input
-        try:
-            for video in chain(videos, [None]):
-                if video is not None:
-                    queue.append(self._put(video))
-                # a video does not wait for ever behind inputs that fail, which do not fill its last batch
-                urgent = video is None or len(queue) > room
-                if video is None or (urgent and not queue[0].submitted()):
-                    for stream in self.streams:
-                        stream.flush()
-                while queue and queue[0].submitted():
-                    busy = sum(stream.busy() for stream in self.streams)
-                    if not (urgent or busy >= enough or queue[0].done()):
-                        break
-                    pending = queue.popleft()
-                    parts.append(self._result(pending))
-                    if len(parts) == pending.video.parts:
-                        yield _merge_parts(parts)
-                        parts = []
-        finally:
-            for stream in self.streams:
-                for future in stream.running:
-                    future.cancel()
 
-    def _put(self, video: Video) -> _Pending:
-        """Add a video's crops to the batches."""
-        if video.decoded is None:
-            return _Pending(video, [])
-        rows: list[list[_Rows]] = []
-        try:
-            for stream in self.streams:
-                crops = video.decoded.crops[self.views.index(stream.view) :: len(self.views)]
-                rows.append([row for variant in crops for row in stream.put(variant)])
-        except Exception as cause:
-            return _Pending(replace(video, decoded=None, error=input_error(video.path, cause)), [])
-        return _Pending(replace(video, decoded=replace(video.decoded, crops=())), rows)
+def _submit_crops(video: Video, streams: Sequence[_Stream], views: Sequence[View]) -> _Pending:
+    """Add the crops of a video to the batches of each stream."""
+    if video.decoded is None:
+        return _Pending(video, [])
+    rows: list[list[_Rows]] = []
+    try:
+        for stream in streams:
+            crops = video.decoded.crops[views.index(stream.view) :: len(views)]
+            rows.append([row for variant in crops for row in stream.put(variant)])
+    except Exception as cause:
+        return _Pending(replace(video, decoded=None, error=input_error(video.path, cause)), [])
+    return _Pending(replace(video, decoded=replace(video.decoded, crops=())), rows)
 
-    def _result(self, pending: _Pending) -> ExtractionResult:
-        """Wait for the features of a video, or of one part of it."""
-        video, decoded = pending.video, pending.video.decoded
-        result = ExtractionResult(path=video.path, features=None, error=video.error, name=video.name)
-        if decoded is None:
-            return result
-        try:
-            streams = []
-            for stream, rows in zip(self.streams, pending.rows, strict=True):
-                streams.append(stream.wait(rows, self.dtype))
-                if not np.isfinite(streams[-1]).all():
-                    name = stream.backbone.entry.name
-                    raise FeatureFileError(
-                        f"{video.path}: {name} gives features that {self.dtype} cannot hold",
-                        remedy="store them as float32",
-                    )
-            header = FeatureHeader(
-                streams=tuple(stream.backbone.header for stream in self.streams),
-                sampling=self.sampling.spec(),
-                reader=decoded.reader,
-                dtype=self.dtype,
-                capvid_version=__version__,
-            )
-            num_frames = len(decoded.times)
-            features, *further = (
+
+def _collect(
+    pending: _Pending, streams: Sequence[_Stream], sampling: Sampling, dtype: str
+) -> ExtractionResult:
+    """Wait for the features of a video, or of one part of it."""
+    video, decoded = pending.video, pending.video.decoded
+    result = ExtractionResult(path=video.path, features=None, error=video.error, name=video.name)
+    if decoded is None:
+        return result
+    header = FeatureHeader(
+        streams=tuple([stream.backbone.header for stream in streams]),
+        sampling=sampling.spec(),
+        reader=decoded.reader,
+        dtype=dtype,
+        capvid_version=__version__,
+    )
+    try:
+        arrays = [stream.wait(rows, dtype) for stream, rows in zip(streams, pending.rows, strict=True)]
+        for stream, array in zip(streams, arrays, strict=True):
+            if not np.isfinite(array).all():
+                raise FeatureFileError(
+                    f"{video.path}: {stream.backbone.entry.name} gives features that {dtype} cannot hold",
+                    remedy="store them as float32",
+                )
+        variants = []
+        for number, variant in enumerate(video.variants):
+            frames = slice(number * len(decoded.times), (number + 1) * len(decoded.times))
+            variants.append(
                 Features(
                     header=header,
-                    streams=tuple(array[at * num_frames : (at + 1) * num_frames] for array in streams),
+                    streams=tuple([array[frames] for array in arrays]),
                     times=decoded.times,
                     video=video.name,
                     duration=decoded.duration,
                     view=variant.number if variant else 0,
                 )
-                for at, variant in enumerate(video.variants)
             )
-        except Exception as cause:
-            return result.failed(input_error(video.path, cause))
-        return replace(
-            result,
-            features=features,
-            further=tuple(further),
-            lost=decoded.lost,
-            pictures=decoded.pictures,
-        )
+    except Exception as cause:
+        return result.failed(input_error(video.path, cause))
+    features, *further = variants
+    return replace(
+        result, features=features, further=tuple(further), lost=decoded.lost, pictures=decoded.pictures
+    )
 
 
 def _merge_parts(parts: Sequence[ExtractionResult]) -> ExtractionResult:
     """Return one result of the parts of an input; its error is the first one of a part."""
+    failed = [part for part in parts if part.features is None]
+    if failed or len(parts) == 1:
+        return (failed or parts)[0]
     features = [part.features for part in parts if part.features is not None]
-    if len(features) < len(parts) or len(parts) == 1:
-        return next((part for part in parts if part.features is None), parts[0])
     try:
         merged = replace(
             features[0],

@@ -15,19 +15,23 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import numpy as np
 
 from capvid.backbones.catalog import BackboneEntry, Clip, Preprocess
 from capvid.backbones.preprocessing import prepare, shrink
 from capvid.errors import CapvidError, DecoderError, MissingVideoError, VideoError, input_error
-from capvid.features.augmentation import Augmentation
 from capvid.utils.storage import Blob, StorageError, VideoPath, local_copy, located
 from capvid.video.frame_sampling import ChosenTimes, Sampling
 from capvid.video.frame_source import ArraySource, Windows
-from capvid.video.segmentation import Segmentation
 from capvid.video.worker_pool import WorkerDiedError, WorkerPool, WorkerTimeoutError
+
+if TYPE_CHECKING:
+    from capvid.features.augmentation import Augmentation
+    from capvid.video.segmentation import Segmentation
+
+    Variants = tuple[Augmentation | None, ...]
 
 _T = TypeVar("_T")
 
@@ -248,7 +252,6 @@ class HasPath(Protocol):
 
 
 Input = str | VideoPath | HasPath
-Variants = tuple[Augmentation | None, ...]
 
 
 def holds_features(path: VideoPath) -> bool:
@@ -281,18 +284,16 @@ class Video:
     sampling: Sampling | None = None
 
     @classmethod
-    def of(cls, item: Input) -> Video:
-        """Return an input that is still to be decoded."""
+    def of(cls, item: Input, *, stored: bool = False) -> Video:
+        """Return an input that is still to be decoded; with ``stored``, it may be a feature file."""
         path = located(item) if isinstance(item, str | Path | Blob) else item.path
         return cls(
             path=path,
             name=getattr(item, "key", path.stem),
             variants=getattr(item, "variants", (None,)),
+            stored=stored and holds_features(path),
             sampling=getattr(item, "sampling", None),
         )
-
-    def __len__(self) -> int:
-        return len(self.variants) * len(self.decoded.times) if self.decoded else 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -323,9 +324,7 @@ class DecodeStage:
         Inputs are consumed lazily. Enough videos are prefetched to cover ``frames`` frames, plus one per
         worker. Closing the generator cancels what has not begun.
         """
-        requests: Iterable[Video] = map(Video.of, inputs)
-        if self.stored:
-            requests = (replace(video, stored=holds_features(video.path)) for video in requests)
+        requests: Iterable[Video] = (Video.of(item, stored=self.stored) for item in inputs)
         if self.cut is not None:
             requests = self._split(pool, requests, self.cut)
         num_videos, num_frames, ahead = 0, 0, 1
@@ -337,7 +336,8 @@ class DecodeStage:
                 if future is not None:
                     video = self._wait(pool, video, future)
                 if video.decoded:
-                    num_videos, num_frames = num_videos + 1, num_frames + len(video)
+                    num_videos += 1
+                    num_frames += len(video.variants) * len(video.decoded.times)
                     ahead = max(1, min(self.frames, math.ceil(self.frames * num_videos / num_frames)))
                 yield video
 
