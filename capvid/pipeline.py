@@ -48,13 +48,13 @@ from capvid.utils.limits import limits
 from capvid.utils.storage import VideoPath, located
 from capvid.video.frame_sampling import ChosenTimes, Sampling, UniformSampling, parse_sampling
 from capvid.video.frame_source import ArraySource
-from capvid.video.segmentation import Segmentation, frames_within, parse_segments
 from capvid.video.worker_pool import WorkerPool
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
     from capvid.backbones.backbone import Backbone
+    from capvid.video.segmentation import Segmentation
 
 DEFAULT_FRAMES = 28
 TRAINED_OPTIONS = (
@@ -117,7 +117,7 @@ def load(
     """
     chosen = {name: value for name, value in decoding.items() if value is not None}
     options = DecodingOptions.from_dict({**chosen, "trace": attention})
-    segmentation = None if segments is None else parse_segments(str(segments))
+    segmentation = None if segments is None else _parse_segments(segments)
     folder, published = find_captioner(model)
     torch_device = resolve_device(device)
     checkpoint, backbones, label = load_captioner(folder, published, weights=weights, device=torch_device)
@@ -133,6 +133,8 @@ def load(
         raise CheckpointError(
             f"{label}: its decoding options are damaged", remedy="train it again or copy it anew"
         ) from error
+    if segmentation is None and checkpoint.captioner.paragraphs:
+        segmentation = _parse_segments("auto")
     try:
         spec = checkpoint.header.sampling
         max_frames = int(checkpoint.info.get("max_frames", DEFAULT_FRAMES))
@@ -142,8 +144,6 @@ def load(
             f"{label}: captioner.json: features.sampling: {error.message}",
             remedy="train it again or copy it anew",
         ) from error
-    if segmentation is None and checkpoint.captioner.paragraphs:
-        segmentation = parse_segments("auto")
     return CaptionPipeline(
         checkpoint,
         backbones,
@@ -158,6 +158,12 @@ def load(
         pictures=pictures,
         model=label,
     )
+
+
+def _parse_segments(segments: str | int | Path) -> Segmentation:
+    from capvid.video.segmentation import parse_segments  # not needed for whole videos
+
+    return parse_segments(str(segments))
 
 
 @dataclass(eq=False, repr=False)
@@ -368,6 +374,8 @@ class CaptionPipeline:
             spans: Sequence[Span] = [(0.0, duration)]
             indices = [np.arange(len(array))]
             if self.segments is not None:
+                from capvid.video.segmentation import frames_within
+
                 if times is None or duration is None:
                     raise DataError(
                         f"{path}: segments need times, and these features have none",
@@ -408,7 +416,7 @@ class CaptionPipeline:
 
     def _result(self, clip: _Clip, captioned: Sequence[Described]) -> CaptionResult:
         """Assemble the result of a video from the captions of its segments."""
-        segments = tuple(
+        segments = [
             Segment(
                 start=start,
                 end=end,
@@ -417,7 +425,7 @@ class CaptionPipeline:
                 memory_change=segment.memory_change,
             )
             for (start, end), frames, segment in zip(clip.spans, clip.frames, captioned, strict=True)
-        )
+        ]
         features = clip.result.features
         assert features is not None
         best = [segment.captions[0] for segment in segments]
@@ -429,7 +437,7 @@ class CaptionPipeline:
             model=self.model,
             lost=clip.result.lost,
             duration=features.seconds,
-            segments=segments,
+            segments=tuple(segments),
             paragraph=self.segments is not None,
             times=features.times,
             pictures=clip.result.pictures,
@@ -560,8 +568,8 @@ class CaptionGenerator:
         for start in range(0, len(segments), self._together):
             batch = slice(start, start + self._together)
             captions += self._rescore(*self._padded(segments[batch]), hypotheses[batch])
-        described = (Described(captions=each) for each in captions)
-        return [[next(described) for _ in video] for video in clips]
+        described = iter(captions)
+        return [[Described(captions=next(described)) for _ in video] for video in clips]
 
     def _describe_paragraphs(
         self, captioner: ParagraphCaptioner, clips: Sequence[Sequence[Tensor]]
@@ -618,7 +626,7 @@ class CaptionGenerator:
         if self._calibration is not None:
             if len(self._average_logprobs) > CACHED_SENTENCES:
                 self._average_logprobs.clear()
-            sentences = dict.fromkeys(tuple(each.tokens) for group in rescored for each in group)
+            sentences = {tuple(each.tokens): None for group in rescored for each in group}
             new = [tokens for tokens in sentences if tokens not in self._average_logprobs]
             for start in range(0, len(new), self._together):
                 batch = new[start : start + self._together]
@@ -642,9 +650,7 @@ class CaptionGenerator:
         return Caption(
             text=text,
             logprob=sum(logprobs),
-            words=tuple(
-                WordScore(word=word, logprob=sum(logprobs[n] for n in tokens)) for word, tokens in words
-            ),
+            words=tuple([WordScore(word=word, logprob=sum([logprobs[n] for n in at])) for word, at in words]),
             generic=generic,
             traces=traces,
         )

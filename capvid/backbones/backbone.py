@@ -10,17 +10,15 @@ import functools
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from capvid.backbones.catalog import BackboneEntry, StreamHeader, backbone_entry
-from capvid.backbones.networks import build
+from capvid.backbones.catalog import BackboneEntry, StreamHeader, backbone_entry, build_network
 from capvid.backbones.preprocessing import normalise, prepare
 from capvid.backbones.weights import fill, find_weights
 from capvid.errors import RunError, UsageError
@@ -136,26 +134,25 @@ class Backbone:
 
     @torch.inference_mode()
     def _run(self, crops: np.ndarray, together: int) -> np.ndarray:
-        batch = torch.zeros((together, *crops.shape[1:]), dtype=torch.uint8)
-        batch.numpy()[: len(crops)] = crops
+        clip, how = self.entry.clip, self.entry.preprocess
+        images = torch.zeros((together, *crops.shape[1:]), dtype=torch.uint8)
+        images.numpy()[: len(crops)] = crops
         try:
             if self.device.type == "cuda":
-                batch = batch.pin_memory().to(self.device, non_blocking=True)
+                images = images.pin_memory().to(self.device, non_blocking=True)
             else:
-                batch = batch.to(self.device)
-            return self.module(self._input(batch))[: len(crops)].float().cpu().numpy()
+                images = images.to(self.device)
+            if clip is not None:
+                images = images.flatten(0, 1)  # (T C, h, w, 3)
+            inputs = normalise(images.permute(0, 3, 1, 2), how).to(self.dtype)
+            if clip is not None:
+                inputs = inputs.unflatten(0, (together, clip.frames)).transpose(1, 2)  # (T, 3, C, h, w)
+            return self.module(inputs)[: len(crops)].float().cpu().numpy()
         except torch.cuda.OutOfMemoryError as error:
             raise RunError(
-                f"{self.device} has not the memory for {len(batch)} frames of {self.entry.name} at once",
+                f"{self.device} has not the memory for {together} frames of {self.entry.name} at once",
                 remedy="use a smaller --batch-size",
             ) from error
-
-    def _input(self, images: Tensor) -> Tensor:
-        """Turn crops uint8 (T, h, w, 3) into the network's input (T, 3, h, w), or clips (T, 3, C, h, w)."""
-        if self.entry.clip is None:
-            return normalise(images.permute(0, 3, 1, 2), self.entry.preprocess).to(self.dtype)
-        frames = normalise(images.flatten(0, 1).permute(0, 3, 1, 2), self.entry.preprocess)  # (TC, 3, h, w)
-        return frames.to(self.dtype).unflatten(0, images.shape[:2]).transpose(1, 2)
 
 
 def load_backbone(
@@ -184,7 +181,7 @@ def load_backbone(
     """
     entry, device = backbone_entry(name), torch.device(device)
     layer = entry.layer(layer)
-    module = build(entry, layer)
+    module = build_network(entry, layer)
     dtype = _choose_dtype(precision, entry, device, module)
     digest = None
     if entry.source != "none":
@@ -199,7 +196,7 @@ def load_backbone(
         preprocess=entry.describe_input(),
         precision=str(dtype).removeprefix("torch."),
     )
-    in_time = any(parameter.ndim == 5 for parameter in module.parameters())
+    in_time = 5 in [parameter.ndim for parameter in module.parameters()]
     layout = torch.channels_last_3d if in_time else torch.channels_last
     module.to(device, dtype, memory_format=layout).eval().requires_grad_(False)  # type: ignore[call-overload]
     loaded = Backbone(entry=entry, layer=layer, module=module, header=header, device=device)
@@ -226,47 +223,33 @@ def _choose_dtype(
     return dtype
 
 
-def untrained(entry: BackboneEntry) -> nn.Module:
-    """Build a backbone's network with random weights, to be trained."""
-    if entry.kind != "capvid-small":
-        raise UsageError(f"{entry.name} is not a backbone that capvid trains")
-    return build(entry, entry.default_layer)
-
-
 class Lanes:
-    """A fixed number (``count``) of threads of one device, which share out ``threads`` cores."""
+    """A fixed number (``count``) of threads that compute on one device and share ``threads`` cores."""
 
     def __init__(self, device: torch.device, threads: int) -> None:
-        self._device = device
         self.count = {"cpu": min(threads, _MOST_LANES), "cuda": 2}.get(device.type, 1)
-        self._threads = max(1, threads // self.count)
-        self._local = threading.local()
-        self._begun = threading.Barrier(self.count + 1)
         self._pool = ThreadPoolExecutor(self.count, thread_name_prefix="capvid-lane")
+        started = threading.Barrier(self.count + 1)
+
+        def start() -> None:
+            torch.set_num_threads(max(1, threads // self.count))
+            torch.get_num_threads()  # the first call in a thread adopts the number that was set last
+            if device.type == "cuda":
+                torch.cuda.set_stream(torch.cuda.Stream(device))  # of this thread
+            started.wait()
+
         for _ in range(self.count):
-            self._pool.submit(self._begin)
-        self._begun.wait()
+            self._pool.submit(start)
+        started.wait()
         if device.type == "cpu":
             # glibc keeps twice the largest block freed so far (M_MMAP_THRESHOLD in mallopt(3)); otherwise
             # each batch returns its memory to the system and asks for it again, page by page
             torch.empty(_FREED, dtype=torch.uint8)
         torch.set_num_threads(torch.get_num_threads())  # the lanes' number is not that of other threads
 
-    def _begin(self) -> None:
-        torch.set_num_threads(self._threads)
-        torch.get_num_threads()  # the first call in a thread adopts the number that was set last
-        if self._device.type == "cuda":
-            self._local.stream = torch.cuda.Stream(self._device)
-        self._begun.wait()
-
     def submit(self, function: Callable[_P, _R], *args: _P.args, **kwargs: _P.kwargs) -> Future[_R]:
         """Call the function in the next free lane."""
-        return self._pool.submit(self._run, function, *args, **kwargs)
-
-    def _run(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        stream = getattr(self._local, "stream", None)
-        with nullcontext() if stream is None else torch.cuda.stream(stream):
-            return function(*args, **kwargs)
+        return self._pool.submit(function, *args, **kwargs)
 
 
 @functools.cache

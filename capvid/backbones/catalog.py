@@ -203,6 +203,11 @@ NETWORKS: Registry[Builder] = Registry("network", "capvid.backbones")  # builder
 _DECLARED: dict[str, BackboneEntry] = {}
 
 
+def build_network(entry: BackboneEntry, layer: str) -> nn.Module:
+    """Build the network of a backbone up to ``layer``, without weights."""
+    return NETWORKS[entry.kind](entry, layer)
+
+
 def declare_backbone(name: str, **fields: Any) -> Callable[[Builder], Builder]:
     """Return a decorator that registers a network's builder together with its catalogue entry.
 

@@ -14,11 +14,6 @@ from capvid.backbones.catalog import NETWORKS, BackboneEntry
 GRID = 7  # rows and columns on which a flow field is averaged
 
 
-def build(entry: BackboneEntry, layer: str) -> nn.Module:
-    """Build the network of a backbone up to ``layer``, without weights."""
-    return NETWORKS[entry.kind](entry, layer)
-
-
 def build_empty(make: Callable[[], Any]) -> Any:
     """Build a module whose parameters and buffers are allocated but not initialised."""
     with torch.device("meta"):

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from capvid.backbones.catalog import BUNDLED as BUNDLED
-from capvid.backbones.catalog import BackboneEntry, backbone_entry, backbones
+from capvid.backbones.catalog import BackboneEntry, backbone_entry, backbones, build_network
 from capvid.errors import UsageError, WeightsError
 from capvid.utils.files import atomic_path, file_digest, sha256_file
 
@@ -254,11 +254,11 @@ def _match(entry: BackboneEntry, tensors: Mapping[str, Tensor]) -> Conversion | 
 
 def _shapes(entry: BackboneEntry) -> dict[str, tuple[int, ...]]:
     """Return the names and shapes of all tensors that the layers of a backbone need."""
-    from capvid.backbones.networks import build
-
     shapes: dict[str, tuple[int, ...]] = {}
     for layer in entry.layers:
-        shapes |= {name: tuple(tensor.shape) for name, tensor in build(entry, layer).state_dict().items()}
+        shapes |= {
+            name: tuple(tensor.shape) for name, tensor in build_network(entry, layer).state_dict().items()
+        }
     return shapes
 
 

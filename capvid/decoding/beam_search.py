@@ -194,8 +194,8 @@ def _hypotheses(
     def table(name: str, missing: float) -> Tensor:
         """Stack a tensor of all selections: (L, N, K or E), ``missing`` for finished videos and beams."""
         parts = [getattr(step.selection, name) for step in steps]
-        width = max(part.shape[1] for part in parts)
-        if all(part.shape == (videos, width) for part in parts):
+        width = max([part.shape[1] for part in parts])
+        if {part.shape for part in parts} == {(videos, width)}:
             return torch.stack(parts)
         stacked = parts[0].new_full((len(parts), videos, width), missing)
         for position, (step, part) in enumerate(zip(steps, parts, strict=True)):
@@ -205,7 +205,7 @@ def _hypotheses(
     totals = table("end_totals", IMPOSSIBLE)  # (L, N, E)
     lengths = torch.arange(1, len(totals) + 1, device=totals.device).view(-1, 1, 1)
     ranked = (totals / lengths**options.length_penalty).transpose(0, 1).flatten(1)  # (N, L E)
-    scores, order = (x[:, :count] for x in ranked.sort(dim=-1, descending=True, stable=True))  # (N, H)
+    scores, order = [x[:, :count] for x in ranked.sort(dim=-1, descending=True, stable=True)]  # (N, H)
     ends = order // totals.shape[2]  # (N, H) position of the end
     beams = table("end_source", 0).transpose(0, 1).flatten(1).gather(1, order)  # (N, H)
     end_logprobs = table("end_logprobs", 0).transpose(0, 1).flatten(1).gather(1, order)

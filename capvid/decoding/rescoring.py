@@ -23,7 +23,7 @@ SENTENCES = 32  # whose logits are held at once
 
 def in_double(captioner: Captioner, device: torch.device) -> Captioner | None:
     """Return a copy of ``captioner`` in double precision; None if it is too large or ``device`` has none."""
-    if device.type == "mps" or sum(part.numel() for part in captioner.parameters()) > MOST_WEIGHTS:
+    if device.type == "mps" or sum([part.numel() for part in captioner.parameters()]) > MOST_WEIGHTS:
         return None
     return deepcopy(captioner).double()
 
@@ -50,7 +50,7 @@ def rescore(
     """
     features = features.to(next(captioner.parameters()).dtype)
     width = max(map(len, hypotheses))  # K; the last caption fills the rows of videos that have fewer
-    rows = chain.from_iterable([*each, *[each[-1]] * (width - len(each))] for each in hypotheses)
+    rows = [row for each in hypotheses for row in [*each, *[each[-1]] * (width - len(each))]]
     sentences = [torch.tensor([BOS, *row.tokens, EOS], device=features.device) for row in rows]
     tokens = pad_sequence(sentences, batch_first=True)  # (B K, L + 2)
     before, after = tokens[:, :-1], tokens[:, 1:]

@@ -50,7 +50,7 @@ class FeatureHeader:
     @property
     def width(self) -> int:
         """Width of all streams side by side."""
-        return sum(stream.width for stream in self.streams)
+        return sum([stream.width for stream in self.streams])
 
     @property
     def locations(self) -> int:
@@ -92,7 +92,7 @@ class FeatureHeader:
             listed = values.pop("streams")
             if not isinstance(listed, list) or not 1 <= len(listed) <= _MOST_STREAMS:
                 raise ValueError(f"streams is not a list of 1 to {_MOST_STREAMS}")
-            streams = tuple(StreamHeader(**stream) for stream in listed)
+            streams = tuple([StreamHeader(**stream) for stream in listed])
             for number, stream in enumerate(streams):
                 stream.check_types(f"stream {number + 1} ")
             header = cls(streams=streams, **values)

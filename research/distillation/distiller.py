@@ -21,12 +21,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from capvid.backbones.backbone import untrained
 from capvid.backbones.capvid_small import Student
-from capvid.backbones.catalog import BackboneEntry, Preprocess, backbone_entry
+from capvid.backbones.catalog import BackboneEntry, Preprocess, backbone_entry, build_network
 from capvid.backbones.preprocessing import normalise
 from capvid.datasets.dataset import CaptionedVideo
-from capvid.errors import CheckpointError, DataError, DivergedError
+from capvid.errors import CheckpointError, DataError, DivergedError, RecipeError
 from capvid.features.feature_store import FeatureStore
 from capvid.training.optimization import AveragedWeights, one_cycle, wants_bf16
 from capvid.utils.files import atomic_path, atomic_write_text, open_regular
@@ -359,6 +358,8 @@ def make_distiller(
     torch.manual_seed(recipe.training.seed)
     entry = backbone_entry(recipe.backbone)
     network = None if recipe.begin is None or resume else known_network(recipe, inputs.weights)
+    if entry.kind != "capvid-small":
+        raise RecipeError(f"{recipe.name}: backbone = {entry.name}: only capvid-small can be distilled")
     height, width = picture_size(entry.preprocess)
     stored = replace(entry.preprocess, size=(round(height * MARGIN), round(width * MARGIN)))
     cache = folder / "cache"
@@ -379,7 +380,7 @@ def make_distiller(
     captions = {plain_name(video.id): video.captions for video in inputs.videos if video.split != "test"}
     words = caption_words(pictures, captions, recipe.training.words)
     data = DistilData(shown, words, train, val)
-    student, lessons = untrained(entry), _lessons(recipe, inputs, data, entry)
+    student, lessons = build_network(entry, entry.default_layer), _lessons(recipe, inputs, data, entry)
     if network is not None:
         begin(cast(Student, student), lessons, network, recipe=recipe, data=data, device=device)
     return Distiller(

@@ -23,8 +23,7 @@ from torch.nn import functional as F
 from torch.nn.grad import conv2d_weight
 
 from capvid.backbones.capvid_small import Student
-from capvid.backbones.catalog import backbone_entry
-from capvid.backbones.networks import build
+from capvid.backbones.catalog import backbone_entry, build_network
 from capvid.backbones.preprocessing import normalise
 from capvid.backbones.weights import fill, find_weights
 from capvid.errors import RecipeError
@@ -55,7 +54,7 @@ def known_network(recipe: DistilRecipe, weights: Path | None) -> nn.Module:
             f"{recipe.name}: begin = {recipe.begin}: {student.name} cannot begin with its weights",
             remedy='write begin = "efficientnet-lite0" for a backbone of kind capvid-small, or leave it out',
         )
-    network = build(replace(entry, architecture=NETWORK), entry.default_layer)
+    network = build_network(replace(entry, architecture=NETWORK), entry.default_layer)
     path, _ = find_weights(entry, None, [weights] if weights else [])
     fill(network, path, entry)
     return network.network  # type: ignore[return-value]

@@ -13,8 +13,7 @@ from fast_paths import is_fast
 from torch import Tensor, nn
 
 from capvid.backbones.backbone import Backbone
-from capvid.backbones.catalog import BackboneEntry, StreamHeader, backbones
-from capvid.backbones.networks import build
+from capvid.backbones.catalog import BackboneEntry, StreamHeader, backbones, build_network
 
 SHIPPED = json.loads(
     subprocess.run(
@@ -83,7 +82,7 @@ def network_input(entry: BackboneEntry) -> Tensor:
 def test_every_layer(name: str, layer: str) -> None:
     entry = backbones()[name]
     size = entry.layers[layer]
-    module = with_random_weights(build(entry, layer))
+    module = with_random_weights(build_network(entry, layer))
     frames = np.random.default_rng(0).integers(0, 256, (1, 48, 64, 3), dtype=np.uint8)
     backbone = as_backbone(entry, layer, module)
     crops = backbone.prepare(frames)
@@ -114,6 +113,6 @@ def test_layers_without_weights_of_their_own_need_none_of_what_lies_beyond(name:
     entry = backbones()[name]
     shapes: dict[str, tuple[int, ...]] = {}
     for layer in entry.layers:
-        for key, tensor in build(entry, layer).state_dict().items():
+        for key, tensor in build_network(entry, layer).state_dict().items():
             assert shapes.setdefault(key, tuple(tensor.shape)) == tuple(tensor.shape)
     assert bool(shapes) == (entry.source != "none")

@@ -15,8 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from capvid.backbones.backbone import load_backbone
-from capvid.backbones.catalog import backbone_entry
-from capvid.backbones.networks import build
+from capvid.backbones.catalog import backbone_entry, build_network
 from capvid.backbones.weights import convert
 from capvid.errors import UsageError, WeightsError
 from capvid.utils.files import sha256_file
@@ -31,7 +30,7 @@ def tensors_of(name: str) -> Tensors:
     entry = backbone_entry(name)
     found: Tensors = {}
     for layer in entry.layers:
-        for number, (key, tensor) in enumerate(build(entry, layer).state_dict().items()):
+        for number, (key, tensor) in enumerate(build_network(entry, layer).state_dict().items()):
             value = torch.tensor(number if not tensor.is_floating_point() else number / 8, dtype=tensor.dtype)
             found[key] = value.expand(tensor.shape)
     return found
@@ -255,7 +254,7 @@ def test_files_that_are_no_checkpoints(tmp_path: Path) -> None:
 def test_a_converted_file_is_loaded_and_the_same_again(tmp_path: Path) -> None:
     torch.manual_seed(0)
     entry = backbone_entry("mc3-18")
-    module = build(entry, "avgpool")
+    module = build_network(entry, "avgpool")
     for name, tensor in module.state_dict().items():
         if tensor.is_floating_point():
             tensor.normal_(std=0.05) if not name.endswith("var") else tensor.fill_(1)

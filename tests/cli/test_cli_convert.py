@@ -10,8 +10,7 @@ from networks_once import networks_once
 from safetensors.torch import load_file
 from toy import Run
 
-from capvid.backbones.catalog import backbone_entry
-from capvid.backbones.networks import build
+from capvid.backbones.catalog import backbone_entry, build_network
 from capvid.utils.files import sha256_file
 
 __all__ = ["networks_once"]
@@ -23,7 +22,7 @@ def checkpoint(tmp_path: Path) -> Path:
     entry = backbone_entry("s3d")
     tensors = {
         f"module.{name}": torch.rand(tensor.shape) if tensor.is_floating_point() else torch.zeros_like(tensor)
-        for name, tensor in build(entry, "avgpool").state_dict().items()
+        for name, tensor in build_network(entry, "avgpool").state_dict().items()
     }
     path = tmp_path / "S3D best.pth"
     torch.save({"state_dict": tensors | {"module.classifier.1.bias": torch.zeros(400)}}, path)
@@ -86,7 +85,7 @@ def test_unknown_backbone_and_missing_file(capvid: Run, checkpoint: Path) -> Non
 @pytest.mark.slow
 def test_a_file_that_its_backbone_will_not_take(capvid: Run, tmp_path: Path) -> None:
     entry = backbone_entry("x3d-xs")
-    torch.save(build(entry, "fc").state_dict(), tmp_path / "x3d.pt")
+    torch.save(build_network(entry, "fc").state_dict(), tmp_path / "x3d.pt")
     code, _, err = capvid("convert", str(tmp_path / "x3d.pt"), "-o", str(tmp_path / "x3d.safetensors"))
     assert code == 0
     assert f"warning: x3d-xs takes only the file with sha256 {entry.sha256}" in err

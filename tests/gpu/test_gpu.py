@@ -26,8 +26,7 @@ from toy import write_video
 
 import capvid
 from capvid.backbones.backbone import lanes, load_backbone
-from capvid.backbones.catalog import backbones, captioners
-from capvid.backbones.networks import build
+from capvid.backbones.catalog import backbones, build_network, captioners
 from capvid.captioners.base import CAPTIONERS
 from capvid.captioners.checkpoint import load_checkpoint
 from capvid.errors import CapvidError
@@ -129,7 +128,7 @@ def test_actors_of_ray_caption_as_this_process_does(clips: list[Path], tmp_path:
 def test_every_backbone_computes_the_same(name: str) -> None:
     entry = backbones()[name]
     layer = entry.default_layer
-    backbone = as_backbone(entry, layer, with_random_weights(build(entry, layer)))
+    backbone = as_backbone(entry, layer, with_random_weights(build_network(entry, layer)))
     frames = np.random.default_rng(0).integers(0, 256, (1, 48, 64, 3), dtype=np.uint8)
     crops = backbone.prepare(frames)
     expected = torch.from_numpy(backbone.compute(crops))

@@ -23,9 +23,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from capvid.backbones.backbone import Backbone, load_backbone, untrained
+from capvid.backbones.backbone import Backbone, load_backbone
 from capvid.backbones.capvid_small import Student
-from capvid.backbones.catalog import StreamHeader, backbone_entry
+from capvid.backbones.catalog import StreamHeader, backbone_entry, build_network
 from capvid.backbones.preprocessing import prepare
 from capvid.errors import DivergedError, RecipeError, WeightsError
 
@@ -61,7 +61,7 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def student() -> Student:
-    found = untrained(backbone_entry("capvid-small"))
+    found = build_network(backbone_entry("capvid-small"), "embedding")
     assert isinstance(found, Student)
     return found
 

@@ -27,8 +27,8 @@ from distilling import CPU, StoppedError, Stopping, picture, recipe, run, toy_in
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
-from capvid.backbones.backbone import load_backbone, untrained
-from capvid.backbones.catalog import StreamHeader, backbone_entry, backbones
+from capvid.backbones.backbone import load_backbone
+from capvid.backbones.catalog import StreamHeader, backbone_entry, backbones, build_network
 from capvid.errors import CheckpointError, DataError, RecipeError
 from capvid.features.feature_file import FeatureHeader, Features, save_features
 from capvid.features.feature_store import FeatureStore
@@ -263,12 +263,12 @@ def test_an_untrained_student_tells_pictures_apart() -> None:
     """What it sees does not die away through its layers, though nothing normalises it."""
     torch.manual_seed(1)
     pictures = torch.rand(4, 3, 1, 1) + torch.rand(4, 3, 128, 176) - 1
-    embedding = untrained(backbone_entry("capvid-small"))(pictures)  # (4, 1280)
+    embedding = build_network(backbone_entry("capvid-small"), "embedding")(pictures)  # (4, 1280)
     assert float(embedding.std(0).mean()) > 0.02
 
 
 def test_student_is_small() -> None:
-    network = untrained(backbone_entry("capvid-small"))
+    network = build_network(backbone_entry("capvid-small"), "embedding")
     assert sum(parameter.numel() for parameter in network.parameters()) <= 5_000_000
 
 
