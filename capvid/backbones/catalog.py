@@ -91,10 +91,9 @@ class Preprocess:
         else:
             words.append(f"short side {self.resize} {self.interpolation}, centre {self.crop}")
         divided = "" if self.scale == 1 else f" / {self.scale:g}"
-        mean = ", ".join(f"{value:g}" for value in self.mean)
-        words.append(f"{self.order}{divided} minus ({mean})")
+        words.append("{}{} minus ({:g}, {:g}, {:g})".format(self.order, divided, *self.mean))
         if set(self.std) != {1.0}:
-            words.append(f"over ({', '.join(f'{value:g}' for value in self.std)})")
+            words.append("over ({:g}, {:g}, {:g})".format(*self.std))
         return ", ".join(words)
 
 
@@ -238,47 +237,9 @@ def declare_backbone(name: str, **fields: Any) -> Callable[[Builder], Builder]:
 def _import_declarations() -> None:
     """Import the modules of this package that declare backbones, and no others: those may import torch."""
     package = importlib.import_module("capvid.backbones")
-    for path in sorted(path for folder in package.__path__ for path in Path(folder).glob("*.py")):
+    for path in sorted([path for folder in package.__path__ for path in Path(folder).glob("*.py")]):
         if re.search(r"^@declare_backbone\(", path.read_text(encoding="utf-8"), re.MULTILINE):
             importlib.import_module(f"capvid.backbones.{path.stem}")
-
-
-def backbones() -> Mapping[str, BackboneEntry]:
-    """Return every backbone by name: of ``models.toml``, declared in code, and the user's own."""
-    _import_declarations()
-    return MappingProxyType({**_read_models(models_file())[0], **_DECLARED, **_user_models()[0]})
-
-
-def captioners() -> Mapping[str, CaptionerEntry]:
-    """Return every captioner by name: of ``models.toml`` and the user's own."""
-    return MappingProxyType({**_read_models(models_file())[1], **_user_models()[1]})
-
-
-def default_captioner() -> str:
-    """Return the name of the captioner to use when none is given."""
-    return _read_models(models_file())[2]
-
-
-def backbone_entry(name: str) -> BackboneEntry:
-    """Return the backbone with this name or alias.
-
-    Raises:
-        UsageError: no such backbone.
-    """
-    known = backbones()
-    entry = known.get(canonical_backbone(name) or "")
-    if entry is None:
-        meant = did_you_mean(name, known) or f"use one of {', '.join(known)}"
-        raise UsageError(f"unknown backbone {name!r}", remedy=meant)
-    return entry
-
-
-def canonical_backbone(name: str | None) -> str | None:
-    """Return a backbone's name for its alias; any other name, and ``None``, unchanged."""
-    for entry in backbones().values():
-        if name in entry.aliases:
-            return entry.name
-    return name
 
 
 @lru_cache(maxsize=1)
@@ -305,19 +266,60 @@ def _read_models(file: Path) -> _Models:
     return backbones, captioners, str(tables.get("default", ""))
 
 
-def _user_models() -> _Models:
-    """Read the user's own entries from the file that the environment variable ``CAPVID_MODELS`` names."""
+def _models() -> _Models:
+    """Return the models of ``models.toml`` and those of the user's own file, ``CAPVID_MODELS``."""
+    backbones, captioners, default = _read_models(models_file())
     file = os.environ.get("CAPVID_MODELS")
     if not file:
-        return {}, {}, ""
+        return backbones, captioners, default
     try:
-        return _read_models(Path(file))
+        own_backbones, own_captioners, _ = _read_models(Path(file))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise UsageError(
             f"CAPVID_MODELS={file}: not a file of models ({reason})",
             remedy="write it like models.toml, or unset CAPVID_MODELS",
         ) from error
+    return {**backbones, **own_backbones}, {**captioners, **own_captioners}, default
+
+
+def backbones() -> Mapping[str, BackboneEntry]:
+    """Return every backbone by name: of ``models.toml``, declared in code, and the user's own."""
+    _import_declarations()
+    listed = _models()[0]
+    return MappingProxyType({**listed, **_DECLARED, **listed})  # listed ones first, and before declared ones
+
+
+def captioners() -> Mapping[str, CaptionerEntry]:
+    """Return every captioner by name: of ``models.toml`` and the user's own."""
+    return MappingProxyType(_models()[1])
+
+
+def default_captioner() -> str:
+    """Return the name of the captioner to use when none is given."""
+    return _models()[2]
+
+
+def backbone_entry(name: str) -> BackboneEntry:
+    """Return the backbone with this name or alias.
+
+    Raises:
+        UsageError: no such backbone.
+    """
+    known = backbones()
+    entry = known.get(canonical_backbone(name) or "")
+    if entry is None:
+        meant = did_you_mean(name, known) or f"use one of {', '.join(known)}"
+        raise UsageError(f"unknown backbone {name!r}", remedy=meant)
+    return entry
+
+
+def canonical_backbone(name: str | None) -> str | None:
+    """Return a backbone's name for its alias; any other name, and ``None``, unchanged."""
+    for entry in backbones().values():
+        if name in entry.aliases:
+            return entry.name
+    return name
 
 
 def _with_tuples(table: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,6 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from capvid.backbones.catalog import StreamHeader
 from capvid.captioners.base import Captioner, sketch
 from capvid.errors import CapvidError, CheckpointError, FeatureMismatchError
 from capvid.features.feature_file import FeatureHeader
@@ -211,10 +210,6 @@ def _read(folder: Path) -> Checkpoint:
         raise ValueError(f"{CONFIG}: vocabulary{space}{error}") from error
 
     header = FeatureHeader.from_json(json.dumps(_part(record, "features", dict)))
-    values = {name: value for name, value in asdict(header).items() if name != "streams"}
-    checked_fields(FeatureHeader, values, prefix=f"{CONFIG}: features.")
-    for number, stream in enumerate(header.streams):
-        checked_fields(StreamHeader, asdict(stream), prefix=f"{CONFIG}: features.streams[{number}].")
     header.check_alike()
 
     info: dict[str, Any] = _part(record, "info", dict, {})

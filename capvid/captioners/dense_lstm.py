@@ -40,7 +40,7 @@ from capvid.captioners.layers import (
     at_least_one_frame,
     masked_softmax,
 )
-from capvid.captioners.recurrent import FirstState, RecurrentCaptioner, RecurrentConfig
+from capvid.captioners.recurrent import RecurrentCaptioner, RecurrentConfig, first_state
 from capvid.errors import UsageError
 from capvid.utils.validation import bounded, choice
 
@@ -203,7 +203,7 @@ class DenseLSTM(RecurrentCaptioner):
         super().__init__(config)
         width, hidden = 2 * config.encoder, config.hidden
         self.encoder = TwoWayEncoder(width=self.frame_width(config), hidden=config.encoder)
-        self.initial = FirstState(width=width, hidden=hidden)
+        self.initial = nn.Linear(width, 2 * hidden)
         self.attention = AdditiveAttention(query=hidden, value=width, width=config.attention)
         sizes = {"hidden": hidden, "width": config.attention}
         self.fusion: PlainFusion | AttentiveFusion
@@ -220,7 +220,7 @@ class DenseLSTM(RecurrentCaptioner):
         """Return the first state of features (B, T, D), the real frames first by ``mask`` (B, T)."""
         features, mask = at_least_one_frame(features, mask)
         frames = self.dropout(self.encoder.of(self.frames(features, mask), mask))  # (B, T, 2 H_e)
-        s, c = self.initial.of(frames, mask)
+        s, c = first_state(self.initial, frames, mask)
         video = {"frames": frames, "keys": self.attention.key(frames), "mask": mask}
         return State(video, {"past": self.fusion.first(s), "c": c})
 

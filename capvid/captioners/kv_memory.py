@@ -30,7 +30,7 @@ from capvid.captioners.layers import (
     at_least_one_frame,
     mean_frame,
 )
-from capvid.captioners.recurrent import FirstState, RecurrentCaptioner, RecurrentConfig
+from capvid.captioners.recurrent import RecurrentCaptioner, RecurrentConfig, first_state
 from capvid.errors import UsageError
 from capvid.utils.validation import choice
 
@@ -101,7 +101,7 @@ class KeyValueMemory(RecurrentCaptioner):
             width=config.attention,
         )
         self.attention.key = nn.Linear(self.key_width, config.attention, bias=False)  # U_a
-        self.initial = FirstState(width=self.key_width, hidden=config.hidden)
+        self.initial = nn.Linear(self.key_width, 2 * config.hidden)
         self.cell = LSTMCell(
             word=config.embedding, extra=self.value_width, hidden=config.hidden, squash=False
         )
@@ -129,7 +129,7 @@ class KeyValueMemory(RecurrentCaptioner):
         keys = frames  # (B, T, K)
         if self.encoder is not None:
             keys = self.dropout(self.encoder(frames)[0]) * mask.unsqueeze(-1)  # Eq. 2
-        h, c = self.initial.of(keys, mask)
+        h, c = first_state(self.initial, keys, mask)
         memory = {"h": h, "c": c}
         slots = values  # (B, T, U)
         if self.config.addressing != "none":

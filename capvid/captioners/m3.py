@@ -23,7 +23,7 @@ from torch.nn import functional as F
 
 from capvid.captioners.base import CAPTIONERS, State, Trace
 from capvid.captioners.layers import AdditiveAttention, at_least_float32
-from capvid.captioners.recurrent import AttentiveCaptioner, AttentiveConfig
+from capvid.captioners.recurrent import AttentiveCaptioner, AttentiveConfig, first_state
 
 EPSILON = 1e-8
 
@@ -80,7 +80,7 @@ class M3(AttentiveCaptioner):
     def encode(self, features: Tensor, mask: Tensor) -> State:
         """Return the first state of features (B, T, D), real by ``mask`` (B, T)."""
         frames = self.frames(features, mask)
-        h, c = self.initial.of(frames, mask)
+        h, c = first_state(self.initial, frames, mask)
         frames = F.pad(frames, (0, 0, 0, 1))  # the blank feature (B, T + 1, D'), Eq. 14
         mask = F.pad(mask, (0, 1), value=True)
         video = {"frames": frames, "keys": self.attention.key(frames), "mask": mask}

@@ -96,16 +96,13 @@ class RecurrentCaptioner(Captioner):
         return self.readout(*stacked, words=words)
 
 
-class FirstState(nn.Linear):
-    """h_0 and c_0 from the mean frame, through one tanh layer (Yao et al. 2015)."""
+def first_state(layer: nn.Module, frames: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Return h_0 and c_0 (B, H): a tanh layer D' -> 2 H of the mean frame (Yao et al. 2015).
 
-    def __init__(self, *, width: int, hidden: int) -> None:
-        super().__init__(width, 2 * hidden)
-
-    def of(self, frames: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        """Return h_0 and c_0 (B, H) from frames (B, T, D'), zero where ``mask`` (B, T) is False."""
-        h, c = torch.tanh(self(mean_frame(frames, mask))).chunk(2, -1)
-        return h, at_least_float32(c)
+    ``frames`` (B, T, D') are zero where ``mask`` (B, T) is False.
+    """
+    h, c = torch.tanh(layer(mean_frame(frames, mask))).chunk(2, -1)
+    return h, at_least_float32(c)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,7 +122,7 @@ class AttentiveCaptioner(RecurrentCaptioner):
     def __init__(self, config: AttentiveConfig, *, extra_width: int) -> None:
         super().__init__(config)
         width = self.frame_width(config)
-        self.initial = FirstState(width=width, hidden=config.hidden)
+        self.initial = nn.Linear(width, 2 * config.hidden)
         self.cell = LSTMCell(word=config.embedding, extra=extra_width, hidden=config.hidden)
         self.output = DeepOutput(
             context=width,

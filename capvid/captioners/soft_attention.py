@@ -10,7 +10,7 @@ from torch import Tensor
 
 from capvid.captioners.base import CAPTIONERS, State, Trace
 from capvid.captioners.layers import AdditiveAttention
-from capvid.captioners.recurrent import AttentiveCaptioner, AttentiveConfig
+from capvid.captioners.recurrent import AttentiveCaptioner, AttentiveConfig, first_state
 
 
 @CAPTIONERS.register("soft-attention")
@@ -28,7 +28,7 @@ class SoftAttention(AttentiveCaptioner):
     def encode(self, features: Tensor, mask: Tensor) -> State:
         """Return the first state of features (B, T, D), real by ``mask`` (B, T)."""
         frames = self.frames(features, mask)
-        h, c = self.initial.of(frames, mask)
+        h, c = first_state(self.initial, frames, mask)
         video = {"frames": frames, "keys": self.attention.key(frames), "mask": mask}
         return State(video, {"h": h, "c": c})
 
