@@ -10,7 +10,7 @@ between them. A new captioner is one module of this package: a dataclass of size
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
 from typing import Any, ClassVar
@@ -20,7 +20,6 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from capvid.captioners.layers import Standardise
 from capvid.errors import UsageError
 from capvid.utils.limits import GIB, limits
 from capvid.utils.registry import Registry
@@ -126,6 +125,38 @@ class CaptionerConfig:
             for name, value in values.items()
         }
         return cls(**checked_fields(cls, plain, what="model option"))
+
+
+class Standardise(nn.Module):
+    """Features minus their mean over the training set, divided by their standard deviation.
+
+    The statistics are buffers, saved with the captioner. Before :meth:`fit` it changes nothing.
+    """
+
+    mean: Tensor
+    scale: Tensor
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(width))
+        self.register_buffer("scale", torch.ones(width))
+
+    def fit(self, parts: Tensor | Iterable[Tensor]) -> None:
+        """Take the statistics of all vectors in ``parts``: (N, D), or several of (..., D)."""
+        count, total, squares = 0, torch.zeros_like(self.mean).double(), torch.zeros_like(self.mean).double()
+        for part in [parts] if isinstance(parts, Tensor) else parts:
+            vectors = part.double().flatten(0, -2)  # (N, D)
+            count += len(vectors)
+            total += vectors.sum(0)
+            squares += vectors.square().sum(0)
+        mean = total / count
+        variance = (squares - count * mean.square()) / max(1, count - 1)
+        self.mean.copy_(mean)
+        self.scale.copy_(1.0 / variance.clamp_min(0).sqrt().clamp_min(1e-4))
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Standardise ``features`` (..., D)."""
+        return (features - self.mean) * self.scale
 
 
 class Captioner(nn.Module, ABC):

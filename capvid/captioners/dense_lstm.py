@@ -36,11 +36,13 @@ from capvid.captioners.base import CAPTIONERS, State, Trace
 from capvid.captioners.layers import (
     AdditiveAttention,
     LSTMCell,
+    RecurrentCaptioner,
+    RecurrentConfig,
     at_least_float32,
     at_least_one_frame,
+    first_state,
     masked_softmax,
 )
-from capvid.captioners.recurrent import RecurrentCaptioner, RecurrentConfig, first_state
 from capvid.errors import UsageError
 from capvid.utils.validation import bounded, choice
 

@@ -43,13 +43,14 @@ from capvid.captioners.base import CAPTIONERS, MAX_LAYERS, State, Trace
 from capvid.captioners.layers import (
     AdditiveAttention,
     LSTMCell,
+    RecurrentCaptioner,
+    RecurrentConfig,
     at_least_float32,
     at_least_one_frame,
     init_gates,
     masked_softmax,
     mean_frame,
 )
-from capvid.captioners.recurrent import RecurrentCaptioner, RecurrentConfig
 from capvid.utils.validation import bounded
 
 

@@ -1,15 +1,20 @@
-"""Layers shared by the captioners: attention, the LSTM cell, the deep output layer, standardised inputs.
+"""Building blocks of the captioners: attention, LSTM captioners around one cell, padding, softmax.
 
-Notation for tensor shapes: B batch, T frames, L words, D feature width, E word embedding, H hidden state,
-A attention width, V vocabulary; where K captions are written of each of V videos, B = V * K.
+Notation for tensor shapes: B batch, T frames, L words, D feature width, D' width of a projected frame, E word
+embedding, H hidden state, A attention width, V vocabulary; where K captions are written of each of V videos,
+B = V * K.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+
+from capvid.captioners.base import Captioner, CaptionerConfig, State, Trace
 
 
 def at_least_float32(x: Tensor) -> Tensor:
@@ -42,36 +47,23 @@ def at_least_one_frame(features: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     return features.new_zeros(len(features), 1, *features.shape[2:]), mask.new_zeros(len(mask), 1)
 
 
-class Standardise(nn.Module):
-    """Features minus their mean over the training set, divided by their standard deviation.
+def pad_frames(clips: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """Pad clips of (T_i, D) frames with zeros to features (B, T, D) and a mask (B, T) of real frames."""
+    features = torch.nn.utils.rnn.pad_sequence(list(clips), batch_first=True)
+    lengths = torch.tensor([len(clip) for clip in clips], device=features.device)
+    mask = torch.arange(features.shape[1], device=features.device) < lengths.unsqueeze(-1)
+    return features, mask
 
-    The statistics are buffers, saved with the captioner. Before :meth:`fit` it changes nothing.
-    """
 
-    mean: Tensor
-    scale: Tensor
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.register_buffer("mean", torch.zeros(width))
-        self.register_buffer("scale", torch.ones(width))
-
-    def fit(self, parts: Tensor | Iterable[Tensor]) -> None:
-        """Take the statistics of all vectors in ``parts``: (N, D), or several of (..., D)."""
-        count, total, squares = 0, torch.zeros_like(self.mean).double(), torch.zeros_like(self.mean).double()
-        for part in [parts] if isinstance(parts, Tensor) else parts:
-            vectors = part.double().flatten(0, -2)  # (N, D)
-            count += len(vectors)
-            total += vectors.sum(0)
-            squares += vectors.square().sum(0)
-        mean = total / count
-        variance = (squares - count * mean.square()) / max(1, count - 1)
-        self.mean.copy_(mean)
-        self.scale.copy_(1.0 / variance.clamp_min(0).sqrt().clamp_min(1e-4))
-
-    def forward(self, features: Tensor) -> Tensor:
-        """Standardise ``features`` (..., D)."""
-        return (features - self.mean) * self.scale
+def pad_segments(videos: Sequence[Sequence[Tensor]]) -> tuple[Tensor, Tensor, Tensor]:
+    """Pad segments of (T_ij, D) frames to features (B, S, T, D), mask (B, S, T), segment counts (B,)."""
+    flat, flat_mask = pad_frames([clip for segments in videos for clip in segments])  # (N, T, D), (N, T)
+    counts = torch.tensor([len(segments) for segments in videos], device=flat.device)
+    real = torch.arange(int(counts.max()), device=flat.device) < counts.unsqueeze(-1)  # (B, S)
+    features = flat.new_zeros(*real.shape, *flat.shape[1:])
+    mask = flat_mask.new_zeros(*real.shape, flat.shape[1])
+    features[real], mask[real] = flat, flat_mask
+    return features, mask, counts
 
 
 class AdditiveAttention(nn.Module):
@@ -155,20 +147,129 @@ class DeepOutput(nn.Module):
         return self.dropout(torch.tanh(self.context(context) + self.hidden(hidden) + self.word(words)))
 
 
-def pad_frames(clips: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """Pad clips of (T_i, D) frames with zeros to features (B, T, D) and a mask (B, T) of real frames."""
-    features = torch.nn.utils.rnn.pad_sequence(list(clips), batch_first=True)
-    lengths = torch.tensor([len(clip) for clip in clips], device=features.device)
-    mask = torch.arange(features.shape[1], device=features.device) < lengths.unsqueeze(-1)
-    return features, mask
+@dataclass(frozen=True, kw_only=True)
+class RecurrentConfig(CaptionerConfig):
+    """Sizes common to the LSTM captioners.
+
+    Attributes:
+        embedding: E, width of a word embedding.
+        hidden: H, width of the LSTM's hidden state.
+        attention: A, width of the attention's hidden layer.
+        projection: width to which frames are projected first; 0 leaves them unchanged.
+    """
+
+    embedding: int = 468
+    hidden: int = 512
+    attention: int = 512
+    projection: int = 0
 
 
-def pad_segments(videos: Sequence[Sequence[Tensor]]) -> tuple[Tensor, Tensor, Tensor]:
-    """Pad segments of (T_ij, D) frames to features (B, S, T, D), mask (B, S, T), segment counts (B,)."""
-    flat, flat_mask = pad_frames([clip for segments in videos for clip in segments])  # (N, T, D), (N, T)
-    counts = torch.tensor([len(segments) for segments in videos], device=flat.device)
-    real = torch.arange(int(counts.max()), device=flat.device) < counts.unsqueeze(-1)  # (B, S)
-    features = flat.new_zeros(*real.shape, *flat.shape[1:])
-    mask = flat_mask.new_zeros(*real.shape, flat.shape[1])
-    features[real], mask[real] = flat, flat_mask
-    return features, mask, counts
+class RecurrentCaptioner(Captioner):
+    """A captioner around an LSTM cell whose word input is known beforehand under teacher forcing.
+
+    A subclass sets ``cell`` and computes one word's step in :meth:`advance` and the input of the vocabulary
+    layer in :meth:`readout`. Dropout falls on words and on projected frames; elsewhere the subclass decides.
+    """
+
+    cell: LSTMCell
+
+    def __init__(self, config: RecurrentConfig) -> None:
+        super().__init__(config)
+        self.dropout = nn.Dropout(config.dropout)
+        self.projection = self.make_projection(config)
+        self.embedding = nn.Embedding(config.vocabulary_size, config.embedding, padding_idx=0)
+        nn.init.uniform_(self.embedding.weight, -0.05, 0.05)
+
+    @staticmethod
+    def make_projection(config: RecurrentConfig) -> nn.Module:
+        """Return the layer that frames go through first."""
+        return nn.Linear(config.feature_width, config.projection) if config.projection else nn.Identity()
+
+    @staticmethod
+    def frame_width(config: RecurrentConfig) -> int:
+        """Return D', the width of a projected frame."""
+        return config.projection or config.feature_width
+
+    def frames(self, features: Tensor, mask: Tensor) -> Tensor:
+        """Return standardised, projected frames (B, T, D'), zero where ``mask`` (B, T) is False."""
+        frames = self.projection(self.standardise(features))
+        return self.dropout(frames) * mask.unsqueeze(-1)
+
+    @abstractmethod
+    def advance(self, word_gates: Tensor, state: State) -> tuple[tuple[Tensor, ...], State, Trace]:
+        """Compute one step from the word's gates (B, 4 H): results for :meth:`readout`, state, trace."""
+
+    def readout(self, *results: Tensor, words: Tensor) -> Tensor:
+        """Return the input of the vocabulary layer (..., Z) from results of a step and words (..., E)."""
+        return self.dropout(results[0])
+
+    def step(self, tokens: Tensor, state: State) -> tuple[Tensor, State, Trace]:
+        """Read one word per caption, ``tokens`` (B,); return logits (B, V) of the next, state and trace."""
+        # Beams often end in the same word, so a CPU embeds each word once. A GPU would wait for their number.
+        unique = not self.training and tokens.device.type == "cpu"
+        if unique:
+            tokens, rows = tokens.unique(return_inverse=True)
+        words = self.dropout(self.embedding(tokens))  # (B, E)
+        gates = self.cell.word(words)  # (B, 4 H)
+        if unique:
+            words, gates = words[rows], gates[rows]
+        results, state, trace = self.advance(gates, state)
+        return self.logits(self.readout(*results, words=words)), state, trace
+
+    def teacher_forced(self, features: Tensor, mask: Tensor, tokens: Tensor) -> Tensor:
+        """Return the input of the vocabulary layer (B, L, Z) after each of ``tokens`` (B, L)."""
+        state = self.encode(features, mask).expand(tokens.shape[0] // features.shape[0])
+        words = self.dropout(self.embedding(tokens))  # (B, L, E)
+        steps = []
+        for gates in self.cell.word(words).unbind(1):  # (B, 4 H)
+            results, state, _ = self.advance(gates, state)
+            steps.append(results)
+        stacked = [torch.stack(parts, 1) for parts in zip(*steps, strict=True)]
+        return self.readout(*stacked, words=words)
+
+
+def first_state(layer: nn.Module, frames: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Return h_0 and c_0 (B, H): a tanh layer D' -> 2 H of the mean frame (Yao et al. 2015).
+
+    ``frames`` (B, T, D') are zero where ``mask`` (B, T) is False.
+    """
+    h, c = torch.tanh(layer(mean_frame(frames, mask))).chunk(2, -1)
+    return h, at_least_float32(c)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentiveConfig(RecurrentConfig):
+    """Sizes of the captioners of the M3 paper.
+
+    Attributes:
+        output: width of z in the deep output layer.
+    """
+
+    output: int = 512
+
+
+class AttentiveCaptioner(RecurrentCaptioner):
+    """Additive attention, one LSTM and a deep output layer; dropout also on h and z there."""
+
+    def __init__(self, config: AttentiveConfig, *, extra_width: int) -> None:
+        super().__init__(config)
+        width = self.frame_width(config)
+        self.initial = nn.Linear(width, 2 * config.hidden)
+        self.cell = LSTMCell(word=config.embedding, extra=extra_width, hidden=config.hidden)
+        self.output = DeepOutput(
+            context=width,
+            hidden=config.hidden,
+            word=config.embedding,
+            width=config.output,
+            vocabulary=config.vocabulary_size,
+            dropout=config.dropout,
+        )
+
+    def readout(self, *results: Tensor, words: Tensor) -> Tensor:
+        """Return z (..., Z) of the deep output from context (..., D'), h_t (..., H) and words (..., E)."""
+        context, hidden = results
+        return self.output(context, hidden, words)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Apply the vocabulary layer: (..., Z) -> logits (..., V)."""
+        return self.output.vocabulary(hidden)

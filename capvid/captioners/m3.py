@@ -22,8 +22,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from capvid.captioners.base import CAPTIONERS, State, Trace
-from capvid.captioners.layers import AdditiveAttention, at_least_float32
-from capvid.captioners.recurrent import AttentiveCaptioner, AttentiveConfig, first_state
+from capvid.captioners.layers import (
+    AdditiveAttention,
+    AttentiveCaptioner,
+    AttentiveConfig,
+    first_state,
+)
 
 EPSILON = 1e-8
 
@@ -91,7 +95,8 @@ class M3(AttentiveCaptioner):
         """Compute one word: V_t (B, D'), h_t (B, H); state; weights of attention and of the four heads."""
         video, h, c = state.video, state.memory["h"], state.memory["c"]
         m = self.config.memory_width
-        heads = at_least_float32(self.text_heads(h))  # (B, 5 M + 3)
+        # the dtype of c, which is never in half precision: addressing would lose too much
+        heads = self.text_heads(h).to(c.dtype)  # (B, 5 M + 3)
         write_key, read_key, decoder_key, add, erase, betas = heads.split([m, m, m, m, m, 3], -1)
         beta_write, beta_read, beta_decoder = F.softplus(betas).split(1, -1)  # Eq. 20
 
@@ -105,7 +110,7 @@ class M3(AttentiveCaptioner):
         context, attention = self.attention(guide, video["keys"], video["frames"], video["mask"])  # Eq. 11-14
 
         # Write what was seen, read what the LSTM needs.
-        visual_key, add, erase, beta = at_least_float32(self.visual_head(context)).split([m, m, m, 1], -1)
+        visual_key, add, erase, beta = self.visual_head(context).to(c.dtype).split([m, m, m, 1], -1)
         w_visual = address(memory, torch.tanh(visual_key), F.softplus(beta))
         memory = write(memory, w_visual, torch.sigmoid(erase), torch.tanh(add))  # Eq. 15
         w_decode = address(memory, torch.tanh(decoder_key), beta_decoder)

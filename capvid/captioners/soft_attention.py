@@ -9,8 +9,12 @@ from __future__ import annotations
 from torch import Tensor
 
 from capvid.captioners.base import CAPTIONERS, State, Trace
-from capvid.captioners.layers import AdditiveAttention
-from capvid.captioners.recurrent import AttentiveCaptioner, AttentiveConfig, first_state
+from capvid.captioners.layers import (
+    AdditiveAttention,
+    AttentiveCaptioner,
+    AttentiveConfig,
+    first_state,
+)
 
 
 @CAPTIONERS.register("soft-attention")

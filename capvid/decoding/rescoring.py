@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from capvid.captioners.base import Captioner, Carried, ParagraphCaptioner, Trace
-from capvid.captioners.layers import Standardise, at_least_float32
+from capvid.captioners.base import Captioner, Carried, ParagraphCaptioner, Standardise, Trace
+from capvid.captioners.layers import at_least_float32
 from capvid.decoding.decoding_options import DecodingOptions, Hypothesis
 from capvid.errors import UsageError
 from capvid.text.vocabulary import BOS, EOS

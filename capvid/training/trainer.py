@@ -15,9 +15,8 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 
-from capvid.captioners.base import CAPTIONERS, Captioner
+from capvid.captioners.base import CAPTIONERS, Captioner, Standardise
 from capvid.captioners.checkpoint import save_checkpoint
-from capvid.captioners.layers import Standardise
 from capvid.datasets.dataset import CaptionedVideo
 from capvid.datasets.examples import FrameReader
 from capvid.errors import (
