@@ -1,8 +1,6 @@
 from __future__ import annotations
 
-import re
 import runpy
-import shutil
 from pathlib import Path
 
 import av
@@ -36,31 +34,3 @@ def test_the_clip_is_what_its_script_draws(tmp_path: Path, monkeypatch: pytest.M
     for number in (0, 60, 119):  # encoders differ a little
         assert np.abs(drawn[number].astype(int) - kept[number]).mean() < 8
     assert np.abs(drawn[0].astype(int) - drawn[119]).mean() > 8
-
-
-def test_the_python_of_the_readme_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    text = (EXAMPLES.parent / "README.md").read_text(encoding="utf-8")
-    (script,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    monkeypatch.chdir(tmp_path)
-    shutil.copyfile(CLIP, "your-video.mp4")
-    exec(script, {})
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "a man is driving a car"
-    assert re.fullmatch(r"your-video.mp4: a man is driving a car \(-\d+\.\d\)", lines[1])
-    assert lines[2].startswith("missing.mp4: no such file")
-
-
-@pytest.mark.slow
-def test_the_python_of_the_documents_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    text = (EXAMPLES.parent / "docs" / "captioning.md").read_text(encoding="utf-8")
-    (script,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    monkeypatch.chdir(tmp_path)
-    shutil.copyfile(CLIP, "your-video.mp4")
-    exec(script, {})
-    lines = capsys.readouterr().out.splitlines()
-    assert lines and lines[0].startswith("0.0 to ") and " to 6.0 s: " in lines[-1]
-    assert all(re.fullmatch(r"\d\.\d to \d\.\d s: [a-z ]+ \(-\d\.\d\d a word\)", line) for line in lines)

@@ -352,8 +352,14 @@ UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udc7f\udd00-\ud
 class StreamHeader:
     """Everything that one stream of features depends on; ``None`` if unknown.
 
-    ``locations`` is L for feature maps (T, L, D) and ``None`` for vectors (T, D); it and ``width`` (D) are
-    always known. Different ``precision`` is no mismatch.
+    Attributes:
+        backbone: name of the backbone.
+        layer: name of the layer.
+        width: D, numbers per vector; always known.
+        locations: L for feature maps (T, L, D); None for vectors (T, D).
+        weights_sha256: digest of the weights.
+        preprocess: description of crop, size and normalisation.
+        precision: type in which the backbone computed; may differ between training and captioning.
     """
 
     backbone: str | None

@@ -74,7 +74,7 @@ class ShardingOptions:
 
     engine: str = option(
         "local",
-        "Where to compute: on this machine, or on a Ray cluster (see docs/scale.md).",
+        "Where to compute: on this machine, or on a Ray cluster (see docs/large-runs.md).",
         choices=("local", "ray"),
     )
     ray_address: str | None = option(

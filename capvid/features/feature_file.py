@@ -38,7 +38,16 @@ _TENSOR_ERRORS = (SafetensorError, ValueError, TypeError, KeyError, AttributeErr
 
 @dataclass(frozen=True, kw_only=True)
 class FeatureHeader:
-    """Everything that features depend on. A checkpoint keeps the header of those it was trained on."""
+    """Everything that features depend on. A checkpoint keeps the header of those it was trained on.
+
+    Attributes:
+        streams: one header per stream.
+        sampling: which frames were sampled; None if unknown.
+        reader: video reader; None if unknown.
+        dtype: float16 or float32, as stored.
+        capvid_version: version that wrote the features.
+        format_version: version of this format.
+    """
 
     streams: tuple[StreamHeader, ...]
     sampling: str | None

@@ -91,9 +91,3 @@ def test_files_that_are_none(capvid: Run, tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setenv("CAPVID_LIMIT_TEXT_BYTES", "1000")
     code, _, err = capvid("--config", tmp_path / "long.toml", "models")
     assert code == 2 and "cannot be read (larger than the limit of 1000 bytes)" in err
-
-
-def test_every_limit_is_documented() -> None:
-    text = (Path(__file__).parents[2] / "docs" / "command-line.md").read_text(encoding="utf-8")
-    for field in fields(Limits):
-        assert f"| `{field.name.replace('_', '-')}` |" in text

@@ -1,0 +1,160 @@
+"""Every code block of the documentation runs, and prints what the page says.
+
+Blocks of the language ``console`` hold commands after ``$`` and their output, in which ``...`` stands for
+anything; ``bash`` blocks hold commands that must succeed; a ``text`` block right after ``python`` is what it
+prints. Blocks marked ``skip: REASON`` need what a test cannot have.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import runpy
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from toy import Run, capvid
+
+__all__ = ["capvid"]
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+REASONS = {"installation", "cluster", "runs this test", "rewrites the pages that this test checks"}
+SHELL = re.compile(r"[|<>;&*$]|^find |^python |^cat |^ls ")
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced code block: language, reason to skip it, content, and the text block that follows."""
+
+    language: str
+    skip: str
+    code: str
+    output: str | None
+
+
+def blocks(page: Path) -> Iterator[Block]:
+    pattern = re.compile(
+        r"^```(\w+)(?: skip: ([^\n]+))?\n(.*?)^```\n(?:\n```text\n(.*?)^```\n)?", re.DOTALL | re.MULTILINE
+    )
+    for language, skip, code, output in pattern.findall(page.read_text(encoding="utf-8")):
+        yield Block(language, skip, code, output if language == "python" else None)
+
+
+def commands(code: str, *, prompt: bool) -> Iterator[tuple[str, str]]:
+    """The commands of a block with the output below each."""
+    lines = code.replace("\\\n", " ").splitlines()
+    if not prompt:
+        yield from ((line, "...") for line in lines if line.strip() and not line.startswith("#"))
+        return
+    starts = [n for n, line in enumerate(lines) if line.startswith("$ ")]
+    for start, stop in zip(starts, [*starts[1:], len(lines)], strict=True):
+        yield lines[start][2:], "\n".join(lines[start + 1 : stop])
+
+
+def check_output(actual: str, expected: str, where: str) -> None:
+    pattern = ".*".join(map(re.escape, expected.strip().split("...")))
+    message = f"{where} printed:\n{actual}\ninstead of:\n{expected}"
+    assert re.fullmatch(pattern, actual.strip(), re.DOTALL), message
+
+
+@pytest.fixture(scope="module")
+def shapes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("shapes")
+    script = ROOT / "examples" / "shapes.py"
+    subprocess.run([sys.executable, script, folder, "--clips", "16"], check=True)
+    return folder
+
+
+@pytest.fixture
+def place(tmp_path: Path, shapes: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with the files that the pages name."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("CAPVID_CONFIG", raising=False)
+    monkeypatch.setenv("CAPVID_TRAIN_SET", "training.epochs=1")  # the pages train for longer
+    shutil.copytree(ROOT / "examples", "examples")
+    Path("holiday").mkdir()
+    for name in ("holiday/car.mp4", "match.mp4", "your-video.mp4"):
+        shutil.copyfile(ROOT / "examples" / "car.mp4", name)
+    shutil.copytree(shapes / "videos", "videos")
+    shutil.copyfile(shapes / "captions.jsonl", "captions.jsonl")
+    files = {
+        "predictions": {"cooking": "a man is cooking in a kitchen", "dog": "a dog is running in a field"},
+        "constant": dict.fromkeys(["cooking", "dog"], "a man is talking"),
+        "references": {
+            "cooking": ["a man is cooking food", "someone cooks in a kitchen", "a man fries an egg"],
+            "dog": ["a dog runs across a field", "a brown dog is running", "the dog plays on the grass"],
+        },
+    }
+    for name, captions in files.items():
+        Path(f"{name}.json").write_text(json.dumps(captions))
+    return tmp_path
+
+
+def run_command(command: str, capvid: Run) -> str:
+    """Run one command line; those that need no shell run in this process."""
+    if not SHELL.search(command.partition(" # ")[0]):
+        name, *arguments = shlex.split(command, comments=True)
+        assert name == "capvid"
+        code, out, err = capvid(*arguments)
+        assert code == 0, f"{command}: {err}"
+        return out
+    python = shlex.quote(sys.executable)
+    script = f'set -e\ncapvid() {{ {python} -m capvid "$@"; }}\npython() {{ {python} "$@"; }}\n{command}\n'
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, f"{command}: {done.stderr}"
+    return done.stdout
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_blocks_run(page: Path, place: Path, capvid: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    names: dict[str, object] = {}
+    if page.name == "python.md":
+        assert capvid("extract", "videos", "--backbone", "colour-grid", "-o", "train-features")[0] == 0
+    for block in blocks(page):
+        if block.skip:
+            assert block.skip in REASONS
+        elif block.language in ("console", "bash"):
+            for command, expected in commands(block.code, prompt=block.language == "console"):
+                check_output(run_command(command, capvid), expected, f"{page.name}: {command}")
+        elif block.language == "python":
+            capsys.readouterr()
+            exec(compile(block.code, page.name, "exec"), names)
+            check_output(capsys.readouterr().out, block.output or "", page.name)
+        elif block.language == "json":
+            json.loads(block.code)
+        else:
+            assert block.language in ("toml", "text")
+
+
+def test_reference_is_up_to_date(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    made = runpy.run_path(str(ROOT / "docs" / "generate_reference.py"))["pages"]()
+    for name, text in made.items():
+        kept = (ROOT / "docs" / "reference" / name).read_text(encoding="utf-8")
+        assert kept == text, f"docs/reference/{name} is stale: run python docs/generate_reference.py"
+
+
+def test_links_lead_somewhere() -> None:
+    for page in [*PAGES, *(ROOT / "docs" / "reference").glob("*.md"), ROOT / "benchmarks" / "RESULTS.md"]:
+        text = page.read_text(encoding="utf-8")
+        for target in re.findall(r"\]\((?!https?:)([^)\s]+)\)", text):
+            path, _, anchor = target.partition("#")
+            file = (page.parent / path) if path else page
+            assert file.exists(), f"{page.name}: {target}"
+            if anchor:
+                headings = re.findall(r"^#+ (.*)$", file.read_text(encoding="utf-8"), re.MULTILINE)
+                anchors = {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+                assert anchor in anchors, f"{page.name}: {target}"
+
+
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 90
