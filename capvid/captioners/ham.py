@@ -1,6 +1,6 @@
 """HAM: Fakoor et al., "Memory-augmented Attention Modelling for Videos" (2016).
 
-A temporal model (TEM) runs over the frames and attends to the places of each one's feature map (Eq. 2-5). For
+A temporal model (TEM) runs over the frames and attends to the locations of each feature map (Eq. 2-5). For
 every word, attention over its states is guided by the decoder's state and by a memory of what was attended
 before (Eq. 6-8); the memory takes the attended state up (Eq. 9) and is what the decoder sees of the video
 (Eq. 10-11). Without ``memory``, the decoder sees the attended state of the current step itself: there is no
@@ -11,7 +11,7 @@ Where the print leaves room or is departed from:
 - f_v and f_g are stacks of two LSTMs, of which Eq. 2-11 speak as of one. h_v and h_g are the states of the
   top layer: they attend (Eq. 2, 6), are attended to (Eq. 8) and give the word (Eq. 11).
 - The first states are not printed. h_0 and c_0 of the temporal model's first layer come from the mean of the
-  maps over places and frames, through a network of two tanh layers without biases; those of the layers
+  maps over locations and frames, through a network of two tanh layers without biases; those of the layers
   above are zero. The decoder starts from the temporal model's states at the last frame, layer by layer;
   without temporal model, from the mean frame in the same way.
 - The memory starts at zero, and the start token is read before anything is attended to: h_m, or the attended
@@ -20,12 +20,12 @@ Where the print leaves room or is departed from:
   them. Eq. 6, 7 and 11 have no biases.
 - Eq. 6 prints K x K for W_v and W_g; ``attention`` may be other than K here, and so may be the width of H_v
   without temporal model. With ``projection``, frames go through a linear layer first (not printed).
-- Since the weights of Eq. 2 sum to 1, standardising and projecting the attended place F^t of Eq. 3 gives what
-  attending to standardised and projected places would; it spares the work on the whole map.
+- Since the weights of Eq. 2 sum to 1, standardising and projecting the attended location F^t of Eq. 3 equals
+  attending to standardised and projected locations; it spares the work on the whole map.
 - Dropout is not printed. It falls on words, on F^t (or the frames) after its projection, between the layers
   of a stack and on h_g before Eq. 11, never on what goes from step to step.
 
-Notation for tensor shapes: B batch, T frames, L places of a map, D feature width, D' the same after the
+Notation for tensor shapes: B batch, T frames, L locations of a map, D feature width, D' the same after the
 projection, K width of H_v (``hidden``, or D' without temporal model), M memory, N layers; the rest as in
 :mod:`capvid.captioners.layers`.
 """
@@ -80,33 +80,33 @@ class _WeightedSum(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, weights: Tensor, places: Tensor) -> Tensor:
-        ctx.save_for_backward(weights, places)
+    def forward(ctx: Any, weights: Tensor, vectors: Tensor) -> Tensor:
+        ctx.save_for_backward(weights, vectors)
         with torch.autocast(weights.device.type, enabled=False):
-            return torch.bmm(weights.unsqueeze(1), places.to(weights.dtype)).squeeze(1)
+            return torch.bmm(weights.unsqueeze(1), vectors.to(weights.dtype)).squeeze(1)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        (grad,), (weights, places) = grads, ctx.saved_tensors
-        to_weights = to_places = None
+        (grad,), (weights, vectors) = grads, ctx.saved_tensors
+        to_weights = to_vectors = None
         if ctx.needs_input_grad[0]:
-            to_weights = torch.bmm(places.to(grad.dtype), grad.unsqueeze(-1)).squeeze(-1)
+            to_weights = torch.bmm(vectors.to(grad.dtype), grad.unsqueeze(-1)).squeeze(-1)
         if ctx.needs_input_grad[1]:
-            to_places = (weights.unsqueeze(-1) * grad.unsqueeze(1)).to(places.dtype)
-        return to_weights, to_places
+            to_vectors = (weights.unsqueeze(-1) * grad.unsqueeze(1)).to(vectors.dtype)
+        return to_weights, to_vectors
 
 
-def weighted_sum(weights: Tensor, places: Tensor) -> Tensor:
+def weighted_sum(weights: Tensor, vectors: Tensor) -> Tensor:
     """Compute Eq. 3, ``sum_j rho_j X_j``, of weights (B, L) and one frame's map (B, L, D) -> (B, D)."""
-    total: Tensor = _WeightedSum.apply(weights.to(torch.promote_types(weights.dtype, places.dtype)), places)
+    total: Tensor = _WeightedSum.apply(weights.to(torch.promote_types(weights.dtype, vectors.dtype)), vectors)
     return total
 
 
-def mean_place(maps: Tensor, mask: Tensor) -> Tensor:
-    """Average the places of all real frames, one frame at a time: (B, T, L, D) and (B, T) -> (B, D)."""
+def mean_location(maps: Tensor, mask: Tensor) -> Tensor:
+    """Average the locations of all real frames, one frame at a time: (B, T, L, D) and (B, T) -> (B, D)."""
     share = mask / (mask.sum(1, keepdim=True).clamp_min(1) * maps.shape[2])  # (B, T)
     shares = share.unsqueeze(-1).expand(maps.shape[:3])  # (B, T, L)
-    parts = [weighted_sum(w, places) for w, places in zip(shares.unbind(1), maps.unbind(1), strict=True)]
+    parts = [weighted_sum(w, vectors) for w, vectors in zip(shares.unbind(1), maps.unbind(1), strict=True)]
     return torch.stack(parts).sum(0)
 
 
@@ -168,7 +168,7 @@ class FirstLayerState(nn.Sequential):
 
 
 class TemporalModel(nn.Module):
-    """TEM: LSTMs over the frames with attention to the places of each one, Eq. 2-5."""
+    """TEM: LSTMs over the frames with attention to the locations of each one, Eq. 2-5."""
 
     def __init__(self, *, width: int, locations: int, hidden: int, layers: int, dropout: float) -> None:
         super().__init__()
@@ -185,9 +185,9 @@ class TemporalModel(nn.Module):
         """
         hidden, cells = list(h.unbind(1)), list(c.unbind(1))
         all_hidden, all_cells = [], []
-        for places, real in zip(maps.unbind(1), mask.unbind(1), strict=True):
+        for vectors, real in zip(maps.unbind(1), mask.unbind(1), strict=True):
             rho = masked_softmax(self.location(hidden[-1]), None)  # (B, L), Eq. 2
-            attended = frames(weighted_sum(rho, places), real)  # F^t (B, D'), Eq. 3, 4
+            attended = frames(weighted_sum(rho, vectors), real)  # F^t (B, D'), Eq. 3, 4
             hidden, cells = self.stack(attended, hidden, cells)  # Eq. 5
             all_hidden.append(torch.stack(hidden, 1))
             all_cells.append(torch.stack(cells, 1))
@@ -232,7 +232,7 @@ class HAM(RecurrentCaptioner):
         """Return the first state of maps (B, T, L, D), or vectors (B, T, D), real by ``mask`` (B, T)."""
         features, mask = at_least_one_frame(features, mask)
         if self.temporal is not None:
-            h, c = self.initial.of(self.frames(mean_place(features, mask), mask.any(1)))
+            h, c = self.initial.of(self.frames(mean_location(features, mask), mask.any(1)))
             states, h, c = self.temporal(features, mask, h, c, self.frames)
         else:
             states = self.frames(features, mask)

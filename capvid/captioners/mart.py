@@ -68,8 +68,8 @@ class MemoryUpdater(nn.Module):
 class MemoryLayer(Layer):
     """A layer with its memory."""
 
-    def __init__(self, config: MARTConfig, place: str) -> None:
-        super().__init__(config, place)
+    def __init__(self, config: MARTConfig, cache_name: str) -> None:
+        super().__init__(config, cache_name)
         hidden, heads = config.hidden, config.heads
         self.memory_attention = Attention(hidden=hidden, heads=heads)
         self.updater = MemoryUpdater(hidden=hidden, heads=heads)
@@ -86,7 +86,9 @@ class MemoryLayer(Layer):
 
     def augmented(self, hidden: Tensor, sees: Pass, memory: Tensor | None = None) -> Tensor:
         """Return H^l (B, Q, H) from H-bar^l: attention with K, V = [M_{t-1}; H-bar], then feed-forward."""
-        return self.fed_forward(sees(self.memory_attention, hidden, f"{self.place}.memory", memory), hidden)
+        return self.fed_forward(
+            sees(self.memory_attention, hidden, f"{self.cache_name}.memory", memory), hidden
+        )
 
     def forward(self, x: Tensor, sees: Pass, before: Tensor | None = None) -> Tensor:
         """Return H^l (B, Q, H) from H^{l-1}, where the memory is cached."""
@@ -119,9 +121,9 @@ class MART(TransformerCaptioner):
                 x = layer(x, sees)
                 continue
             hidden = layer.intermediate(x, sees)
-            name = f"memory.{layer.place}"
+            name = f"memory.{layer.cache_name}"
             memory = carried[name] if carried else layer.first_memory(hidden, mask)
-            sees.kept |= {name: memory, f"hidden.{layer.place}": hidden}
+            sees.kept |= {name: memory, f"hidden.{layer.cache_name}": hidden}
             x = layer.augmented(hidden, sees, memory)
         return State(sees.kept, {})
 
@@ -134,8 +136,8 @@ class MART(TransformerCaptioner):
                 x = layer(x, sees)
                 continue
             hidden = layer.intermediate(x, sees)
-            segment = torch.cat([state.video[f"hidden.{layer.place}"], hidden], 1)
-            name = f"memory.{layer.place}"
+            segment = torch.cat([state.video[f"hidden.{layer.cache_name}"], hidden], 1)
+            name = f"memory.{layer.cache_name}"
             carried[name] = layer.updater(state.video[name], segment, real)
             x = layer.augmented(hidden, sees)
         return self.transform(x), carried

@@ -123,11 +123,13 @@ class Pass(ABC):
     """One way of reading: supplies the keys and values that each query sees."""
 
     @abstractmethod
-    def __call__(self, attention: Attention, x: Tensor, place: str, before: Tensor | None = None) -> Tensor:
+    def __call__(
+        self, attention: Attention, x: Tensor, cache_name: str, before: Tensor | None = None
+    ) -> Tensor:
         """Attend from ``x`` (B, Q, H) to ``before``, the video and ``x`` itself.
 
-        Keys and values are cached under ``place``; ``before`` (B, M, H), the memory or the previous segment,
-        is passed with the video and cached with it.
+        Keys and values are cached under ``cache_name``; ``before`` (B, M, H), memory or previous segment, is
+        passed with the video and cached with it.
         """
 
 
@@ -135,17 +137,19 @@ class VideoPass(Pass):
     """All video tokens at once: they see each other, and what stands before them.
 
     Attributes:
-        kept: the mask and, by place, keys and values that the words need of the video.
+        kept: the mask and, by cache name, keys and values that the words need of the video.
     """
 
     def __init__(self, mask: Tensor, distances: Distances | None = None) -> None:
         self.distances = distances
         self.kept = {"mask": mask}
 
-    def __call__(self, attention: Attention, x: Tensor, place: str, before: Tensor | None = None) -> Tensor:
+    def __call__(
+        self, attention: Attention, x: Tensor, cache_name: str, before: Tensor | None = None
+    ) -> Tensor:
         """Attend to all real tokens."""
         keys, values = attention.keys_values(x if before is None else torch.cat([before, x], 1))
-        self.kept[f"keys.{place}"], self.kept[f"values.{place}"] = keys, values
+        self.kept[f"keys.{cache_name}"], self.kept[f"values.{cache_name}"] = keys, values
         mask = _widened(self.kept["mask"], keys)
         return attention(x, keys, values, mask[:, None, None], self.distances)
 
@@ -159,22 +163,24 @@ class SentencePass(Pass):
         self.causal = torch.ones(length, length, dtype=torch.bool, device=tokens.device).tril()
         self.causal = self.causal.expand(rows, 1, -1, -1)  # (B, 1, L, L)
 
-    def __call__(self, attention: Attention, x: Tensor, place: str, before: Tensor | None = None) -> Tensor:
-        """Attend from words (B, L, H) to the video's keys at ``place``, if any, and to words up to it."""
+    def __call__(
+        self, attention: Attention, x: Tensor, cache_name: str, before: Tensor | None = None
+    ) -> Tensor:
+        """Attend from words (B, L, H) to the video's keys ``cache_name``, if any, and to words up to it."""
         keys, values = attention.keys_values(x)
         mask = self.causal
-        if f"keys.{place}" in self.video:
-            fixed = self.video[f"keys.{place}"]
-            seen = _widened(self.video["mask"], fixed)[:, None, None].expand(-1, -1, x.shape[1], -1)
-            mask = torch.cat([seen, mask], -1)  # (B, 1, L, N)
+        if f"keys.{cache_name}" in self.video:
+            fixed = self.video[f"keys.{cache_name}"]
+            visible = _widened(self.video["mask"], fixed)[:, None, None].expand(-1, -1, x.shape[1], -1)
+            mask = torch.cat([visible, mask], -1)  # (B, 1, L, N)
             keys = torch.cat([fixed, keys], 2)
-            values = torch.cat([self.video[f"values.{place}"], values], 2)
+            values = torch.cat([self.video[f"values.{cache_name}"], values], 2)
         return attention(x, keys, values, mask, self.distances)
 
-    def across(self, attention: Attention, x: Tensor, place: str) -> Tensor:
+    def across(self, attention: Attention, x: Tensor, cache_name: str) -> Tensor:
         """Attend from the words to the video alone."""
         mask = self.video["mask"][:, None, None]
-        return attention(x, self.video[f"keys.{place}"], self.video[f"values.{place}"], mask)
+        return attention(x, self.video[f"keys.{cache_name}"], self.video[f"values.{cache_name}"], mask)
 
 
 class WordPass(Pass):
@@ -184,7 +190,7 @@ class WordPass(Pass):
     written, also when beams change places; ``memory`` names the columns that are a caption's own.
 
     Attributes:
-        weights: by place, attention weights (V, heads, K, N).
+        weights: by cache name, attention weights (V, heads, K, N).
     """
 
     def __init__(self, state: State, captions: int, distances: Distances | None = None) -> None:
@@ -199,24 +205,26 @@ class WordPass(Pass):
         self.mask = sees.scatter_(1, self.own, True).unflatten(0, (-1, captions))  # (V, K, columns)
         self.weights: dict[str, Tensor] = {}
 
-    def __call__(self, attention: Attention, x: Tensor, place: str, before: Tensor | None = None) -> Tensor:
-        """Attend from words (V, K, H) to the video's keys at ``place``, if any, and to earlier words."""
+    def __call__(
+        self, attention: Attention, x: Tensor, cache_name: str, before: Tensor | None = None
+    ) -> Tensor:
+        """Attend from words (V, K, H) to the video's keys at ``cache_name``, if any, and to earlier words."""
         keys, values = attention.keys_values(x)
-        words = self._append(f"keys.{place}", keys), self._append(f"values.{place}", values)
+        words = self._append(f"keys.{cache_name}", keys), self._append(f"values.{cache_name}", values)
         parts, mask, video = [words], self.mask, self.state.video
-        if f"keys.{place}" in video:
-            fixed = video[f"keys.{place}"], video[f"values.{place}"]
+        if f"keys.{cache_name}" in video:
+            fixed = video[f"keys.{cache_name}"], video[f"values.{cache_name}"]
             parts = [fixed, words]
-            seen = _widened(video["mask"], fixed[0]).unsqueeze(1).expand(-1, x.shape[1], -1)
-            mask = torch.cat([seen, mask], -1)
-        result, self.weights[place] = attention.of_words(x, parts, mask, self.distances)
+            visible = _widened(video["mask"], fixed[0]).unsqueeze(1).expand(-1, x.shape[1], -1)
+            mask = torch.cat([visible, mask], -1)
+        result, self.weights[cache_name] = attention.of_words(x, parts, mask, self.distances)
         return result
 
-    def across(self, attention: Attention, x: Tensor, place: str) -> Tensor:
+    def across(self, attention: Attention, x: Tensor, cache_name: str) -> Tensor:
         """Attend from the words to the video alone."""
         video = self.state.video
-        part = video[f"keys.{place}"], video[f"values.{place}"]
-        result, self.weights[place] = attention.of_words(x, [part], video["mask"].unsqueeze(1))
+        part = video[f"keys.{cache_name}"], video[f"values.{cache_name}"]
+        result, self.weights[cache_name] = attention.of_words(x, [part], video["mask"].unsqueeze(1))
         return result
 
     def _append(self, name: str, new: Tensor) -> Tensor:
@@ -236,9 +244,9 @@ class WordPass(Pass):
         state = self.state.after({"own": self.own})
         return replace(state, written=self.written, columns=self.columns)
 
-    def looked(self, place: str, first: int, count: int) -> Tensor:
-        """Return weights (V K, ``count``) at ``place`` from key ``first`` on, the mean over the heads."""
-        return self.weights[place][..., first : first + count].mean(1).flatten(0, 1)
+    def looked(self, cache_name: str, first: int, count: int) -> Tensor:
+        """Return weights (V K, ``count``) of ``cache_name`` from key ``first`` on, averaged over heads."""
+        return self.weights[cache_name][..., first : first + count].mean(1).flatten(0, 1)
 
 
 def _widened(mask: Tensor, keys: Tensor) -> Tensor:
@@ -249,10 +257,12 @@ def _widened(mask: Tensor, keys: Tensor) -> Tensor:
 class Layer(nn.Module):
     """Self-attention and a feed-forward layer, each added to its input and normalised."""
 
-    def __init__(self, config: TransformerConfig, place: str, attention: type[Attention] = Attention) -> None:
+    def __init__(
+        self, config: TransformerConfig, cache_name: str, attention: type[Attention] = Attention
+    ) -> None:
         super().__init__()
         hidden = config.hidden
-        self.place = place
+        self.cache_name = cache_name
         self.attention = attention(hidden=hidden, heads=config.heads)
         self.attention_norm = nn.LayerNorm(hidden)
         self.feed_forward = nn.Sequential(
@@ -263,7 +273,7 @@ class Layer(nn.Module):
 
     def intermediate(self, x: Tensor, sees: Pass, before: Tensor | None = None) -> Tensor:
         """Return the intermediate states H-bar^l (B, Q, H) from H^{l-1}."""
-        return self.attention_norm(x + self.dropout(sees(self.attention, x, self.place, before)))
+        return self.attention_norm(x + self.dropout(sees(self.attention, x, self.cache_name, before)))
 
     def fed_forward(self, x: Tensor, residual: Tensor) -> Tensor:
         """Return H^l (B, Q, H) from the feed-forward layer's input ``x`` and its residual."""

@@ -93,8 +93,8 @@ class TransformerXL(TransformerCaptioner):
         sees = VideoPass(mask, self._distances(at[:, -own.shape[1] :], at))
         entered = {"own": own, "at": at}
         for layer in self.layers:
-            entered[f"hidden.{layer.place}"] = x
-            x = layer(x, sees, carried.get(f"hidden.{layer.place}"))
+            entered[f"hidden.{layer.cache_name}"] = x
+            x = layer(x, sees, carried.get(f"hidden.{layer.cache_name}"))
         return State(sees.kept | entered, {})
 
     def read(self, state: State, tokens: Tensor) -> tuple[Tensor, Carried]:
@@ -104,7 +104,7 @@ class TransformerXL(TransformerCaptioner):
         sees = SentencePass(state, tokens, self._distances(at, torch.cat([video["at"], at], 1)))
         carried = {"mask": torch.cat([video["own"], tokens != 0], 1)}
         for layer in self.layers:
-            name = f"hidden.{layer.place}"
+            name = f"hidden.{layer.cache_name}"
             entered = torch.cat([video[name], x], 1)
             carried[name] = entered if self.config.recurrent_gradient else entered.detach()  # SG
             x = layer(x, sees)

@@ -27,9 +27,9 @@ from capvid.captioners.transformer import (
 class DecoderLayer(Layer):
     """Masked self-attention, attention to the encoder's layer, and a feed-forward layer."""
 
-    def __init__(self, config: TransformerConfig, place: str) -> None:
-        super().__init__(config, place)
-        self.across = f"{place}.across"  # name of the encoder's cached keys and values
+    def __init__(self, config: TransformerConfig, cache_name: str) -> None:
+        super().__init__(config, cache_name)
+        self.across = f"{cache_name}.across"  # name of the encoder's cached keys and values
         self.cross_attention = Attention(hidden=config.hidden, heads=config.heads)
         self.cross_norm = nn.LayerNorm(config.hidden)
 

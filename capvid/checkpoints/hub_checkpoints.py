@@ -63,14 +63,14 @@ class HubModel:
         """
         from huggingface_hub import constants
 
-        place = hub.Place(repository=self.repository, revision=self.commit, files=(filename,))
+        repo = hub.HubRepository(repository=self.repository, revision=self.commit, files=(filename,))
         name = f"{self.repository}@{self.commit}/{filename}"
         if recorded(name) == _ABSENT:
             return
-        if constants.HF_HUB_OFFLINE and hub.cached(place, filename) is None:
+        if constants.HF_HUB_OFFLINE and hub.cached(repo, filename) is None:
             return  # the loader reports what is missing if it finds no weights elsewhere
         try:
-            hub.fetch(place, filename, sha256=sha256)
+            hub.fetch(repo, filename, sha256=sha256)
         except HubError as error:
             if not _is_missing(error):
                 raise
@@ -107,37 +107,37 @@ def fetch_model(name: str) -> HubModel:
     check_repository(match["repository"])
     revision = match["revision"] or "main"
     known = any(entry.repository == match["repository"] for entry in captioners().values())
-    place = hub.Place(
+    repo = hub.HubRepository(
         repository=match["repository"],
         revision=revision if _COMMIT.fullmatch(revision) else None,
         branch=revision,
         files=(CONFIG, WEIGHTS),
-        whole=known,
+        all_files=known,
         instead=_INSTEAD,
     )
     first, *others = (GIT_CONFIG,) if known else (CONFIG, GIT_CONFIG)
     try:
-        config = hub.fetch(place, first, alternatives=others)
+        config = hub.fetch(repo, first, alternatives=others)
     except HubError as error:
         if not _is_missing(error):
             raise
         raise HubError(
-            f"{place}: no captioner (neither {CONFIG} nor {GIT_CONFIG} is there)", remedy=_USABLE
+            f"{repo}: no captioner (neither {CONFIG} nor {GIT_CONFIG} is there)", remedy=_USABLE
         ) from error
     folder = config.parent  # named by the commit
-    place = replace(place, revision=folder.name)
-    model = HubModel(repository=place.repository, commit=folder.name, folder=folder)
+    repo = replace(repo, revision=folder.name)
+    model = HubModel(repository=repo.repository, commit=folder.name, folder=folder)
     if config.name == CONFIG:
-        hub.fetch(place, WEIGHTS)
+        hub.fetch(repo, WEIGHTS)
         return model
-    place, kind = replace(place, whole=True), model_type(folder)
+    repo, kind = replace(repo, all_files=True), model_type(folder)
     if kind != GIT:
         what = "no captioner" if kind is None else f"a model of the type {kind}, which capvid cannot use"
-        raise HubError(f"{place}: {what}", remedy=_USABLE)
+        raise HubError(f"{repo}: {what}", remedy=_USABLE)
     for filename in GIT_OPTIONAL:
         model.fetch_if_there(filename)
     for filename, *alternatives in GIT_REQUIRED:
-        hub.fetch(place, filename, alternatives=alternatives)
+        hub.fetch(repo, filename, alternatives=alternatives)
     return model
 
 

@@ -74,24 +74,24 @@ def publish(
 
     Raises:
         UsageError: a name that cannot be one.
-        CheckpointError: there is no whole run in the folder, or it names paths of this machine.
+        CheckpointError: there is no complete run in the folder, or it names paths of this machine.
         HubError: no token, no permission, or no connection.
     """
     check_repository(repository)
-    found = load_run(run)
-    card = model_card(found, repository=repository, licence=licence)
-    weights, left_out = _weights(found)
-    files = {WEIGHTS: found.folder / "best" / WEIGHTS, CONFIG: found.folder / "best" / CONFIG}
-    files |= {name: found.folder / name for name in (RECIPE, METRICS)}
-    files |= {TEST: found.folder / TEST} if found.test is not None else {}
+    trained = load_run(run)
+    card = model_card(trained, repository=repository, licence=licence)
+    weights, left_out = _weights(trained)
+    files = {WEIGHTS: trained.folder / "best" / WEIGHTS, CONFIG: trained.folder / "best" / CONFIG}
+    files |= {name: trained.folder / name for name in (RECIPE, METRICS)}
+    files |= {TEST: trained.folder / TEST} if trained.test is not None else {}
     files |= weights
     for path in files.values():
-        _check_file(path, found.folder)
+        _check_file(path, trained.folder)
     commit = upload(
         {**files, CARD: card.encode()},
         repository,
         private=private,
-        message=message or f"{found.checkpoint.name}, trained with capvid",
+        message=message or f"{trained.checkpoint.name}, trained with capvid",
         branch=branch,
         replaces=lambda name: name == TEST or name.startswith(f"{WEIGHTS_FOLDER}/"),
     )
@@ -102,7 +102,7 @@ def load_run(folder: Path) -> Run:
     """Read what training wrote.
 
     Raises:
-        CheckpointError: there is no whole run in the folder, or a file of it is damaged.
+        CheckpointError: there is no complete run in the folder, or a file of it is damaged.
     """
     folder = Path(folder)
     if not folder.is_dir():

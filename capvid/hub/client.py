@@ -36,7 +36,7 @@ class _File:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class HubRepository:
     """A repository at a commit, and the remedies for files that cannot be fetched from there.
 
     Attributes:
@@ -44,7 +44,7 @@ class Place:
         revision: 40 hexadecimal digits of the commit; None before the first download from a branch.
         branch: branch or tag that applies without a commit.
         files: files named in the command for a manual download; empty names the requested one.
-        whole: whether that command downloads the complete repository.
+        all_files: whether that command downloads the complete repository.
         instead: alternative to a download.
     """
 
@@ -52,7 +52,7 @@ class Place:
     revision: str | None = None
     branch: str = "main"
     files: tuple[str, ...] = ()
-    whole: bool = False
+    all_files: bool = False
     instead: str = "give the file with --weights FILE"
 
     def __str__(self) -> str:
@@ -67,12 +67,12 @@ class Place:
         """Return how to get the file manually."""
         wanted = self.revision or ("" if self.branch == "main" else self.branch)
         revision = f" --revision {wanted}" if wanted else ""
-        files = "" if self.whole else f" {' '.join(self.files or (filename,))}"
+        files = "" if self.all_files else f" {' '.join(self.files or (filename,))}"
         return f"run `hf download {self.repository}{files}{revision}`, or {self.instead}"
 
 
 def fetch(
-    source: str | Place, filename: str, *, sha256: str | None = None, alternatives: Sequence[str] = ()
+    source: str | HubRepository, filename: str, *, sha256: str | None = None, alternatives: Sequence[str] = ()
 ) -> Path:
     """Return the path of a file of a Hub repository at one commit, downloading it unless it is cached.
 
@@ -81,7 +81,7 @@ def fetch(
 
     Args:
         source: ``hub:OWNER/NAME@COMMIT`` with the 40 hexadecimal digits of the commit, ``hub:OWNER/NAME``, or
-            a place.
+            a :class:`HubRepository`.
         filename: path of the file in the repository.
         sha256: digest of the file, if known.
         alternatives: names to try in this order where the repository has no ``filename``.
@@ -89,48 +89,48 @@ def fetch(
     Raises:
         HubError: malformed source, no such file, no connection, or changed content.
     """
-    place = _place(source)
+    repo = _pinned(source)
     names = (filename, *alternatives)
-    file = _cached(place, names) or _download(place, names)
-    if place.revision is None:
-        record(place.reference, file.revision)
+    file = _cached(repo, names) or _download(repo, names)
+    if repo.revision is None:
+        record(repo.reference, file.revision)
     digest = file_digest(file.path)
-    expected = sha256 or record(f"{place.repository}@{file.revision}/{file.name}", digest)
+    expected = sha256 or record(f"{repo.repository}@{file.revision}/{file.name}", digest)
     if digest != expected:
         raise HubError(
-            f"{place.repository}: {file.name} has changed (sha256 {digest[:12]}..., expected "
+            f"{repo.repository}: {file.name} has changed (sha256 {digest[:12]}..., expected "
             f"{expected[:12]}...)",
             remedy=f"delete {file.path.resolve()} and try again; if it stays so, do not trust the file",
         )
     return file.path
 
 
-def cached(source: str | Place, filename: str, *, alternatives: Sequence[str] = ()) -> Path | None:
+def cached(source: str | HubRepository, filename: str, *, alternatives: Sequence[str] = ()) -> Path | None:
     """Return the path that ``fetch`` would return if the file is cached, without verification.
 
     Raises:
         HubError: malformed source.
     """
-    file = _cached(_place(source), (filename, *alternatives))
+    file = _cached(_pinned(source), (filename, *alternatives))
     return None if file is None else file.path
 
 
-def _place(source: str | Place) -> Place:
-    if isinstance(source, Place):
+def _pinned(source: str | HubRepository) -> HubRepository:
+    if isinstance(source, HubRepository):
         return replace(source, revision=source.revision or recorded(source.reference))
     match = _SOURCE.fullmatch(source)
     if match is None:
         raise HubError(
             f"{source}: not a pinned Hub source", remedy="write it as hub:OWNER/NAME@40-HEX-COMMIT"
         )
-    return _place(Place(repository=match["repository"], revision=match["revision"]))
+    return _pinned(HubRepository(repository=match["repository"], revision=match["revision"]))
 
 
-def _cached(place: Place, names: Sequence[str]) -> _File | None:
+def _cached(repo: HubRepository, names: Sequence[str]) -> _File | None:
     from huggingface_hub import try_to_load_from_cache
 
     for name in names:
-        cached_path = try_to_load_from_cache(place.repository, name, revision=place.revision or place.branch)
+        cached_path = try_to_load_from_cache(repo.repository, name, revision=repo.revision or repo.branch)
         if isinstance(cached_path, str):
             path = Path(cached_path)
             commit = path.parents[name.count("/")].name
@@ -138,25 +138,25 @@ def _cached(place: Place, names: Sequence[str]) -> _File | None:
     return None
 
 
-def _download(place: Place, names: Sequence[str]) -> _File:
+def _download(repo: HubRepository, names: Sequence[str]) -> _File:
     """Download the first of the files that exists."""
     from huggingface_hub import constants, errors, get_hf_file_metadata, hf_hub_download, hf_hub_url
 
     name = names[0]
     if constants.HF_HUB_OFFLINE:
         raise HubError(
-            f"{place}: {name} is not in the cache, and HF_HUB_OFFLINE forbids downloads",
-            remedy=f"where there is a network {place.remedy(name)}",
+            f"{repo}: {name} is not in the cache, and HF_HUB_OFFLINE forbids downloads",
+            remedy=f"where there is a network {repo.remedy(name)}",
         )
     try:
         with quiet():
             # one request without retries: the download itself retries for half a minute or more
-            url = hf_hub_url(place.repository, name, revision=place.revision or place.branch)
+            url = hf_hub_url(repo.repository, name, revision=repo.revision or repo.branch)
             commit = get_hf_file_metadata(url).commit_hash
             if commit is None:
-                raise HubError(f"{place}: {constants.ENDPOINT} does not say which commit that is")
-            revision = place.revision or record(place.reference, commit)
-            path = Path(hf_hub_download(place.repository, name, revision=revision))
+                raise HubError(f"{repo}: {constants.ENDPOINT} does not say which commit that is")
+            revision = repo.revision or record(repo.reference, commit)
+            path = Path(hf_hub_download(repo.repository, name, revision=revision))
             return _File(path=path, name=name, revision=revision)
     except HubError:
         raise
@@ -164,17 +164,17 @@ def _download(place: Place, names: Sequence[str]) -> _File:
         missing = (errors.RepositoryNotFoundError, errors.RevisionNotFoundError, errors.EntryNotFoundError)
         gone = isinstance(error, missing) and not isinstance(error, errors.LocalEntryNotFoundError)
         if gone and isinstance(error, errors.EntryNotFoundError) and len(names) > 1:
-            return _download(place, names[1:])
+            return _download(repo, names[1:])
         if isinstance(error, errors.GatedRepoError):
-            message, remedy = f"{place}: access is restricted", "ask for it, then set HF_TOKEN"
+            message, remedy = f"{repo}: access is restricted", "ask for it, then set HF_TOKEN"
         elif gone:
             hidden = isinstance(error, errors.RepositoryNotFoundError)
             private = ", log in with `hf auth login` if it is private" if hidden else ""
-            message = f"{place}: {constants.ENDPOINT} has no such file ({name})"
-            remedy = f"check HF_ENDPOINT{private}, or {place.instead}"
+            message = f"{repo}: {constants.ENDPOINT} has no such file ({name})"
+            remedy = f"check HF_ENDPOINT{private}, or {repo.instead}"
         else:
-            message = f"{place}: {name} cannot be downloaded from {constants.ENDPOINT} ({cause(error)})"
-            remedy = f"check the connection, {place.remedy(name)}"
+            message = f"{repo}: {name} cannot be downloaded from {constants.ENDPOINT} ({cause(error)})"
+            remedy = f"check the connection, {repo.remedy(name)}"
         raise HubError(message, remedy=remedy) from error
 
 

@@ -48,7 +48,7 @@ def bleu_scores(
 
 
 def bleu_counts(predictions: Mapping[str, str], index: ReferenceIndex) -> Floats:
-    """What BLEU needs to know of each video: counts that may be summed over videos.
+    """Return the counts that BLEU needs per video; they may be summed over videos.
 
     Returns:
         For each video of the index its prediction's length, the length of the closest reference, the clipped
@@ -60,9 +60,9 @@ def bleu_counts(predictions: Mapping[str, str], index: ReferenceIndex) -> Floats
     nearest = np.lexsort((index.words, distance, np.repeat(rows, np.diff(index.first))))
     correct, total = [], []
     for n, (order, shared) in enumerate(zip(index.orders, orders, strict=True)):
-        most = np.zeros(len(shared.line), dtype=np.int64)
-        np.maximum.at(most, shared.own, order.count[shared.entry])
-        clipped = np.minimum(shared.count, most)
+        limit = np.zeros(len(shared.line), dtype=np.int64)
+        np.maximum.at(limit, shared.own, order.count[shared.entry])
+        clipped = np.minimum(shared.count, limit)
         correct.append(np.bincount(shared.line, clipped, minlength=len(rows)))
         total.append(np.maximum(0, lengths - n))
     return np.stack([lengths, index.words[nearest[index.first[:-1]]], *correct, *total], axis=1).astype(float)

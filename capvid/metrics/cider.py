@@ -122,7 +122,7 @@ class CiderD:
         return scores
 
     def _similarity(self, n: int, shared: Shared, video: Ints, offset: Ints, size: int) -> Floats:
-        """The clipped cosine of every pair of a caption and a reference of its video, for one n."""
+        """Return the clipped cosine of each caption with each reference of its video, for one n."""
         known = self._idf[n]
         idf = np.full(len(shared.gram), self._max_idf)
         inside = shared.gram < len(known)

@@ -42,9 +42,9 @@ def tokenise(captions: Sequence[str]) -> list[str]:
         command += ["-encoding", "UTF-8", "-preserveLines", "-lowerCase", str(path)]
         done = subprocess.run(command, capture_output=True, check=False)
     if done.returncode:
-        said = done.stderr.decode("utf-8", "replace").strip().splitlines()
+        messages = done.stderr.decode("utf-8", "replace").strip().splitlines()
         raise MetricError(
-            f"PTBTokenizer: Java failed ({said[-1] if said else done.returncode})", remedy=REMEDY
+            f"PTBTokenizer: Java failed ({messages[-1] if messages else done.returncode})", remedy=REMEDY
         )
     lines = done.stdout.decode("utf-8").removesuffix("\n").split("\n")
     if len(lines) != len(captions):

@@ -20,9 +20,9 @@ class Order:
     """The n-grams of the references for one n; one entry for each n-gram of each line.
 
     Attributes:
-        keys: of the n-grams, sorted; the place of a key is the n-gram's number.
+        keys: keys of the n-grams, sorted; the index of a key is the n-gram's number.
         videos: in how many videos' references each n-gram occurs.
-        places: video and n-gram of each entry as one number, sorted.
+        codes: video and n-gram of each entry as one number, sorted.
         gram: the n-gram of each entry.
         line: the reference of each entry.
         count: how often it occurs there.
@@ -30,7 +30,7 @@ class Order:
 
     keys: Ints
     videos: Ints
-    places: Ints
+    codes: Ints
     gram: Ints
     line: Ints
     count: Ints
@@ -82,26 +82,26 @@ class ReferenceIndex:
             return gram.reshape(-1)
 
         video = np.repeat(np.arange(len(counts)), counts)
-        found = _ngrams(self.words, words, number)
-        self.orders = [_order(keys, *one, video) for keys, one in zip(known, found, strict=True)]
+        ngrams = _ngrams(self.words, words, number)
+        self.orders = [_order(keys, *one, video) for keys, one in zip(known, ngrams, strict=True)]
 
     def match(self, rows: Sequence[int], captions: Sequence[str]) -> tuple[Ints, list[Shared]]:
-        """Find the n-grams that captions share with the references of their videos.
+        """Match n-grams of captions with those of their videos' references.
 
         Args:
             rows: the number of each caption's video.
             captions: tokenised.
 
         Returns:
-            How many words each caption has, and what is shared for n = 1..4.
+            Number of words per caption, and the shared n-grams for n = 1..4.
         """
         lengths, words = self._read(captions)
-        found = _ngrams(lengths, words, lambda n, key: _looked_up(self.orders[n - 1].keys, key))
+        ngrams = _ngrams(lengths, words, lambda n, key: _looked_up(self.orders[n - 1].keys, key))
         video = np.asarray(rows, dtype=np.int64)
-        return lengths, [_shared(order, *one, video) for order, one in zip(self.orders, found, strict=True)]
+        return lengths, [_shared(order, *one, video) for order, one in zip(self.orders, ngrams, strict=True)]
 
     def _read(self, lines: Sequence[str]) -> tuple[Ints, Ints]:
-        """Count the words of each line, and number the words of all, one behind the other."""
+        """Return the number of words per line, and the numbers of all words in order."""
         numbers = self._numbers
         lengths, every = [], []
         for text in lines:
@@ -112,52 +112,52 @@ class ReferenceIndex:
 
 
 def _ngrams(lengths: Ints, words: Ints, number: Callable[[int, Ints], Ints]) -> list[tuple[Ints, Ints]]:
-    """The line and the number of every n-gram for n = 1..4; ``number`` gives numbers for keys."""
+    """Return line and number of each n-gram for n = 1..4; ``number`` maps keys to numbers."""
     line = np.repeat(np.arange(len(lengths)), lengths)
     left = np.repeat(np.cumsum(lengths), lengths) - np.arange(len(words))  # words from here to the line's end
     gram = np.zeros_like(words)
-    found = []
+    ngrams = []
     for n in range(1, MAX_N + 1):
         at = np.flatnonzero(left >= n)
         numbers = number(n, gram[at] << _BITS | words[at + n - 1])
         gram = np.zeros_like(words)
         gram[at] = numbers
-        found.append((line[at], numbers))
-    return found
+        ngrams.append((line[at], numbers))
+    return ngrams
 
 
 def _looked_up(keys: Ints, key: Ints) -> Ints:
-    """The place of each key in ``keys``; keys that are not there are numbered beyond them."""
-    place = np.searchsorted(keys, key)
+    """Return the index of each key in ``keys``; unknown keys are numbered beyond them."""
+    index = np.searchsorted(keys, key)
     new = np.ones(len(key), dtype=bool)
-    inside = place < len(keys)
-    new[inside] = keys[place[inside]] != key[inside]
-    place[new] = len(keys) + np.unique(key[new], return_inverse=True)[1].reshape(-1)
-    return place
+    inside = index < len(keys)
+    new[inside] = keys[index[inside]] != key[inside]
+    index[new] = len(keys) + np.unique(key[new], return_inverse=True)[1].reshape(-1)
+    return index
 
 
 def _counted(first: Ints, second: Ints) -> tuple[Ints, Ints, Ints]:
-    """The distinct pairs of numbers, and how often each occurs."""
+    """Return the distinct pairs of numbers and their counts."""
     pairs, count = np.unique(first << _BITS | second, return_counts=True)
     return pairs >> _BITS, pairs & ((1 << _BITS) - 1), count
 
 
 def _order(keys: Ints, line: Ints, gram: Ints, video: Ints) -> Order:
     line, gram, count = _counted(line, gram)
-    places = video[line] << _BITS | gram
-    sort = np.argsort(places, kind="stable")
-    places = places[sort]
-    new = np.ones(len(places), dtype=bool)
-    new[1:] = places[1:] != places[:-1]
+    codes = video[line] << _BITS | gram
+    sort = np.argsort(codes, kind="stable")
+    codes = codes[sort]
+    new = np.ones(len(codes), dtype=bool)
+    new[1:] = codes[1:] != codes[:-1]
     videos = np.bincount(gram[sort][new], minlength=len(keys))
-    return Order(keys, videos, places, gram[sort], line[sort], count[sort])
+    return Order(keys, videos, codes, gram[sort], line[sort], count[sort])
 
 
 def _shared(order: Order, line: Ints, gram: Ints, video: Ints) -> Shared:
     line, gram, count = _counted(line, gram)
-    places = video[line] << _BITS | gram
-    start = np.searchsorted(order.places, places, "left")
-    many = np.searchsorted(order.places, places, "right") - start
+    codes = video[line] << _BITS | gram
+    start = np.searchsorted(order.codes, codes, "left")
+    many = np.searchsorted(order.codes, codes, "right") - start
     own = np.repeat(np.arange(len(line)), many)
     step = np.arange(len(own)) - np.repeat(np.cumsum(many) - many, many)
     return Shared(line, gram, count, own, start[own] + step)
@@ -190,10 +190,10 @@ def tokenised(caption: Caption, *, tokenizer: str = "builtin") -> str:
 
 
 def check_tokenizer(name: str) -> None:
-    """Refuse names that are none of a tokenizer.
+    """Check the name of a tokenizer.
 
     Raises:
-        UsageError: it is one.
+        UsageError: there is no such tokenizer.
     """
     if name not in TOKENIZERS:
         raise UsageError(f"no tokenizer named {name!r}", remedy=f"use one of: {', '.join(TOKENIZERS)}")

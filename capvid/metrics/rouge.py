@@ -36,13 +36,13 @@ def rouge_l(
 
 def _score(prediction: str, references: Sequence[str]) -> float:
     words = prediction.split(" ")
-    places: dict[str, int] = {}  # for each word the set of its places in the prediction, as bits
-    for place, word in enumerate(words):
-        places[word] = places.get(word, 0) | 1 << place
+    positions: dict[str, int] = {}  # for each word the set of its places in the prediction, as bits
+    for position, word in enumerate(words):
+        positions[word] = positions.get(word, 0) | 1 << position
     precision = recall = 0.0
     for line in set(references):  # a repeated reference changes nothing
         reference = line.split(" ")
-        common = _common_subsequence(places, len(words), reference)
+        common = _common_subsequence(positions, len(words), reference)
         precision = max(precision, common / len(words))
         recall = max(recall, common / len(reference))
     if not precision:
@@ -50,7 +50,7 @@ def _score(prediction: str, references: Sequence[str]) -> float:
     return (1 + BETA**2) * precision * recall / (recall + BETA**2 * precision)
 
 
-def _common_subsequence(places: Mapping[str, int], length: int, reference: Sequence[str]) -> int:
+def _common_subsequence(positions: Mapping[str, int], length: int, reference: Sequence[str]) -> int:
     """Length of the longest common subsequence, a row of the usual table at a time held in one integer.
 
     A bit of ``row`` is 0 where the table grows by one from a column to the next (Hyyrö, 2004).
@@ -58,7 +58,7 @@ def _common_subsequence(places: Mapping[str, int], length: int, reference: Seque
     every = (1 << length) - 1
     row = every
     for word in reference:
-        match = row & places.get(word, 0)
+        match = row & positions.get(word, 0)
         row = ((row + match) | (row - match)) & every
     return length - bin(row).count("1")
 

@@ -37,7 +37,7 @@ class Match(NamedTuple):
 
 
 class Alignment(NamedTuple):
-    """Matches by their place in the reference, and the number of chunks they form."""
+    """Matches by their position in the reference, and the number of chunks they form."""
 
     matches: list[Match]
     chunks: int
@@ -76,11 +76,11 @@ def align(starts: Sequence[Sequence[Match]], length: int) -> Alignment:
 
 
 def _split(starts: Sequence[Sequence[Match]], length: int) -> tuple[list[Match | None], list[list[_Option]]]:
-    """Matches that overlap with no other one, at most one a start, and the options that remain."""
+    """Separate matches that overlap with no other one (at most one per start) from the remaining options."""
     touched, own_touched = [0] * len(starts), [0] * length
     for matches in starts:
-        for place, own, start, words, _ in matches:
-            for i in range(place, place + own):
+        for position, own, start, words, _ in matches:
+            for i in range(position, position + own):
                 own_touched[i] += 1
             for j in range(start, start + words):
                 touched[j] += 1
@@ -88,13 +88,14 @@ def _split(starts: Sequence[Sequence[Match]], length: int) -> tuple[list[Match |
     free: list[list[_Option]] = [[] for _ in starts]
     for at, matches in enumerate(starts):
         for match in matches:
-            place, own, start, words, module = match
-            if sum(own_touched[place : place + own]) == own and sum(touched[start : start + words]) == words:
+            position, own, start, words, module = match
+            own_alone = sum(own_touched[position : position + own]) == own
+            if own_alone and sum(touched[start : start + words]) == words:
                 fixed[at] = match
                 continue
             gain = words + own if module == 0 else words // 2 + own // 2
-            mask, own_mask = ((1 << words) - 1) << start, ((1 << own) - 1) << place
-            free[at].append(_Option(match, mask, own_mask, gain * _WORD, abs(start - place)))
+            mask, own_mask = ((1 << words) - 1) << start, ((1 << own) - 1) << position
+            free[at].append(_Option(match, mask, own_mask, gain * _WORD, abs(start - position)))
     return fixed, free
 
 
@@ -116,23 +117,23 @@ def _search(fixed: Sequence[Match | None], free: Sequence[Sequence[_Option]]) ->
 
 
 def _extended(path: _Path, match: Match) -> _Path:
-    """The path with a match whose words are marked as used already."""
-    place, own, start, words, _ = match
+    """Return the path extended by a match whose words are marked as used already."""
+    position, own, start, words, _ = match
     key, end, own_end, used, own_used, chain = path
-    if end >= 0 and (end != start or own_end != place):
+    if end >= 0 and (end != start or own_end != position):
         key += _CHUNK
-    return key, start + words, place + own, used, own_used, (chain, match)
+    return key, start + words, position + own, used, own_used, (chain, match)
 
 
 def _grown(paths: list[_Path], at: int, options: Sequence[_Option]) -> list[_Path]:
-    """The best paths that go on from ``paths`` by any of the options at a word, or by leaving it out."""
+    """Return the best continuations of ``paths`` by any option at a word, or by skipping it."""
     if not options and all(path[1] < 0 for path in paths):
         return paths  # nothing to choose and no chunk to end; they are in order
-    found: list[tuple[int, _Path, _Option | None]] = []
+    candidates: list[tuple[int, _Path, _Option | None]] = []
     for path in paths:
         key, end, own_end, used, own_used, _ = path
         if used >> at & 1:
-            found.append((key, path, None))
+            candidates.append((key, path, None))
             continue
         ended = _CHUNK if end >= 0 else 0
         goes_on = own_end if end == at else -1
@@ -140,23 +141,23 @@ def _grown(paths: list[_Path], at: int, options: Sequence[_Option]) -> list[_Pat
             match, mask, own_mask, gain, distance = option
             if used & mask or own_used & own_mask:
                 continue
-            found.append((key - gain + (0 if match[0] == goes_on else ended), path, option))
+            candidates.append((key - gain + (0 if match[0] == goes_on else ended), path, option))
             key += distance
-        found.append((key + ended, path, None))
-    found.sort(key=itemgetter(0))
-    return [_continued(key, path, option) for key, path, option in found[:BEAM]]
+        candidates.append((key + ended, path, None))
+    candidates.sort(key=itemgetter(0))
+    return [_continued(key, path, option) for key, path, option in candidates[:BEAM]]
 
 
 def _continued(key: int, path: _Path, option: _Option | None) -> _Path:
-    """The path with a match, or past a word that it has used or leaves out."""
+    """Return the path extended by a match, or past a word that it has used or skips."""
     if option is None and key == path[0]:
         return path
     _, _, _, used, own_used, chain = path
     if option is None:
         return key, -1, -1, used, own_used, chain
     match, mask, own_mask, _, _ = option
-    place, own, start, words, _ = match
-    return key, start + words, place + own, used | mask, own_used | own_mask, (chain, match)
+    position, own, start, words, _ = match
+    return key, start + words, position + own, used | mask, own_used | own_mask, (chain, match)
 
 
 def _unchained(chain: Chain) -> list[Match]:

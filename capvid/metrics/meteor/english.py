@@ -1,4 +1,4 @@
-"""What METEOR 1.5 knows of English, read from the files that the package pycocoevalcap carries.
+"""English word lists of METEOR 1.5, read from files of the package pycocoevalcap.
 
 Function words, irregular forms, synonym sets and abbreviations lie in its ``meteor/meteor-1.5.jar``, an
 ordinary archive; the paraphrases lie beside it. None of that package's own code is run.
@@ -32,26 +32,26 @@ _BLOCK = 1 << 16
 
 
 def data_folder() -> Path:
-    """The folder ``meteor`` of pycocoevalcap, which holds the jar and ``data/paraphrase-en.gz``.
+    """Return the folder ``meteor`` of pycocoevalcap, with the jar and ``data/paraphrase-en.gz``.
 
     Raises:
-        DataError: the package is not installed, or not whole.
+        DataError: the package is not installed or incomplete.
     """
     spec = find_spec("pycocoevalcap")
-    for place in (spec and spec.submodule_search_locations) or ():
-        folder = Path(place) / "meteor"
+    for location in (spec and spec.submodule_search_locations) or ():
+        folder = Path(location) / "meteor"
         if jar_in(folder).is_file() and paraphrases_in(folder).is_file():
             return folder
     raise DataError("METEOR needs the data of the package pycocoevalcap, which is not there", remedy=REMEDY)
 
 
 def jar_in(folder: Path) -> Path:
-    """The program's archive in the data folder."""
+    """Return the program's archive in the data folder."""
     return folder / "meteor-1.5.jar"
 
 
 def paraphrases_in(folder: Path) -> Path:
-    """The English paraphrase table in the data folder."""
+    """Return the English paraphrase table in the data folder."""
     return folder / "data" / "paraphrase-en.gz"
 
 
@@ -74,7 +74,7 @@ class English:
         self.stem = lru_cache(maxsize=None)(EnglishStemmer().stemWord)
 
     def synsets(self, word: str) -> frozenset[str]:
-        """Names of the word's synonym sets, and of its base form's."""
+        """Return the names of the synonym sets of a word and of its base form."""
         names = [self._synsets.get(form, "") for form in (word, *self._base_forms(word))]
         return frozenset(" ".join(names).split())
 
@@ -114,7 +114,7 @@ def english() -> English:
 
 
 def paraphrases(phrases: Collection[bytes]) -> dict[bytes, list[bytes]]:
-    """Paraphrases of phrases, both among ``phrases``; in the order of METEOR's table.
+    """Return the paraphrases of each phrase that are among ``phrases``, in the order of METEOR's table.
 
     The table, 5.3 million pairs, is read through and nothing else of it kept; that takes about two seconds.
 
@@ -125,26 +125,26 @@ def paraphrases(phrases: Collection[bytes]) -> dict[bytes, list[bytes]]:
         DataError: the table is not there or damaged.
     """
     path = paraphrases_in(data_folder())
-    found: dict[bytes, list[bytes]] = {}
+    table: dict[bytes, list[bytes]] = {}
     try:
         for lines in _triples(path):
             for phrase, other in zip(lines[1::3], lines[2::3], strict=True):
                 if phrase in phrases and other in phrases:
-                    found.setdefault(phrase, []).append(other)
+                    table.setdefault(phrase, []).append(other)
     except (OSError, EOFError, ValueError, zlib.error) as error:
         raise DataError(f"{path}: cannot be read ({error})", remedy=f"{REMEDY} again") from error
-    return found
+    return table
 
 
 def _triples(path: Path) -> Iterator[list[bytes]]:
-    """Lines of the table by the thousand, always whole entries of three: weight, phrase, paraphrase."""
+    """Yield blocks of lines, always complete entries of three: weight, phrase, paraphrase."""
     with gzip.open(path, "rb") as stream:
         rest = b""
         while block := stream.read(_BLOCK):
             lines = (rest + block).split(b"\n")
-            whole = (len(lines) - 1) // 3 * 3
-            rest = b"\n".join(lines[whole:])
-            yield lines[:whole]
+            complete = (len(lines) - 1) // 3 * 3
+            rest = b"\n".join(lines[complete:])
+            yield lines[:complete]
         if rest:
             raise ValueError("it ends within an entry")
 
@@ -193,7 +193,7 @@ class Normaliser:
         self._before_numbers = frozenset(line[0] for line in lines if len(line) == 2)
 
     def __call__(self, text: str) -> str:
-        """Give the normalised text: words in lower case, separated by single spaces."""
+        """Return the normalised text: words in lower case, separated by single spaces."""
         if _PLAIN.fullmatch(text):
             return text
         text = f" {text} "
@@ -207,7 +207,7 @@ class Normaliser:
         return " ".join(word for word in _SPACES.sub(" ", joined).split(" ") if word)
 
     def _with_dot(self, word: str, following: str) -> str:
-        """What becomes of a word that ends in one dot; ``following`` is the next word or empty."""
+        """Normalise a word that ends in one dot; ``following`` is the next word or empty."""
         bare = word[:-1]
         if "." in bare and _HAS_LETTER.search(bare):
             return word.replace(".", "")  # u.s. -> us

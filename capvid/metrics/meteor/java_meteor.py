@@ -42,18 +42,18 @@ def meteor_scores(
 
 
 def _prediction(text: str) -> str:
-    """A prediction as the COCO code hands it over: without separators."""
+    """Return a prediction as the COCO code passes it: without separators."""
     return re.sub("[\r\n]", " ", text.replace("|||", ""))
 
 
 def _reference(text: str) -> str:
-    """A reference on one line; the program would set its bars apart anyhow."""
+    """Return a reference on one line; the program would separate its bars anyway."""
     return re.sub("[\r\n]", " ", text.replace("|", " | "))
 
 
 @contextmanager
 def _program() -> Iterator[tuple[subprocess.Popen[str], IO[str]]]:
-    """The running program, and the file that gets its complaints."""
+    """Start the program; return it and the file of its error output."""
     jar = jar_in(data_folder())
     java = shutil.which("java")
     if java is None:
@@ -89,8 +89,10 @@ def _answers(
         if not line.endswith("\n"):
             process.wait()
             errors.seek(0)
-            said = errors.read().strip().split("\n")[0] or f"exit code {process.returncode}"
-            raise DataError(f"METEOR's own program failed: {said}", remedy="let capvid compute METEOR itself")
+            message = errors.read().strip().split("\n")[0] or f"exit code {process.returncode}"
+            raise DataError(
+                f"METEOR's own program failed: {message}", remedy="let capvid compute METEOR itself"
+            )
         yield line.strip()
     writer.join()
 

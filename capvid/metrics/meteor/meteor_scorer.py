@@ -49,7 +49,7 @@ class _Caption:
 
 
 def _spans(text: str) -> Spans:
-    """Every run of up to seven words of a normalised text, by start and then by length."""
+    """Return each run of up to seven words of a normalised text, by start and then by length."""
     words = text.encode("utf-8", "surrogatepass").split()
     return [
         (start, end - start, b" ".join(words[start:end]))
@@ -60,7 +60,7 @@ def _spans(text: str) -> Spans:
 
 @dataclass(frozen=True)
 class _Counts:
-    """What METEOR needs to know of an aligned pair, or of the sum of many."""
+    """Counts of one aligned pair, or summed over many."""
 
     predicted: tuple[int, int]  # content and function words of the prediction
     referenced: tuple[int, int]
@@ -77,17 +77,17 @@ class _Counts:
 
 
 def _weighted(matched: Sequence[tuple[int, int]], words: tuple[int, int]) -> float:
-    """Precision or recall from counts of content and function words.
+    """Return precision or recall from counts of content and function words.
 
     Terms are added in the published program's order here and below: rounding decides between references that
     are equally good, and so which of them enters the corpus score.
     """
     total = DELTA * words[0] + (1 - DELTA) * words[1]
-    found = 0.0
+    matches = 0.0
     for kind, delta in enumerate((DELTA, 1 - DELTA)):
         for weight, counts in zip(WEIGHTS, matched, strict=True):
-            found += weight * counts[kind] * delta
-    return found / total if total else 0.0
+            matches += weight * counts[kind] * delta
+    return matches / total if total else 0.0
 
 
 def _score(precision: float, recall: float, fragmentation: float) -> float:
@@ -101,10 +101,10 @@ def _count(prediction: _Caption, reference: _Caption, alignment: Alignment) -> _
     own = [[0, 0] for _ in range(MODULES)]
     theirs = [[0, 0] for _ in range(MODULES)]
     for match in alignment.matches:
-        for place in range(match.start, match.start + match.length):
-            own[match.module][not prediction.content[place]] += 1
-        for place in range(match.reference_start, match.reference_start + match.reference_length):
-            theirs[match.module][not reference.content[place]] += 1
+        for position in range(match.start, match.start + match.length):
+            own[match.module][not prediction.content[position]] += 1
+        for position in range(match.reference_start, match.reference_start + match.reference_length):
+            theirs[match.module][not reference.content[position]] += 1
     everything = sum(map(sum, own)) == prediction.length and sum(map(sum, theirs)) == reference.length
     return _Counts(
         predicted=_kinds(prediction),
@@ -143,7 +143,7 @@ class _Word(NamedTuple):
 
 
 def _code(word: str) -> int:
-    """What the published program compares in place of words and stems: Java's hash of 32 bits.
+    """Return the 32-bit Java hash by which the published program compares words and stems.
 
     Different words may share it, ``bun`` and ``d90`` for one.
     """
@@ -154,7 +154,7 @@ def _code(word: str) -> int:
 
 
 class _Tables:
-    """What words and phrases of all captions have to do with each other."""
+    """Codes, stems, synonyms and paraphrases of the words and phrases of all captions."""
 
     def __init__(self, texts: Iterable[str], language: English) -> None:
         self.language = language
@@ -190,11 +190,11 @@ class _Prediction:
     def __init__(self, caption: _Caption, tables: _Tables) -> None:
         self.caption = caption
         self._tables = tables
-        self._words: dict[str, list[tuple[int, int]]] = {}  # of a word: place in the prediction, module
-        self._known = [(place, *tables.word(word)) for place, word in enumerate(caption.words)]
+        self._words: dict[str, list[tuple[int, int]]] = {}  # of a word: position in the prediction, module
+        self._known = [(position, *tables.word(word)) for position, word in enumerate(caption.words)]
         # Of a phrase of a reference: those whose paraphrases hold the prediction's, and those it is one of.
-        self._backward: dict[bytes, list[tuple[int, int, int]]] = {}  # rank, place, length
-        self._forward: dict[bytes, list[tuple[int, int, int]]] = {}  # place, length, rank
+        self._backward: dict[bytes, list[tuple[int, int, int]]] = {}  # rank, position, length
+        self._forward: dict[bytes, list[tuple[int, int, int]]] = {}  # position, length, rank
         for start, length, phrase in caption.phrases:
             for source, rank in tables.sources.get(phrase, ()):
                 self._backward.setdefault(source, []).append((rank, start, length))
@@ -204,44 +204,46 @@ class _Prediction:
             entries.sort()
 
     def _single(self, word: str) -> list[tuple[int, int]]:
-        """Words that match ``word``, by module and then by place."""
-        found = self._words.get(word)
-        if found is None:
+        """Return the words that match ``word``, by module and then by position."""
+        matches = self._words.get(word)
+        if matches is None:
             code, stem, synsets = self._tables.word(word)
-            found = [(place, EXACT) for place, own, _, _ in self._known if own == code]
-            found += [(place, STEM) for place, own, root, _ in self._known if root == stem and own != code]
-            found += [
-                (place, SYNONYM)
-                for place, own, _, senses in self._known
+            matches = [(position, EXACT) for position, own, _, _ in self._known if own == code]
+            matches += [
+                (position, STEM) for position, own, root, _ in self._known if root == stem and own != code
+            ]
+            matches += [
+                (position, SYNONYM)
+                for position, own, _, senses in self._known
                 if own != code and not senses.isdisjoint(synsets)
             ]
-            self._words[word] = found
-        return found
+            self._words[word] = matches
+        return matches
 
     def matches(self, reference: _Caption) -> list[list[Match]]:
-        """Everything that could be matched, by its start in the reference, in the order that decides ties."""
+        """Return all possible matches by their start in the reference, in the order that decides ties."""
         starts = [
-            [Match(place, 1, start, 1, module) for place, module in self._single(word)]
+            [Match(position, 1, start, 1, module) for position, module in self._single(word)]
             for start, word in enumerate(reference.words)
         ]
         forward: list[tuple[int, int, int, int, int]] = []
         for start, length, phrase in reference.phrases:
-            for _, place, own in self._backward.get(phrase, ()):
-                starts[start].append(Match(place, own, start, length, PARAPHRASE))
-            for place, own, rank in self._forward.get(phrase, ()):
-                forward.append((place, own, rank, start, length))
-        for place, own, _, start, length in sorted(forward):
-            starts[start].append(Match(place, own, start, length, PARAPHRASE))
+            for _, position, own in self._backward.get(phrase, ()):
+                starts[start].append(Match(position, own, start, length, PARAPHRASE))
+            for position, own, rank in self._forward.get(phrase, ()):
+                forward.append((position, own, rank, start, length))
+        for position, own, _, start, length in sorted(forward):
+            starts[start].append(Match(position, own, start, length, PARAPHRASE))
         return starts
 
 
 def _bound(prediction: _Caption, reference: _Caption, starts: Sequence[Sequence[Match]]) -> float:
-    """A score that no alignment of these matches exceeds: every word matched at its best, in one chunk."""
+    """Return an upper bound on the score of any alignment: every word matched at its best, in one chunk."""
     own, theirs = [0.0] * prediction.length, [0.0] * reference.length
     for matches in starts:
-        for place, length, start, reference_length, module in matches:
+        for position, length, start, reference_length, module in matches:
             weight = WEIGHTS[module]
-            for i in range(place, place + length):
+            for i in range(position, position + length):
                 own[i] = max(own[i], weight)
             for j in range(start, start + reference_length):
                 theirs[j] = max(theirs[j], weight)
@@ -261,23 +263,23 @@ def _identical(caption: _Caption) -> _Counts:
 
 
 def _best(prediction: _Caption, references: Sequence[_Caption], tables: _Tables) -> _Counts:
-    """Counts of the first reference with the highest score; those that cannot reach it are not aligned."""
+    """Return the counts of the first reference with the highest score; hopeless ones are not aligned."""
     if prediction.length and any(reference.text == prediction.text for reference in references):
         return _identical(prediction)  # no other score is as high
     index = _Prediction(prediction, tables)
     bounds = []
     different = {reference.text: reference for reference in references}
-    for place, reference in enumerate(different.values()):
+    for position, reference in enumerate(different.values()):
         starts = index.matches(reference)
-        bounds.append((-_bound(prediction, reference, starts), place, reference, starts))
+        bounds.append((-_bound(prediction, reference, starts), position, reference, starts))
     bounds.sort(key=lambda entry: entry[:2])
     best: tuple[float, int, _Counts] | None = None
-    for bound, place, reference, starts in bounds:
+    for bound, position, reference, starts in bounds:
         if best is not None and -bound < best[0] - _MARGIN:
             break
         counts = _count(prediction, reference, align(starts, prediction.length))
-        if best is None or (-counts.score, place) < (-best[0], best[1]):
-            best = counts.score, place, counts
+        if best is None or (-counts.score, position) < (-best[0], best[1]):
+            best = counts.score, position, counts
     assert best is not None  # there is a reference
     return best[2]
 
@@ -285,7 +287,7 @@ def _best(prediction: _Caption, references: Sequence[_Caption], tables: _Tables)
 def meteor_scores(
     predictions: Mapping[str, str], references: Mapping[str, Sequence[str]]
 ) -> tuple[float, dict[str, float]]:
-    """METEOR of tokenised captions.
+    """Compute METEOR of tokenised captions.
 
     Args:
         predictions: for each video of the references a caption, its tokens separated by single spaces.
