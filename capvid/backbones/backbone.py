@@ -186,7 +186,7 @@ def load_backbone(
     digest = None
     if entry.source != "none":
         path, digest = find_weights(entry, weights, search)
-        fill(module, path, entry)
+        fill(module, path, entry.name)
     header = StreamHeader(
         backbone=entry.name,
         layer=layer,

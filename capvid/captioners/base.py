@@ -336,7 +336,7 @@ def sketch(name: str, options: Mapping[str, Any], *, copies: int = 1) -> Caption
     """
     with torch.device("meta"), _NoRandomNumbers():
         captioner = build(name, options)
-    size = copies * sum(tensor.nbytes for tensor in captioner.state_dict().values())
+    size = copies * sum([tensor.nbytes for tensor in captioner.state_dict().values()])
     room = min(limits().model_bytes, psutil.virtual_memory().total)
     if size > room:
         largest = max(options, key=lambda option: options[option] if type(options[option]) is int else 0)

@@ -14,7 +14,6 @@ from capvid.captioners.checkpoint import CONFIG, WEIGHTS, Checkpoint, holds_chec
 from capvid.errors import CheckpointError, FeatureMismatchError, UsageError
 from capvid.utils.files import sha256_file
 from capvid.utils.registry import did_you_mean
-from capvid.vlm.git_files import GIT, GIT_CONFIG, model_type, weights_file
 
 if TYPE_CHECKING:
     from capvid.backbones.backbone import Backbone
@@ -35,15 +34,18 @@ def load_captioner(
     folder: Path, published: HubModel | None, *, weights: str | Path | None, device: torch.device
 ) -> tuple[Checkpoint, Callable[[], Sequence[Backbone]], str]:
     """Load the captioner in a folder; return it, a loader of its backbones, and its name for results."""
-    if model_type(folder) == GIT and not holds_checkpoint(folder):
-        from capvid.vlm.git import load_git
+    if not holds_checkpoint(folder):
+        from capvid.vlm.git_files import GIT, GIT_CONFIG, model_type, weights_file
 
-        if weights is not None:
-            raise UsageError("GIT sees frames with weights of its own", remedy="leave out --weights")
-        name = published.repository if published else GIT
-        checkpoint, backbone = load_git(folder, name=name, device=device)
-        digest = _digest(folder / GIT_CONFIG, weights_file(folder)) if published is None else ""
-        return checkpoint, lambda: [backbone], published.label if published else f"{GIT}@{digest}"
+        if model_type(folder) == GIT:
+            from capvid.vlm.git import load_git
+
+            if weights is not None:
+                raise UsageError("GIT has its own weights", remedy="leave out --weights")
+            name = published.repository if published else GIT
+            checkpoint, backbone = load_git(folder, name=name, device=device)
+            digest = _digest(folder / GIT_CONFIG, weights_file(folder)) if published is None else ""
+            return checkpoint, lambda: [backbone], published.label if published else f"{GIT}@{digest}"
     checkpoint = load_checkpoint(folder)
     home = checkpoint.folder or folder  # of a training run, its folder "best"
     return (
@@ -93,7 +95,7 @@ def find_captioner(model: str | Path | None) -> tuple[Path, HubModel | None]:
 
 def revision(folder: str | Path) -> str:
     """Return twelve hexadecimal digits of a digest of the checkpoint's files."""
-    return _digest(*(Path(folder) / name for name in (CONFIG, WEIGHTS)))
+    return _digest(Path(folder) / CONFIG, Path(folder) / WEIGHTS)
 
 
 def _digest(*paths: Path) -> str:

@@ -43,7 +43,8 @@ def convert(
     """
     if output is not None:
         _check(output, file)
-    from capvid.backbones.weights import convert, own_file_name
+    from capvid.backbones.conversion import convert
+    from capvid.backbones.weights import own_file_name
 
     found = convert(file, backbone=backbone)
     if output is None:

@@ -68,7 +68,7 @@ def keep_freed_memory() -> bool:
         is_glibc = bool(os.confstr("CS_GNU_LIBC_VERSION"))
     except (AttributeError, OSError, ValueError):  # another system
         return False
-    if not is_glibc or any(name in os.environ for name in MALLOC_VARIABLES):
+    if not is_glibc or not os.environ.keys().isdisjoint(MALLOC_VARIABLES):
         return False
     set_option = ctypes.CDLL(None).mallopt
     kept = set_option(_MMAP_THRESHOLD, _MAX_KEPT_BLOCK) or set_option(
@@ -102,8 +102,8 @@ def has_fast_path(dtype: torch.dtype, device: torch.device) -> bool:
     if not torch.backends.mkldnn.is_available():
         return False
     if platform.machine().lower() in ("x86_64", "amd64"):
-        isa_limits = [os.environ.get(name, "").upper() for name in ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")]
-        limited = any(isa in ("SSE41", "AVX", "AVX2", "AVX2_VNNI") for isa in isa_limits)
+        isa_limits = {os.environ.get(name, "").upper() for name in ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")}
+        limited = not isa_limits.isdisjoint(("SSE41", "AVX", "AVX2", "AVX2_VNNI"))
         if limited or not torch.backends.cpu.get_cpu_capability().startswith("AVX512"):
             return False
     kind = "bf16" if dtype == torch.bfloat16 else "fp16"

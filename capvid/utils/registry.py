@@ -81,7 +81,7 @@ class Registry(Mapping[str, T], Generic[T]):
 
         self._discovered = only is None  # before the imports: a module may look at its own registry
         package = importlib.import_module(self._package)
-        for module in sorted(info.name for info in pkgutil.iter_modules(package.__path__)):
+        for module in sorted([info.name for info in pkgutil.iter_modules(package.__path__)]):
             if only in (None, module):
                 importlib.import_module(f"{self._package}.{module}")
 

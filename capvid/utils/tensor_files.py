@@ -60,7 +60,7 @@ def _check_size(path: Path, file: BinaryIO, size: int) -> None:
             f"{path}: not a readable checkpoint ({error})", remedy="download the file again"
         ) from error
     _check_count(path, len(entries))
-    unpacked = max(size, sum(entry.file_size for entry in entries))
+    unpacked = max(size, sum([entry.file_size for entry in entries]))
     if unpacked > limits().model_bytes or unpacked > _MAX_EXPANSION * size + GIB:
         raise WeightsError(
             f"{path}: holds {unpacked} bytes, more than weights may",

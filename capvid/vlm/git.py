@@ -22,7 +22,7 @@ from torch.nn import functional as F
 from capvid.backbones.backbone import Backbone
 from capvid.backbones.catalog import BackboneEntry, Layer, StreamHeader
 from capvid.backbones.networks import Named
-from capvid.backbones.weights import fill_from
+from capvid.backbones.weights import fill
 from capvid.captioners.base import Captioner, CaptionerConfig, State, Trace
 from capvid.captioners.checkpoint import Checkpoint
 from capvid.captioners.layers import at_least_one_frame
@@ -295,7 +295,7 @@ def _load_network(config: Any, path: Path, name: str) -> Any:
     for key, buffer in network.named_buffers():
         if key.endswith("position_ids"):
             buffer.copy_(torch.arange(buffer.shape[-1]))
-    fill_from(_Published(network, tensors), tensors, path, name)
+    fill(_Published(network, tensors), path, name, tensors)
     return network
 
 

@@ -56,7 +56,7 @@ def known_network(recipe: DistilRecipe, weights: Path | None) -> nn.Module:
         )
     network = build_network(replace(entry, architecture=NETWORK), entry.default_layer)
     path, _ = find_weights(entry, None, [weights] if weights else [])
-    fill(network, path, entry)
+    fill(network, path, entry.name)
     return network.network  # type: ignore[return-value]
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from capvid.backbones.backbone import load_backbone
 from capvid.backbones.catalog import backbone_entry, build_network
-from capvid.backbones.weights import convert
+from capvid.backbones.conversion import convert
 from capvid.errors import UsageError, WeightsError
 from capvid.utils.files import sha256_file
 from capvid.utils.tensor_files import read_tensors

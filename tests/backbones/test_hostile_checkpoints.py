@@ -15,7 +15,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from capvid.backbones.catalog import backbone_entry
-from capvid.backbones.weights import _names, convert
+from capvid.backbones.conversion import _names, convert
 from capvid.errors import CapvidError, WeightsError
 from capvid.utils.tensor_files import read_tensors
 
