@@ -1,13 +1,4 @@
-"""Predictions to be scored: what ``capvid caption`` writes, and what other captioners' evaluations read.
-
-What a file holds is seen from its first characters:
-
-- records of ``capvid caption``: one, a list of them, or one on each line; failed ones have said nothing;
-- a list of ``{"image_id": ..., "caption": ...}`` (also ``video_id``, ``video`` or ``id``), COCO's results;
-- an object of captions by id, or of lists of sentences, inside ``"results"`` or not (ActivityNet);
-- tables with the columns video, caption and, if need be, logprob, by commas or tabulators; these also without
-  the names of the columns.
-"""
+"""Annotation files: text and JSON with line numbers, unusable rows, and shapes that datasets share."""
 
 from __future__ import annotations
 
@@ -28,7 +19,7 @@ from capvid.datasets.dataset import CaptionedVideo, Segment
 from capvid.errors import DataError
 from capvid.utils.files import read_regular
 from capvid.utils.limits import limits
-from capvid.utils.validation import parse_json
+from capvid.utils.validation import check_nesting
 
 
 def whole_text(text: str) -> str:
@@ -170,7 +161,7 @@ def read_bytes(path: Path) -> bytes:
         if data.startswith(_GZIP):
             data = _unpacked(data)
     except FileNotFoundError:
-        raise DataError(f"{path}: no such captions file") from None
+        raise DataError(f"{path}: no such file") from None
     except (OSError, EOFError, zlib.error) as error:
         why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise DataError(f"{path}: not readable ({why})", remedy="give a whole, readable file") from error
@@ -205,7 +196,7 @@ def read_text(path: Path) -> str:
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         raise DataError(
-            f"{path}, line {line}: not readable as text ({error.reason})", remedy="save the file as UTF-8"
+            f"{path}, line {line}: not UTF-8 text ({error.reason})", remedy="save the file as UTF-8"
         ) from error
 
 
@@ -221,9 +212,129 @@ def read_lines(path: Path, rows: Rows) -> Iterator[tuple[Place, str]]:
             try:
                 text = line.decode("utf-8").rstrip("\r")
             except UnicodeDecodeError as error:
-                raise RowError(f"not readable as text ({error.reason})", "save the file as UTF-8") from error
+                raise RowError(f"not UTF-8 text ({error.reason})", "save the file as UTF-8") from error
             if text.strip():
                 yield place, text
+
+
+class TextLines:
+    """Lines of a text; ``number`` is that of the line yielded last, from 1."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self.number = 0
+
+    def __iter__(self) -> Iterator[str]:
+        for self.number, line in enumerate(self._text.split("\n"), 1):  # noqa: B020
+            yield line + "\n"
+
+
+class JsonReader:
+    """The JSON values of a text, one after the other, with their lines.
+
+    Args:
+        path: file named in errors.
+        text: its text, read unless given.
+    """
+
+    def __init__(self, path: Path, text: str | None = None) -> None:
+        self.path = path
+        self._text = read_text(path) if text is None else text
+        self._position = 0
+        self._line, self._counted = 1, 0  # line number of the position up to which lines were counted
+
+    @property
+    def line(self) -> int:
+        """Line of the next value, or of the end."""
+        self.peek()
+        self._line += self._text.count("\n", self._counted, self._position)
+        self._counted = self._position
+        return self._line
+
+    def peek(self) -> str:
+        """Return the next character that is no space without consuming it; nothing at the end."""
+        match = _SPACE.match(self._text, self._position)
+        assert match is not None
+        self._position = match.end()
+        return self._text[self._position : self._position + 1]
+
+    def peek_value(self) -> Any:
+        """Return the next value without consuming it; None if it is not JSON."""
+        self.peek()
+        start = self._position
+        try:
+            return self.value()
+        except DataError:
+            return None
+        finally:
+            self._position = start
+
+    def value(self) -> Any:
+        """Consume the next value.
+
+        Raises:
+            DataError: it is not JSON; the message names line and column.
+        """
+        self.peek()
+        try:
+            value, end = _DECODER.raw_decode(self._text, self._position)
+            check_nesting(value)
+        except json.JSONDecodeError as error:
+            raise self._error(error.pos, error.msg) from None
+        except (ValueError, RecursionError) as error:
+            raise self._error(self._position, str(error)) from None
+        self._position = end
+        return value
+
+    def items(self) -> Iterator[int]:
+        """Yield the line of each item of the list that comes next; consume each with :meth:`value`."""
+        return (line for line, _ in self._children("[", "]"))
+
+    def members(self) -> Iterator[tuple[int, str]]:
+        """Yield line and name of each member of the object that comes next; consume each as in a list."""
+        return self._children("{", "}")
+
+    def end(self) -> None:
+        """Raise DataError unless the text ends here."""
+        if self.peek():
+            raise self._error(self._position, "more after the end of the document")
+
+    def _children(self, opening: str, closing: str) -> Iterator[tuple[int, str]]:
+        self._expect(opening)
+        if self.peek() == closing:
+            self._position += 1
+            return
+        while True:
+            name = ""
+            if opening == "{":
+                if self.peek() != '"':
+                    raise self._error(self._position, "a name in double quotes was expected")
+                name = self.value()
+                self._expect(":")
+            yield self.line, name
+            if self.peek() == closing:
+                self._position += 1
+                return
+            self._expect(",")
+
+    def _expect(self, character: str) -> None:
+        if self.peek() != character:
+            raise self._error(self._position, f"{character!r} was expected")
+        self._position += 1
+
+    def _error(self, position: int, reason: str) -> DataError:
+        line = self._text.count("\n", 0, position) + 1
+        column = position - self._text.rfind("\n", 0, position)
+        where = f"{self.path}, line {line}, column {column}"
+        if position >= len(self._text.rstrip()) or reason.startswith("Unterminated string"):
+            return DataError(
+                f"{where}: not JSON: it ends too early ({reason})",
+                remedy="it may have been cut off: make or get the file again",
+            )
+        return DataError(f"{where}: not JSON ({reason})", remedy="correct it there, or write the file again")
+
+
+_DECODER = json.JSONDecoder()
 
 
 class JsonFile:
@@ -236,73 +347,47 @@ class JsonFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._text = read_text(path)
-        remedy = "it may have been cut off: get the file again"
-        try:
-            parse_json(self._text)
-        except json.JSONDecodeError as error:
-            place = f"{path}, line {error.lineno}, column {error.colno}"
-            raise DataError(f"{place}: not JSON ({error.msg})", remedy=remedy) from None
-        except (ValueError, RecursionError) as error:
-            raise DataError(f"{path}, line 1: not JSON that can be read ({error})", remedy=remedy) from None
+        reader = JsonReader(path, self._text)
+        reader.value()
+        reader.end()
 
     def items(self, name: str) -> Iterator[tuple[Place, Any]]:
-        """Give the records of the list that is called ``name``.
+        """Yield the records of the list called ``name``.
 
         Raises:
             DataError: there is no such list.
         """
-        for count, (line, _, value) in enumerate(self._children("[", name), 1):
-            yield Place(self.path, line, f"record {count} of {name}"), value
+        reader = self._at("[", name)
+        for count, line in enumerate(reader.items(), 1):
+            yield Place(self.path, line, f"record {count} of {name}"), reader.value()
 
     def members(self, *steps: str) -> Iterator[tuple[Place, str, Any]]:
-        """Give the records of the object at the end of ``steps`` with their names; one may come twice.
+        """Yield the records of the object at the end of ``steps`` with their names; one may come twice.
 
         Raises:
             DataError: there is no such object.
         """
-        for line, name, value in self._children("{", *steps):
-            yield Place(self.path, line, f"record {reprlib.repr(name)}"), name, value
+        reader = self._at("{", *steps)
+        for line, name in reader.members():
+            yield Place(self.path, line, f"record {reprlib.repr(name)}"), name, reader.value()
 
-    def _children(self, opening: str, *steps: str) -> Iterator[tuple[int, str, Any]]:
-        start = self._skip(0)
+    def _at(self, opening: str, *steps: str) -> JsonReader:
+        """Return a reader at the start of the list or object at the end of ``steps``."""
+        reader = JsonReader(self.path, self._text)
+        complete = True
         for step in steps:
-            here = start
-            start = -1
-            if self._text[here] == "{":
-                start = next((at for name, at, _ in self._walk(here, "{") if name == step), -1)
-            if start < 0:
-                break
-        if start < 0 or self._text[start] != opening:
+            complete = reader.peek() == "{"
+            for _, name in reader.members() if complete else ():
+                if complete := name == step:
+                    break
+                reader.value()
+        if not complete or reader.peek() != opening:
             what = "list" if opening == "[" else "object"
             raise DataError(
                 f"{self.path}: no {what} {'.'.join(steps) or 'of records'}",
                 remedy="give the file as it was published",
             )
-        line, counted = 1, 0
-        for name, at, value in self._walk(start, opening):
-            line += self._text.count("\n", counted, at)
-            counted = at
-            yield line, name, value
-
-    def _walk(self, start: int, opening: str) -> Iterator[tuple[str, int, Any]]:
-        """The name (of an object's members), position and value of everything in a list or object."""
-        decode = json.JSONDecoder().raw_decode
-        position = self._skip(self._skip(start) + 1)
-        while self._text[position] not in "]}":
-            name, first = "", position
-            if opening == "{":
-                name, position = decode(self._text, position)
-                first = self._skip(self._skip(position) + 1)
-            value, position = decode(self._text, first)
-            yield name, first, value
-            position = self._skip(position)
-            if self._text[position] == ",":
-                position = self._skip(position + 1)
-
-    def _skip(self, position: int) -> int:
-        found = _SPACE.match(self._text, position)
-        assert found is not None
-        return found.end()
+        return reader
 
 
 def member(row: Any, key: str, kind: type | tuple[type, ...], what: str) -> Any:

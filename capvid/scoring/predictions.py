@@ -20,11 +20,18 @@ from itertools import chain
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from capvid.datasets.annotation_files import Place, RowError, Rows, whole_text
+from capvid.datasets.annotation_files import (
+    JsonReader,
+    Place,
+    RowError,
+    Rows,
+    TextLines,
+    read_text,
+    whole_text,
+)
 from capvid.errors import DataError
 from capvid.utils.escaping import unguarded_cell
 from capvid.utils.files import MANIFEST
-from capvid.utils.text_stream import JsonStream, TextLines, looks_like_json, opened
 
 IDS = ("image_id", "video_id", "video", "id")
 COLUMNS = ("video", "caption", "logprob")
@@ -88,19 +95,19 @@ class _Reader:
         self._rows = Rows(skip_bad=False)
 
     def read(self, path: Path) -> None:
-        with opened(path) as stream:
-            if looks_like_json(stream):
-                self._read_json(JsonStream(path, stream))
-            else:
-                self._read_table(path, TextLines(path, stream))
+        text = read_text(path)
+        if text.lstrip()[:1] in ("{", "["):
+            self._read_json(JsonReader(path, text))
+        else:
+            self._read_table(path, TextLines(text))
 
-    def _read_json(self, stream: JsonStream) -> None:
+    def _read_json(self, stream: JsonReader) -> None:
         if stream.peek() == "[":
             for line in stream.items():
                 self._take_record(stream, line)
             stream.end()
             return
-        first = stream.look()
+        first = stream.peek_value()
         if isinstance(first, dict) and _is_record(first):
             while stream.peek():
                 self._take_record(stream, stream.line)
@@ -108,7 +115,7 @@ class _Reader:
         self._read_object(stream)
         stream.end()
 
-    def _read_object(self, stream: JsonStream) -> None:
+    def _read_object(self, stream: JsonReader) -> None:
         """Read an object of captions by id, or one that has such an object as its ``results``."""
         about = []  # what may tell of the file, beside its results
         inside = False
@@ -124,7 +131,7 @@ class _Reader:
         for line, name, value in [] if inside else about:
             self._take(stream.path, line, name, value)
 
-    def _take_record(self, stream: JsonStream, line: int) -> None:
+    def _take_record(self, stream: JsonReader, line: int) -> None:
         row = stream.value()
         with self._rows.at(Place(stream.path, line)):
             if not isinstance(row, dict):

@@ -13,12 +13,21 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from capvid.datasets.annotation_files import Place, RowError, Rows, member, read_lines, whole_text
+from capvid.datasets.annotation_files import (
+    JsonReader,
+    Place,
+    RowError,
+    Rows,
+    TextLines,
+    member,
+    read_lines,
+    read_text,
+    whole_text,
+)
 from capvid.datasets.dataset import SPLITS
 from capvid.datasets.formats.msvd import MAPPING
 from capvid.errors import DataError, UsageError
 from capvid.scoring.predictions import IDS, activitynet_id, as_id, is_activitynet, match_ids, read_predictions
-from capvid.utils.text_stream import JsonStream, TextLines, looks_like_json, opened
 
 FORMS = ("coco", "msrvtt", "msvd", "activitynet", "youcook2", "captions", "paragraphs", "jsonl")
 _LISTS = {"annotations": "coco", "images": "coco", "sentences": "msrvtt", "videos": "msrvtt"}
@@ -68,11 +77,11 @@ def read_references(path: Path, *, form: str = "", split: str = "", paragraphs: 
     if path.is_dir():
         raise DataError(f"{path}: is a folder", remedy="give the file of references in it")
     reader = _Reader(path, form, split, paragraphs=paragraphs)
-    with opened(path) as stream:
-        if looks_like_json(stream):
-            reader.read_json(JsonStream(path, stream))
-        else:
-            reader.read_msvd(TextLines(path, stream))
+    text = read_text(path)
+    if text.lstrip()[:1] in ("{", "["):
+        reader.read_json(JsonReader(path, text))
+    else:
+        reader.read_msvd(TextLines(text))
     return reader.finish()
 
 
@@ -104,8 +113,8 @@ class _Reader:
             raise DataError(f"{self.path}: {what} in this file", remedy="give a file of references")
         return self.found
 
-    def read_json(self, stream: JsonStream) -> None:
-        first = stream.look() if self.form in ("", "jsonl") else None
+    def read_json(self, stream: JsonReader) -> None:
+        first = stream.peek_value() if self.form in ("", "jsonl") else None
         if self.form == "jsonl" or (
             isinstance(first, dict) and "id" in first and ("captions" in first or "paragraphs" in first)
         ):
@@ -133,7 +142,7 @@ class _Reader:
         if not self.paragraphs and form in ("activitynet", "youcook2"):
             raise DataError(f"{self.path}: holds paragraphs", remedy="score them with --paragraph")
 
-    def _read_member(self, stream: JsonStream, line: int, name: str) -> None:
+    def _read_member(self, stream: JsonReader, line: int, name: str) -> None:
         opening = stream.peek()
         if self.form not in _BY_ID:
             if name in _LISTS and opening == "[":
@@ -147,7 +156,7 @@ class _Reader:
                         self._take_told(video, stream.value())
                 return
             if name in _ABOUT:
-                stream.skip()
+                stream.value()
                 return
         with self._rows.at(Place(self.path, line, f"record {reprlib.repr(name)}")):
             self._take_by_id(name, stream.value())
@@ -173,7 +182,7 @@ class _Reader:
         self._add_new(name, [" ".join(_texts([member(one, "sentence", str, "sentence") for one in told]))])
         self._note_split(as_id(name), row, "subset")
 
-    def _read_list(self, stream: JsonStream, name: str) -> None:
+    def _read_list(self, stream: JsonReader, name: str) -> None:
         """Read one of the lists of COCO and MSR-VTT: of captions, or of what they are about."""
         for count, line in enumerate(stream.items(), 1):
             with self._rows.at(Place(self.path, line, f"record {count} of {name}")):

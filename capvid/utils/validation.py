@@ -39,18 +39,22 @@ def parse_toml(text: str) -> dict[str, Any]:
 
 
 def _parse(loads: Callable[[Any], Any], text: str | bytes) -> Any:
-    """Parse a document and check its nesting without recursing into it."""
     try:
         document = loads(text)
     except RecursionError:
         raise ValueError("nested too deeply") from None
+    check_nesting(document)
+    return document
+
+
+def check_nesting(document: Any) -> None:
+    """Raise ValueError if a parsed document is nested too deeply, without recursing into it."""
     level, depth, max_depth = [document], 0, limits().nesting
     while level := [node for node in level if isinstance(node, dict | list)]:
         depth += 1
         if depth > max(1, max_depth):
             raise ValueError("nested too deeply")
         level = [child for node in level for child in (node.values() if isinstance(node, dict) else node)]
-    return document
 
 
 LARGEST = 1_000_000  # of integers without other bounds

@@ -186,7 +186,7 @@ def test_a_key_that_comes_twice_in_an_object_is_seen(tmp_path: Path) -> None:
 def test_a_line_in_another_encoding_is_a_bad_row(tmp_path: Path) -> None:
     path = tmp_path / "own.tsv"
     path.write_bytes("good\ta kite\nv\tein Fr\u00fchst\u00fcck\nw\ta boat\n".encode("latin-1"))
-    with pytest.raises(DataError, match=r"line 2: not readable as text .*; save the file as UTF-8"):
+    with pytest.raises(DataError, match=r"line 2: not UTF-8 text .*; save the file as UTF-8"):
         load_data([f"tsv:{path}"])
     data = load_data([f"tsv:{path}"], skip_bad=True)
     assert [video.id for video in data.videos] == ["good", "w"]
@@ -196,8 +196,8 @@ def test_a_line_in_another_encoding_is_a_bad_row(tmp_path: Path) -> None:
 BYTES = [
     (b'{\n"v_a": {"timestamps": [[0, 4', r"train.json, line 2, column \d+: not JSON"),
     (b"", "train.json, line 1, column 1: not JSON"),
-    (b'{\n"v_a":\n"\xfc"}', "train.json, line 3: not readable as text"),
-    ('{"v_a": 1}'.encode("utf-16"), "train.json, line 1: not readable as text"),
+    (b'{\n"v_a":\n"\xfc"}', "train.json, line 3: not UTF-8 text"),
+    ('{"v_a": 1}'.encode("utf-16"), "train.json, line 1: not UTF-8 text"),
     (b"[" * 100_000, "train.json, line 1.*: not JSON"),
     (b"[1, 2]", "train.json: no object of records; give the file as it was published"),
     (b"{}", "no captions in this file"),
@@ -251,7 +251,7 @@ def test_all_bad_rows_are_gathered_and_the_next_data_set_is_read(tmp_path: Path)
     data = load_data([f"tsv:{tmp_path / 'none'}", f"tsv:{path}"], skip_bad=True, keep_going=True)
     assert [bad.place.line for bad in data.skipped] == [1, 3, 5]
     assert [video.id for video in data.videos] == ["a"]
-    assert ["no such captions file" in str(error) for error in data.failed] == [True]
+    assert ["no such file" in str(error) for error in data.failed] == [True]
 
 
 def test_captions_of_a_video_that_was_refused_are_not_refused_again(tmp_path: Path) -> None:

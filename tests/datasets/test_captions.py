@@ -80,12 +80,12 @@ def test_a_bad_paragraph_is_named_by_its_line(tmp_path: Path, change: dict, said
 
 
 def test_missing_and_empty_files_and_unknown_kinds(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="no such captions file"):
+    with pytest.raises(DataError, match="no such file"):
         load_captions([str(tmp_path / "none.jsonl")])
     with pytest.raises(DataError, match="no captions in this file"):
         load_captions([write(tmp_path / "empty.jsonl", "")])
     with pytest.raises(UsageError, match="no such dataset format"):
         load_captions(["nowhere:x"])
     (tmp_path / "bytes.jsonl").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(DataError, match="not readable as text"):
+    with pytest.raises(DataError, match="not UTF-8 text"):
         load_captions([str(tmp_path / "bytes.jsonl")])

@@ -115,7 +115,7 @@ def test_names_of_msvd_clips(tmp_path: Path) -> None:
 BROKEN = {
     "empty": ("", "no captions in this file"),
     "prose": ("a dog runs", "line 1: neither JSON nor an id, a tabulator and a caption; name its form"),
-    "cut off": (FORMS["coco"][:150], "the JSON ends too early .*cut off"),
+    "cut off": (FORMS["coco"][:150], "not JSON: it ends too early .*cut off"),
     "null": (
         '{"annotations": [{"image_id": 1,\n "caption": null}]}',
         "line 1, record 1 of annotations: a caption that is not",
