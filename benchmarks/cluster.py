@@ -25,7 +25,7 @@ from typing import Any
 import psutil
 
 from capvid.utils.options import RuntimeOptions
-from capvid.video.discovery import EXTENSIONS
+from capvid.video.input_set import EXTENSIONS
 
 STORE = 400 << 20  # bytes of the object stores of all nodes
 EVERY = 0.5  # seconds between two looks at the memory

@@ -42,7 +42,7 @@ class InputSet:
     def many(self) -> bool:
         """Whether this is a batch: several inputs, a list, a pattern, a folder or an archive."""
         from capvid.utils.storage import located
-        from capvid.video.discovery import stands_for_many
+        from capvid.video.input_set import stands_for_many
 
         inputs = self.options.inputs or []
         return self.options.from_file is not None or len(inputs) != 1 or stands_for_many(located(inputs[0]))
@@ -79,7 +79,7 @@ class InputSet:
     def _listed(self, batch: Batch) -> Iterator[VideoPath]:
         """Yield the entries of the list; an empty list counts as failed."""
         from capvid.utils.storage import located
-        from capvid.video.input_set import read_list, read_paths
+        from capvid.video.input_lists import read_list, read_paths
 
         source = self.options.from_file
         if source is None:
@@ -107,8 +107,8 @@ def read_inputs(options: InputOptions, *, timeout: float | None) -> InputSet:
         UsageError: no input, an unreadable list, or a part that does not exist.
     """
     from capvid.utils.storage import Blob, located
-    from capvid.video.discovery import EXTENSIONS
-    from capvid.video.input_set import open_list
+    from capvid.video.input_lists import open_list
+    from capvid.video.input_set import EXTENSIONS
 
     source, text = options.from_file, None
     part = None if options.shard is None else read_part(options.shard)

@@ -22,7 +22,7 @@ from capvid.utils.escaping import json_text
 from capvid.utils.files import open_regular
 from capvid.utils.storage import Storage, filesystem, patiently, protocol_of
 from capvid.utils.validation import parse_json
-from capvid.video.input_set import pyarrow_parquet
+from capvid.video.input_lists import pyarrow_parquet
 
 
 @SHARD_FORMATS.register("captions/jsonl")

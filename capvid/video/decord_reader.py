@@ -9,33 +9,32 @@ reader never seeks. Nor does it let decord repeat a frame in place of one that c
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import av
 import numpy as np
 
 from capvid.errors import EmptyVideoError, TruncatedVideoError, UnsupportedCodecError, VideoError
 from capvid.utils.limits import limits
-from capvid.video.container import (
+from capvid.video.frame_source import FrameSource
+from capvid.video.probe import (
     codec_of,
+    damaged_data,
     exceeds_limit,
     kind_of,
+    listening,
     missing_bytes,
-    rotation_of,
-    without_decodable_stream,
+    open_container,
+    unsupported_codec,
 )
-from capvid.video.frame_source import SequentialSource
-from capvid.video.packets import listening, opened
 
 _LONGEST = 1e8  # seconds; larger times are the decoder's mark for "none"
 
 
-class DecordSource(SequentialSource):
+class DecordSource(FrameSource):
     """Frame source on decord, one decoding thread per video; decord turns frames as the file demands.
-
-    Args:
-        path: the video.
-        why: reason for this reader, for :class:`~capvid.video.frame_source.VideoInfo`.
 
     Raises:
         VideoError: the file cannot be opened; the subclass says why.
@@ -44,91 +43,83 @@ class DecordSource(SequentialSource):
     def __init__(self, path: Path, *, why: str = "asked for") -> None:
         kind = kind_of(path)
         if kind == "mpeg-ts":
-            raise UnsupportedCodecError(
-                path,
-                "decord loses frames of MPEG transport streams",
-                remedy="use the reader pyav",
-            )
+            reason = "decord loses frames of MPEG transport streams"
+            raise UnsupportedCodecError(path, reason, remedy="use the reader pyav")
         if missing := missing_bytes(path, kind):
             raise TruncatedVideoError(path, f"the file ends {missing} bytes too early", remedy="get it again")
         # decord's FFmpeg knows no whitelists: PyAV's looks first what it would take the file for
         with listening():
-            opened(path, None)[0].close()
+            container, stream = open_container(path, None)
+            self._codec, rotation = codec_of(stream), 0
+            if kind == "mp4":  # the only kind that decord turns
+                with suppress(av.FFmpegError, StopIteration):
+                    rotation = -round(next(container.decode(stream)).rotation / 90) * 90 % 360
+            container.close()
         self._path = path
-        self._kind = kind
-        self._position = 0  # of the frame that the decoder gives next
-        self._reader: Any = self._open(kind)
-        count = len(self._reader)
+        self._reader = self._open()
+        count, max_frames = len(self._reader), limits().video_frames
         if not count:
             raise EmptyVideoError(path, "has no frames", remedy="get it again")
-        if count > (most := limits().video_frames):
-            raise exceeds_limit(path, f"it has over {most} frames", "video_frames")
-        self._times = repaired_times(
-            np.asarray(self._reader.get_frame_timestamp(list(range(count))), np.float64),
-            float(self._reader.get_avg_fps()),
-        )
-        if kind == "mp4":  # what comes before the start of the edit list is never shown, nor given by decord
-            self._times = self._times[self._times > -1e-4]
-        if not len(self._times):
+        if count > max_frames:
+            raise exceeds_limit(path, f"it has over {max_frames} frames", "video_frames")
+        spans = np.asarray(self._reader.get_frame_timestamp(list(range(count))), np.float64)
+        times = repaired_times(spans, float(self._reader.get_avg_fps()))
+        if kind == "mp4":  # decord omits the frames before the edit list's start: they are never displayed
+            times = times[times > -1e-4]
+        if not len(times):
             raise EmptyVideoError(path, "no frame of it is ever shown", remedy="get it again")
-        self._first = self._next()
-        self._info = self._make_info(
-            path=path,
-            reader="decord",
-            codec=codec_of(path, kind),
-            rotation=rotation_of(path, kind),
-            why=why,
+        self._first = self._next().asnumpy()
+        self._describe(
+            times, self._first, path=path, reader="decord", codec=self._codec, rotation=rotation, why=why
         )
 
-    def _open(self, kind: str) -> Any:
+    def _open(self) -> Any:
+        """Open the file, from its first frame on."""
         try:
             import decord
         except ImportError as error:  # no wheel for this platform
-            raise UnsupportedCodecError(
-                self._path, "decord, which reads videos, is not installed", remedy="pip install decord"
-            ) from error
+            problem = "decord, which reads videos, is not installed"
+            raise UnsupportedCodecError(self._path, problem, remedy="pip install decord") from error
         decord.logging.set_level(decord.logging.QUIET)
+        self._position = 0  # of the frame that the decoder returns next
         try:
             # An absolute path, since decord takes what is before a colon for a protocol; and a tolerance
             # so small that one frame repeated for a damaged one is an error.
             return decord.VideoReader(os.path.abspath(self._path), num_threads=1, fault_tol=1e-9)  # noqa: PTH100
         except (decord.DECORDError, RuntimeError, OSError) as error:
             if "cannot find video stream" in str(error):
-                raise without_decodable_stream(self._path, kind) from error
+                raise unsupported_codec(self._path, self._codec) from error
             if "broken metadata" in str(error):
                 raise EmptyVideoError(self._path, "has no frames", remedy="get it again") from error
-            raise TruncatedVideoError(
-                self._path, "the file is damaged and cannot be opened", remedy="get it again"
-            ) from error
+            problem = "the file is damaged and cannot be opened"
+            raise TruncatedVideoError(self._path, problem, remedy="get it again") from error
 
-    def _frame(self, index: int) -> np.ndarray:
+    def _decode(self, index: int) -> np.ndarray:
         """Decode frame ``index``, (H, W, 3), from the start again if the decoder is past it."""
         if self._reader is None:
             raise VideoError(self._path, "the reader is closed already")
         if index == 0:
             return self._first
         if index < self._position:
-            self._reader, self._position = self._open(self._kind), 0
+            self._reader = self._open()
         while self._position < index:
-            self._next(keep=False)
-        frame = self._next()
+            self._next()
+        frame: np.ndarray = self._next().asnumpy()
         if frame.shape != self._first.shape:
-            raise VideoError(self._path, "its picture size changes", remedy="convert it, say with ffmpeg")
+            raise VideoError(self._path, "its frame size changes", remedy="convert it, say with ffmpeg")
         return frame
 
-    def _next(self, *, keep: bool = True) -> np.ndarray:
-        """Decode one more frame; its pixels are copied only if ``keep``."""
+    def _next(self) -> Any:
+        """Decode one more frame, whose pixels are not copied yet."""
         import decord
         from decord._ffi.base import DECORDLimitReachedError  # raised for repeated frames
 
         try:
             frame = self._reader.next()
         except (decord.DECORDError, DECORDLimitReachedError, RuntimeError, StopIteration) as error:
-            raise TruncatedVideoError(
-                self._path, "the video's data are damaged or end too early", remedy="get it again"
-            ) from error
+            raise damaged_data(self._path) from error
         self._position += 1
-        return frame.asnumpy() if keep else np.empty(0, np.uint8)
+        return frame
 
     def close(self) -> None:
         """Release the file and the decoder."""

@@ -4,29 +4,27 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import numpy as np
 
 from capvid.errors import UsageError
-from capvid.video.frame_source import Windows
+from capvid.video.frame_source import Reduce, Windows
 
 MAX_FRAMES = 100_000  # of one video, or of a window and its stride
-
-_Reduce = Callable[[np.ndarray], np.ndarray]
 
 
 @dataclass(frozen=True)
 class Sampling(ABC):
     """Rule that chooses the frames of a video.
 
-    Attributes:
-        clean: whether chosen frames that show nothing new are dropped once they are read
-            (:func:`~capvid.video.frame_filter.useful`).
+    With ``clean``, chosen frames that show nothing new are dropped once they are read
+    (:func:`~capvid.video.frame_filter.useful`).
     """
 
     clean: bool = field(default=False, kw_only=True)
+    form: ClassVar[str]  # the sampling as text, with its fields in braces
 
     @abstractmethod
     def choose(self, times: np.ndarray) -> np.ndarray:
@@ -34,13 +32,9 @@ class Sampling(ABC):
 
     def spec(self) -> str:
         """Return the sampling as text, as in feature headers."""
-        return self._spec() + ("+clean" if self.clean else "")
+        return self.form.format(self) + ("+clean" if self.clean else "")
 
-    @abstractmethod
-    def _spec(self) -> str:
-        """Return the same without ``+clean``."""
-
-    def windows(self, frames: int, reduce: _Reduce | None) -> Windows | None:
+    def windows(self, frames: int, reduce: Reduce | None) -> Windows | None:
         """Return the sampling's own windows, if it has windows of ``frames`` frames."""
         return None
 
@@ -50,10 +44,11 @@ class UniformSampling(Sampling):
     """K = ``num_frames`` frames evenly spread over the time of a video."""
 
     num_frames: int
+    form = "uniform:{0.num_frames}"
 
     def __post_init__(self) -> None:
         if not 1 <= self.num_frames <= MAX_FRAMES:
-            remedy = "take at least 1" if self.num_frames < 1 else f"take at most {MAX_FRAMES}"
+            remedy = f"take at least 1, at most {MAX_FRAMES}"
             raise UsageError(f"{self.num_frames} frames cannot be sampled", remedy=remedy)
 
     def choose(self, times: np.ndarray) -> np.ndarray:
@@ -65,21 +60,18 @@ class UniformSampling(Sampling):
             return np.arange(len(times))
         return _middles(times, (_end(times) - times[0]) / self.num_frames, self.num_frames)
 
-    def _spec(self) -> str:
-        return f"uniform:{self.num_frames}"
-
 
 @dataclass(frozen=True)
 class RateSampling(Sampling):
     """Frames at a fixed rate: 2 frames per second for the features of MART (Lei et al. 2020)."""
 
     fps: float
+    form = "fps:{0.fps:g}"
 
     def __post_init__(self) -> None:
         if not 0 < self.fps <= 1000:
-            raise UsageError(
-                f"{self.fps:g} frames a second cannot be sampled", remedy="take more than 0, at most 1000"
-            )
+            problem = f"{self.fps:g} frames a second cannot be sampled"
+            raise UsageError(problem, remedy="take more than 0, at most 1000")
 
     def choose(self, times: np.ndarray) -> np.ndarray:
         """Return the frames nearest to the middle of each 1 / fps seconds, at least one if there is a frame.
@@ -93,30 +85,22 @@ class RateSampling(Sampling):
         parts = max(1, int(duration * self.fps + 0.5))
         return _middles(times, min(1 / self.fps, duration), parts)
 
-    def _spec(self) -> str:
-        return f"fps:{self.fps:g}"
-
 
 @dataclass(frozen=True)
 class WindowSampling(Sampling):
     """Windows of neighbouring frames: 16, every 6 frames, in DenseLSTM (Zhu and Jiang 2019).
 
     Image networks see the middle frame of each window, clip networks of the same length see the window.
-
-    Attributes:
-        size: frames per window.
-        stride: frames between the starts of windows.
     """
 
-    size: int
-    stride: int
+    size: int  # frames per window
+    stride: int  # frames between the starts of windows
+    form = "windows:{0.size}/{0.stride}"
 
     def __post_init__(self) -> None:
-        if min(self.size, self.stride) < 1 or max(self.size, self.stride) > MAX_FRAMES:
-            remedy = "take at least 1" if min(self.size, self.stride) < 1 else f"take at most {MAX_FRAMES}"
-            raise UsageError(
-                f"windows of {self.size} frames every {self.stride} cannot be sampled", remedy=remedy
-            )
+        if not 1 <= min(self.size, self.stride) <= max(self.size, self.stride) <= MAX_FRAMES:
+            problem = f"windows of {self.size} frames every {self.stride} cannot be sampled"
+            raise UsageError(problem, remedy=f"take at least 1, at most {MAX_FRAMES}")
 
     def choose(self, times: np.ndarray) -> np.ndarray:
         """Return the middle frame of each complete window.
@@ -128,49 +112,31 @@ class WindowSampling(Sampling):
         stride = min(self.stride, len(times))  # a longer one gives the same, but may overflow an integer
         return np.arange(self.size // 2, len(times) - self.size + self.size // 2 + 1, stride)
 
-    def windows(self, frames: int, reduce: _Reduce | None) -> Windows | None:
+    def windows(self, frames: int, reduce: Reduce | None) -> Windows | None:
         """Return the sampling's own windows, if they have ``frames`` frames."""
-        return _FullWindows(size=self.size, reduce=reduce) if frames == self.size else None
-
-    def _spec(self) -> str:
-        return f"windows:{self.size}/{self.stride}"
-
-
-@dataclass(frozen=True, kw_only=True)
-class _FullWindows(Windows):
-    """The windows of :class:`WindowSampling`."""
-
-    offsets: tuple[float, ...] = ()
-    size: int
-
-    def choose(self, times: np.ndarray, sampled: np.ndarray) -> np.ndarray:
-        """Return the frames (T, C) of each window; beyond the video's end its last frame."""
-        starts = np.maximum(sampled[:, None] - self.size // 2, 0)
-        return np.minimum(starts + np.arange(self.size), len(times) - 1)
+        return Windows(size=self.size, reduce=reduce) if frames == self.size else None
 
 
 @dataclass(frozen=True)
 class ChosenTimes(Sampling):
-    """Frames nearest to certain times, chosen by ``like`` in an earlier pass over the video.
+    """Frames nearest to certain times, chosen by ``like`` in an earlier pass over the video."""
 
-    Attributes:
-        times: times in seconds, ascending.
-        like: the sampling whose windows are kept.
-    """
+    times: tuple[float, ...]  # in seconds, ascending
+    like: Sampling  # whose windows are kept
+    form = "times:{0.num_frames}"
 
-    times: tuple[float, ...]
-    like: Sampling
+    @property
+    def num_frames(self) -> int:
+        """Number of times, and of frames at most."""
+        return len(self.times)
 
     def choose(self, times: np.ndarray) -> np.ndarray:
         """Return the frames nearest to the wanted times."""
         return nearest(np.asarray(self.times), times) if len(times) else np.arange(0)
 
-    def windows(self, frames: int, reduce: _Reduce | None) -> Windows | None:
+    def windows(self, frames: int, reduce: Reduce | None) -> Windows | None:
         """Return the windows of the other sampling."""
         return self.like.windows(frames, reduce)
-
-    def _spec(self) -> str:
-        return f"times:{len(self.times)}"
 
 
 def nearest(wanted: np.ndarray, times: np.ndarray) -> np.ndarray:
@@ -206,18 +172,16 @@ def parse_sampling(text: str) -> Sampling:
     Raises:
         UsageError: unknown form, or a number out of range.
     """
-    match = re.fullmatch(r"(uniform|fps|windows):([0-9.]+)(?:/([0-9]+))?(\+clean)?", text)
+    match = re.fullmatch(r"(?:uniform:([0-9]+)|fps:([0-9.]+)|windows:([0-9]+)/([0-9]+))(\+clean)?", text)
     try:
         if match is not None:
-            kind, number, stride, clean = match[1], match[2], match[3], match[4] is not None
-            if kind == "windows" and stride:
-                return WindowSampling(size=int(number), stride=int(stride), clean=clean)
-            if kind == "fps" and not stride:
-                return RateSampling(fps=float(number), clean=clean)
-            if kind == "uniform" and not stride:
-                return UniformSampling(num_frames=int(number), clean=clean)
-    except ValueError:
+            num_frames, fps, size, stride, clean = match.groups()
+            if num_frames:
+                return UniformSampling(int(num_frames), clean=bool(clean))
+            if fps:
+                return RateSampling(float(fps), clean=bool(clean))
+            return WindowSampling(int(size), int(stride), clean=bool(clean))
+    except ValueError:  # a rate with two points, or a number with thousands of digits
         pass
-    raise UsageError(
-        f"{text}: no such sampling", remedy="write uniform:28, fps:2 or windows:16/6, perhaps with +clean"
-    )
+    remedy = "write uniform:28, fps:2 or windows:16/6, perhaps with +clean"
+    raise UsageError(f"{text}: no such sampling", remedy=remedy)

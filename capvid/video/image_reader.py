@@ -6,24 +6,26 @@ import io
 import os
 import threading
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
 import numpy as np
 
-from capvid.errors import EmptyVideoError, MissingVideoError, TruncatedVideoError, VideoError
+from capvid.errors import EmptyVideoError, TruncatedVideoError, VideoError
 from capvid.utils.files import open_regular
 from capvid.utils.limits import limits
-from capvid.video.frame_source import FrameSource, VideoInfo
+from capvid.video.frame_source import FrameSource
 
 SUFFIXES = (".jpeg", ".jpg", ".png", ".webp")
-SECONDS = 2.0
+SECONDS = 2.0  # that each image lasts
 _FORMATS = ("BMP", "GIF", "JPEG", "PNG", "WEBP")  # none that runs a program or opens another file
 _CHUNK = 4096  # bytes decompressed at a time
 _ENTRY = 4  # bytes of memory, at least, for each byte of a zip file's directory
 _pillow_lock = threading.Lock()
+
+Contents = tuple[zipfile.ZipFile, dict[str, list[str]]]  # the open file, and each folder's images
 
 
 def archive_of(path: Path) -> Path | None:
@@ -34,17 +36,12 @@ def archive_of(path: Path) -> Path | None:
     return None
 
 
-def picture_folders(archive: Path) -> list[Path]:
-    """Return the sorted paths of the videos in a zip file: its folders that hold images.
-
-    Raises:
-        VideoError: not a zip file.
-    """
+def image_folders(archive: Path) -> list[Path]:
+    """Return the sorted paths of the folders with images in a zip file; raise VideoError if it is none."""
     return [archive / folder for folder in _contents(archive)[1]]
 
 
-def _contents(archive: Path) -> tuple[zipfile.ZipFile, dict[str, list[str]]]:
-    """Return the open zip file, and the names of each folder's images."""
+def _contents(archive: Path) -> Contents:
     try:
         status = archive.stat()
         return _open(str(archive), status.st_size, status.st_mtime_ns)
@@ -53,7 +50,7 @@ def _contents(archive: Path) -> tuple[zipfile.ZipFile, dict[str, list[str]]]:
 
 
 @lru_cache(maxsize=4)
-def _open(archive: str, size: int, changed: int) -> tuple[zipfile.ZipFile, dict[str, list[str]]]:
+def _open(archive: str, *version: int) -> Contents:
     opened = zipfile.ZipFile(_BoundedReads(open_regular(archive), limits().header_bytes // _ENTRY))
     folders: dict[str, list[str]] = {}
     for name in sorted(opened.namelist()):
@@ -65,25 +62,23 @@ def _open(archive: str, size: int, changed: int) -> tuple[zipfile.ZipFile, dict[
     return opened, folders
 
 
-class UnsuitableImageError(ValueError):
-    """An image beyond a limit, or not of the size of the others."""
-
-
 class _BoundedReads:
     """A file that refuses reads beyond a limit: ``zipfile`` reads a directory at once."""
 
     def __init__(self, file: IO[bytes], max_bytes: int) -> None:
-        self._file = file
-        self._max_bytes = max_bytes
+        self._file, self._max_bytes = file, max_bytes
 
     def read(self, size: int = -1) -> bytes:
-        """Read like the file, up to the limit."""
         if size > self._max_bytes:
             raise zipfile.BadZipFile(f"its directory has {size} bytes, more than the limit")
         return self._file.read(size)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._file, name)
+
+
+class UnsuitableImageError(ValueError):
+    """An image beyond a limit, or not of the size of the others."""
 
 
 def read_member(archive: zipfile.ZipFile, name: str) -> bytes:
@@ -103,12 +98,8 @@ def read_member(archive: zipfile.ZipFile, name: str) -> bytes:
         return b"".join(iter(lambda: member.read(_CHUNK), b""))
 
 
-def decode_picture(read: Callable[[], bytes], size: tuple[int, int] | None = None) -> np.ndarray:
-    """Decode the image whose bytes ``read`` returns: (H, W, 3) uint8 RGB.
-
-    Args:
-        read: function that returns the bytes of the file.
-        size: required width and height; None allows any size within the limit on pixels.
+def decode_image(read: Callable[[], bytes], size: tuple[int, int] | None = None) -> np.ndarray:
+    """Decode the image whose bytes ``read`` returns, of a required width and height: (H, W, 3) uint8 RGB.
 
     Raises:
         UnsuitableImageError: it is beyond a limit, or of another size.
@@ -125,15 +116,14 @@ def decode_picture(read: Callable[[], bytes], size: tuple[int, int] | None = Non
             finally:
                 Image.MAX_IMAGE_PIXELS = pillow_limit
         with image:
-            width, height = image.size
-            max_pixels = limits().frame_pixels
+            (width, height), max_pixels = image.size, limits().frame_pixels
             if width * height > max_pixels:
                 raise UnsuitableImageError(
                     f"has {width} x {height} pixels, more than the limit of {max_pixels}; "
                     "raise CAPVID_LIMIT_FRAME_PIXELS"
                 )
             if size is not None and image.size != size:
-                raise UnsuitableImageError("is not of the size of the first picture")
+                raise UnsuitableImageError("is not of the size of the first image")
             return np.array(image.convert("RGB"))
     except (MemoryError, UnsuitableImageError):
         raise
@@ -141,69 +131,40 @@ def decode_picture(read: Callable[[], bytes], size: tuple[int, int] | None = Non
         raise ValueError(f"{type(error).__name__}: {error}") from error
 
 
-class PicturesSource(FrameSource):
-    """Frame source over the images of one folder in a zip file.
+class ImageSource(FrameSource):
+    """Frame source over the images of one folder in a zip file; every image lasts equally long.
+
+    The zip file, of which ``path`` is a folder, stays open for the next video in it.
 
     Raises:
         VideoError: the zip file or its first image cannot be read, or there is no such folder.
     """
 
-    def __init__(self, path: Path) -> None:
-        archive = archive_of(path)
-        if archive is None:
-            raise MissingVideoError(path, "leads into no zip file")
+    def __init__(self, path: Path, archive: Path) -> None:
         self._path = path
         self._archive, folders = _contents(archive)
         self._names = folders.get(path.relative_to(archive).as_posix(), [])
         if not self._names:
-            raise EmptyVideoError(path, "is no folder of pictures", remedy=f"see what is in {archive.name}")
+            raise EmptyVideoError(path, "is no folder of images", remedy=f"see what is in {archive.name}")
         self._size: tuple[int, int] | None = None
-        height, width = self._decode(0).shape[:2]
-        self._size = width, height
-        count = len(self._names)
-        self._info = VideoInfo(
+        first = self._decode(0)
+        self._size = first.shape[1], first.shape[0]
+        self._describe(
+            np.arange(len(self._names)) * SECONDS,
+            first,
+            still=SECONDS,
             path=path,
-            reader="pictures",
+            reader="images",
             codec=Path(self._names[0]).suffix[1:].lower(),
-            width=width,
-            height=height,
-            num_frames=count,
-            duration=SECONDS * count,
-            fps=1 / SECONDS,
-            why="pictures in a zip file",
+            why="images in a zip file",
         )
-
-    @property
-    def info(self) -> VideoInfo:
-        """Properties of the video."""
-        return self._info
-
-    def frame_times(self) -> np.ndarray:
-        """Return the presentation times (N,) in seconds: every image lasts equally long."""
-        return np.arange(len(self._names)) * SECONDS
-
-    def read(self, indices: Sequence[int]) -> np.ndarray:
-        """Decode images by index: (T, H, W, 3) uint8 RGB.
-
-        Raises:
-            TruncatedVideoError: an image cannot be decoded.
-            VideoError: an image is larger than the limits, or not of the size of the first one.
-        """
-        frames = np.empty((len(indices), self._info.height, self._info.width, 3), np.uint8)
-        for row, index in zip(frames, indices, strict=True):
-            row[:] = self._decode(index)
-        return frames
 
     def _decode(self, index: int) -> np.ndarray:
         name = self._names[index]
         try:
-            return decode_picture(lambda: read_member(self._archive, name), self._size)
+            return decode_image(lambda: read_member(self._archive, name), self._size)
         except UnsuitableImageError as error:
             raise VideoError(self._path, f"{name} {error}") from error
         except ValueError as error:
-            raise TruncatedVideoError(
-                self._path, f"{name} cannot be decoded", remedy="get it again"
-            ) from error
-
-    def close(self) -> None:
-        """Do nothing: the zip file stays open for the next video in it."""
+            problem = f"{name} cannot be decoded"
+            raise TruncatedVideoError(self._path, problem, remedy="get it again") from error

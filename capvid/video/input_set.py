@@ -1,46 +1,63 @@
-"""Input sets: the videos that arguments and list files stand for."""
+"""Input sets: the videos that files, folders, patterns, archives and addresses stand for."""
 
 from __future__ import annotations
 
-import codecs
-import csv
-import errno
 import hashlib
-import io
 import os
+import re
+import tarfile
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import chain, count, islice
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from fnmatch import fnmatch
+from itertools import count, takewhile
 from pathlib import Path, PurePath, PurePosixPath
-from typing import IO, Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
-from capvid.errors import CapvidError, UsageError
+from capvid.errors import CapvidError, MissingVideoError, VideoError, input_error
 from capvid.utils.digests import Digests, identity
 from capvid.utils.files import open_regular
-from capvid.utils.limits import limits
-from capvid.utils.storage import VideoPath, local_copy, located
-from capvid.video.discovery import Failed, Search, real
+from capvid.utils.storage import (
+    Blob,
+    Deadline,
+    StorageError,
+    VideoPath,
+    ask,
+    filesystem,
+    is_url,
+    located,
+    patiently,
+    protocol_of,
+    read_range,
+    size_of,
+)
 
-COLUMNS = ("video", "path", "url", "file", "filename", "video_path")  # the first that exists is taken
-_LONG_NAME, _LONG_PATH = 240, 2000  # bytes, of 255 and 4096 on most systems
-_PEEK = 1 << 16  # bytes
-_LONGEST_LINE = 1 << 16  # bytes; addresses with signatures are longer than any path
-_LONGEST_ROW = 1 << 20  # characters of a table that are read at once
+_EXTENSIONS = ".3g2 .3gp .asf .avi .divx .flv .gif .m2ts .m4v .mkv .mov .mp4 .mpeg .mpg .mts .ogv .ts .vob"
+EXTENSIONS = frozenset([*_EXTENSIONS.split(), ".webm", ".wmv"])
+_FILES = EXTENSIONS | {".safetensors", ".tar", ".zip"}  # never folders, so that no server is asked
+_CHECK_PATTERN = "check the path; hidden files are passed over"
+_WILD = re.compile(r"[*?[]")
+_REMOTE_WILD = re.compile(r"[*[]")  # at addresses a question mark begins a query
+_FETCH = 1 << 16  # bytes fetched at a time where only the headers between members are read
+_MAX_HEADER_BYTES = 1 << 20  # of one member; tarfile holds them in memory, and joins sparse maps slowly
+# errors that tarfile raises for damaged headers, besides its own
+_DAMAGED = (ValueError, OverflowError, LookupError, TypeError, RecursionError, EOFError)
+_MAX_NAME, _MAX_PATH = 240, 2000  # bytes, of 255 and 4096 on most systems
+
+# The functions of os.path return False where those of Path raise, such as for a name that is too long.
+_is_folder, _is_file = os.path.isdir, os.path.isfile
+
+NamedVideo = tuple[VideoPath, PurePosixPath]
+Failed = Callable[[CapvidError], None]
 
 
 @dataclass(frozen=True)
 class VideoInput:
-    """One video of an input set.
-
-    Attributes:
-        path: path or address.
-        key: relative path, unique among the inputs, that names its outputs; always with ``/``, never with
-            ``..``.
-    """
+    """One video of an input set."""
 
     path: VideoPath
-    key: str
+    key: str  # relative path with ``/`` and without ``..``, unique among the inputs, that names its outputs
 
 
 def find_videos(
@@ -61,30 +78,28 @@ def find_videos(
     pattern; it matches files with known extensions, and others only if it ends in theirs.
 
     The key of a file is its name; below a folder, a zip file or the part of a pattern without wildcards, the
-    path from there.
+    path from there. It has no extension, unless another video has the same key.
 
     Args:
         inputs: files, folders and patterns.
-        listed: paths of a list, files or folders, taken literally. Their keys are these paths without
-            extension, so that they hardly depend on what else is in the list.
+        listed: paths of a list, files or folders, taken literally. Their keys are these paths, so that they
+            hardly depend on what else is in the list.
         recursive: whether to search the folders of a folder.
         failed: called with the error of each input, or folder below one, that fails; None raises the first.
-        timeout: seconds for each request to a server; None sets no limit.
+        timeout: seconds for each request to a server, and for the headers of each remote archive; None sets
+            no limit.
 
     Raises:
         CapvidError: without ``failed``: a folder or pattern gives no video, a zip file no folder of images,
             or a folder cannot be listed.
     """
-    names_by_path: dict[VideoPath, tuple[VideoPath, PurePosixPath]] = {}
-    for path, name in _search(inputs, listed, recursive, failed, timeout):
-        names_by_path.setdefault(real(path) if isinstance(path, Path) else path, (path, name))
+    videos: dict[VideoPath, NamedVideo] = {}
+    for path, name in _Search(recursive, failed, timeout).videos(inputs, listed):
+        videos.setdefault(_real(path) if isinstance(path, Path) else path, (path, _safe(name)))
     keys = _shortest_keys(
-        [
-            (target if isinstance(target, Path) else target.inner, _inner(name))
-            for target, (_, name) in names_by_path.items()
-        ]
+        [(real if isinstance(real, Path) else real.inner, name) for real, (_, name) in videos.items()]
     )
-    return [VideoInput(path, key) for (path, _), key in zip(names_by_path.values(), keys, strict=True)]
+    return [VideoInput(path, key) for (path, _), key in zip(videos.values(), keys, strict=True)]
 
 
 def iter_videos(
@@ -101,33 +116,27 @@ def iter_videos(
     without extension and without dots, with a digest if an earlier video has the same.
     """
     digests, keys = Digests(), Digests()
-    for path, name in _search(inputs, listed, recursive, failed, timeout):
+    for path, name in _Search(recursive, failed, timeout).videos(inputs, listed):
         digest = identity(path)
         if not digests.add(digest):
             continue
-        inner = _inner(name)
-        key = (inner.parent / inner.stem.strip(".").replace(".", "_")).as_posix()
+        name = _safe(name)
+        key = (name.parent / name.stem.strip(".").replace(".", "_")).as_posix()
         if key == "." or not keys.add(identity(key)):
             key = f"{key}-{digest.hex()[:12]}"
             keys.add(identity(key))
         yield VideoInput(path, key)
 
 
-def _search(
-    inputs: Iterable[Path | str],
-    listed: Iterable[VideoPath | str],
-    recursive: bool,
-    failed: Failed | None,
-    timeout: float | None,
-) -> Iterator[tuple[VideoPath, PurePosixPath]]:
-    """Yield the paths and names of the videos that inputs and a list stand for."""
-
-    def fail(error: CapvidError) -> None:
-        raise error
-
-    search = Search(recursive=recursive, failed=failed or fail, timeout=timeout)
-    yield from chain.from_iterable(map(search.given, inputs))
-    yield from chain.from_iterable(map(search.listed, listed))
+def stands_for_many(path: VideoPath) -> bool:
+    """Return whether an argument stands for a batch: a pattern, folder or archive; no server is asked."""
+    suffix = path.suffix.lower()
+    if suffix in (".tar", ".zip"):
+        return True
+    if isinstance(path, Path):
+        return _is_folder(path) or bool(_WILD.search(str(path)) and not os.path.lexists(path))
+    is_file = suffix in _FILES or protocol_of(path.url).startswith("http")
+    return not is_file or bool(_REMOTE_WILD.search(str(path.inner)))
 
 
 def _shortest_keys(videos: Sequence[tuple[PurePath, PurePosixPath]]) -> list[str]:
@@ -136,193 +145,353 @@ def _shortest_keys(videos: Sequence[tuple[PurePath, PurePosixPath]]) -> list[str
     The key is the name without its extension; where two share it, with the extension; where they still share
     it, the path from further up; with a number as a last resort.
     """
-
-    def key_at(path: PurePath, name: PurePosixPath, level: int) -> str:
-        if level == 0:
-            return (name.parent / (name.stem if name.stem.strip(".") else name.name)).as_posix()
-        return name.as_posix() if level == 1 else _inner(PurePath(*path.parts[-level:])).as_posix()
-
-    levels = [0] * len(videos)
-    keys = [key_at(path, name, 0) for path, name in videos]
+    levels = [0] * len(videos)  # 0: without extension, 1: with it, n: the last n parts of the path
     while True:
-        shared = {key for key, uses in Counter(keys).items() if uses > 1}
-        raised = [
+        keys = []
+        for (path, name), level in zip(videos, levels, strict=True):
+            if level == 0 and name.stem.strip("."):
+                name = name.parent / name.stem
+            elif level > 1:
+                name = _safe(PurePath(*path.parts[-level:]))
+            keys.append(name.as_posix())
+        uses = Counter(keys)
+        ambiguous = [
             index
             for index, (key, (path, _)) in enumerate(zip(keys, videos, strict=True))
-            if key in shared and levels[index] < max(1, len(path.parts) - 1)
+            if uses[key] > 1 and levels[index] < max(1, len(path.parts) - 1)
         ]
-        if not raised:
+        if not ambiguous:
             break
-        for index in raised:
+        for index in ambiguous:
             levels[index] += 1
-            keys[index] = key_at(*videos[index], levels[index])
-    used = set(keys)
+    taken, earlier = set(keys), set()
     for index, key in enumerate(keys):
-        if key in shared and keys.index(key) < index:
-            keys[index] = next(f"{key}-{number}" for number in count(2) if f"{key}-{number}" not in used)
-            used.add(keys[index])
+        if key in earlier:
+            keys[index] = next(f"{key}-{number}" for number in count(2) if f"{key}-{number}" not in taken)
+            taken.add(keys[index])
+        earlier.add(key)
     return keys
 
 
-def _inner(name: PurePath) -> PurePosixPath:
-    """Return the name without parts that lead upwards, at most as long as file systems accept."""
+def _safe(name: PurePath | str) -> PurePosixPath:
+    """Return a name without parts that lead elsewhere, at most as long as file systems accept."""
+    name = PurePosixPath(name) if isinstance(name, str) else name
     parts = [part for part in name.parts if part not in ("..", name.anchor)]
-    if len(os.fsencode(name)) > _LONG_PATH:
+    if len(os.fsencode(name)) > _MAX_PATH:
         parts = parts[-1:]
     for index, part in enumerate(parts):
         raw = os.fsencode(part)
-        if len(raw) > _LONG_NAME:
+        if len(raw) > _MAX_NAME:
             parts[index] = f"{raw[:150].decode('utf-8', 'ignore')}-{hashlib.sha256(raw).hexdigest()[:16]}"
     return PurePosixPath(*parts) if parts else PurePosixPath("video")
 
 
-def read_list(
-    source: VideoPath, column: str | None = None, *, timeout: float | None = None
-) -> Iterator[VideoPath]:
-    """Yield the entries of a list, in constant memory.
-
-    Args:
-        source: a ``.csv``, ``.tsv`` or ``.parquet`` file with a column of paths or addresses, or a text file
-            with one on each line, or with NUL after each; a path or address itself.
-        column: name of the column; None takes the first of :data:`COLUMNS` that exists.
-        timeout: seconds for fetching the list; None sets no limit.
-
-    Raises:
-        UsageError: the list cannot be read, or has no such column.
-        StorageError: the list cannot be fetched.
-    """
+def _real(path: Path) -> Path:
+    """Return the path without symbolic links, as far as they can be resolved."""
     try:
-        max_bytes = limits().list_bytes
-        with local_copy(source, max_bytes=max_bytes, timeout=timeout) as path, open_list(path) as file:
-            suffix = source.suffix.lower()
-            if suffix == ".parquet":
-                yield from _read_parquet(source, file, column)
-            elif suffix in (".csv", ".tsv"):
-                yield from _read_table(source, file, column, delimiter="\t" if suffix == ".tsv" else ",")
-            elif column is not None:
-                raise UsageError(f"{source}: a list of lines has no columns", remedy="leave out --column")
+        return path.resolve()
+    except (OSError, RuntimeError, ValueError):
+        return Path(os.path.normpath(path.absolute()))
+
+
+@dataclass
+class _Search:
+    """Search for videos; each comes with a name below the folder or archive that holds it."""
+
+    recursive: bool
+    failed: Failed | None
+    timeout: float | None
+    _reported: set[str] = field(default_factory=set)
+    _last_error: CapvidError | None = None
+    _failures: int = 0
+
+    def videos(self, inputs: Iterable[Path | str], listed: Iterable[VideoPath | str]) -> Iterator[NamedVideo]:
+        """Yield the videos of arguments, and of the entries of a list, named by their full paths."""
+        for path in map(located, inputs):
+            if isinstance(path, Blob):
+                yield from self._at_address(path, literally=False)
+            elif _WILD.search(str(path)) and not os.path.lexists(path):
+                reason = "there is no such file, and no video matches it as a pattern"
+                error = MissingVideoError(path, reason, remedy=_CHECK_PATTERN)
+                yield from self._require(self._matching(path), error)
             else:
-                yield from read_paths(file, name=source)
-    except OSError as error:
-        reason = error.strerror or "there is no such file"
-        raise UsageError(f"{source}: the list cannot be read ({reason})") from error
+                yield from self._at_path(path, PurePosixPath(path.name), PurePosixPath())
+        for path in map(located, listed):
+            if isinstance(path, Blob):
+                yield from self._at_address(path, literally=True)
+            else:
+                name = PurePosixPath(path.relative_to(path.anchor))
+                yield from self._at_path(path, name, name)
+
+    def _at_path(self, path: Path, name: PurePosixPath, within: PurePosixPath) -> Iterator[NamedVideo]:
+        """Yield a file as ``name``, or the videos of a folder or archive, named below ``within``."""
+        suffix = path.suffix.lower()
+        if suffix == ".zip" and _is_file(path):
+            yield from self._image_folders(path, within)
+        elif suffix == ".tar" and _is_file(path):
+            videos = self._members(path, name.parent / path.stem)
+            yield from self._require(videos, _no_videos(path, "this archive"))
+        elif _is_folder(path):
+            kind = "this folder" if self.recursive else "this folder itself"
+            yield from self._require(self._below(path, within), _no_videos(path, kind))
+        else:
+            yield path, name
+
+    def _matching(self, pattern: Path) -> Iterator[NamedVideo]:
+        """Yield the videos that match a pattern, by name.
+
+        ``*`` and ``?`` stand for parts of a name, ``**`` for any number of folders. Hidden files and folders
+        are skipped unless the pattern names the dot; ``**`` follows each symbolic link to a folder once.
+        """
+        parts = pattern.parts
+        base = Path(*takewhile(lambda part: not _WILD.search(part), parts))
+        wild = parts[len(base.parts) :] + (("*",) if parts[-1] == "**" else ())
+        for path in sorted(set(self._matches(base, wild)), key=lambda path: path.parts):
+            name = PurePosixPath(path.relative_to(base))
+            if _is_folder(path):
+                yield from self._below(path, name)
+            elif path.suffix.lower() in EXTENSIONS | ({pattern.suffix.lower()} - {""}):
+                yield from self._at_path(path, name, name)
+
+    def _matches(self, folder: Path, parts: Sequence[str]) -> Iterator[Path]:
+        """Yield the paths below a folder that match the parts of a pattern."""
+        if not parts:
+            yield folder
+            return
+        part, rest = parts[0], parts[1:]
+        if part == "**":
+            yield from self._matches(folder, rest)
+            if _is_folder(folder):
+                for path, is_folder in self._walk(folder, recursive=True):
+                    if is_folder:
+                        yield from self._matches(path, rest)
+        elif not _WILD.search(part):
+            if os.path.lexists(folder / part):
+                yield from self._matches(folder / part, rest)
+        elif _is_folder(folder):
+            for path, is_folder in self._entries(folder):
+                hidden = path.name.startswith(".") and not part.startswith(".")
+                if not hidden and fnmatch(path.name, part) and (not rest or is_folder):
+                    yield from self._matches(path, rest)
+
+    def _below(self, folder: Path, within: PurePosixPath) -> Iterator[NamedVideo]:
+        """Yield the videos below a folder, and those in its archives."""
+        for path, is_folder in self._walk(folder, recursive=self.recursive):
+            name = within / path.relative_to(folder)
+            yield from () if is_folder else self._file(path, name)
+
+    def _file(self, path: VideoPath, name: PurePosixPath) -> Iterator[NamedVideo]:
+        """Yield a file with a known extension, or the videos in an archive."""
+        if path.suffix.lower() in EXTENSIONS:
+            yield path, name
+        elif path.suffix.lower() == ".tar":
+            yield from self._members(path, name.with_suffix(""))
+
+    def _walk(self, folder: Path, *, recursive: bool) -> Iterator[tuple[Path, bool]]:
+        """Yield the paths below a folder by name, each with whether it is a folder, but no hidden ones."""
+        visited = {_real(folder)}
+        pending = [self._entries(folder)]
+        while pending:  # no recursion: folders may be nested deeper than calls may be
+            path, is_folder = next(pending[-1], (None, False))
+            if path is None:
+                pending.pop()
+            elif path.name.startswith("."):
+                continue
+            elif not is_folder:
+                yield path, False
+            elif recursive and (real := _real(path)) not in visited:
+                visited.add(real)
+                yield path, True
+                pending.append(self._entries(path))
+
+    def _entries(self, folder: Path) -> Iterator[tuple[Path, bool]]:
+        """Yield the paths in a folder by name, each with whether it is a folder."""
+        try:
+            with os.scandir(folder) as scan:
+                entries = sorted(scan, key=lambda entry: entry.name)
+        except OSError as error:
+            reason = f"cannot be listed ({error.strerror})"
+            self._fail(CapvidError(f"{folder}: {reason}", remedy="see its permissions"))
+            return
+        for entry in entries:
+            # a circular link makes entry.is_dir() raise; opening the link reports that
+            yield Path(entry.path), _is_folder(entry) if entry.is_symlink() else entry.is_dir()
+
+    def _image_folders(self, archive: Path, within: PurePosixPath) -> Iterator[NamedVideo]:
+        """Yield the folders of images in a zip file."""
+        from capvid.video.image_reader import SUFFIXES, image_folders
+
+        try:
+            folders = image_folders(archive)
+            if not folders:
+                remedy = f"put the frames of each video ({', '.join(SUFFIXES)}) into a folder of its own"
+                raise CapvidError(f"{archive}: no folders of images in this zip file", remedy=remedy)
+        except Exception as cause:
+            self._fail(input_error(archive, cause))
+        else:
+            yield from ((folder, within / folder.relative_to(archive)) for folder in folders)
+
+    def _members(self, archive: VideoPath, within: PurePosixPath) -> Iterator[NamedVideo]:
+        """Yield the videos in a tar archive, if there are any."""
+        try:
+            for blob in members(archive, timeout=self.timeout):
+                if blob.suffix.lower() in EXTENSIONS:
+                    yield blob, within / _safe(blob.member)
+        except OSError as error:
+            self._fail(StorageError(f"{archive}: {error}"))
+        except Exception as cause:
+            self._fail(input_error(archive, cause))
+
+    def _at_address(self, blob: Blob, *, literally: bool) -> Iterator[NamedVideo]:
+        """Yield the videos at an address: a file, an archive, a folder, or the matches of a pattern."""
+        url, suffix = blob.url, blob.suffix.lower()
+        name = _safe(f"{url.split('://', 1)[1].partition('/')[0]}/{blob.inner}")
+        within = name if literally else PurePosixPath()
+        name = name if literally else PurePosixPath(name.name)
+        is_pattern = not literally and _REMOTE_WILD.search(str(blob.inner))
+        try:
+            if is_pattern and not self._ask(url, "exists"):
+                base = list(takewhile(lambda part: not _WILD.search(part), url.split("/")))
+                if len(base) == 2:  # the protocol alone
+                    base.append("")
+                videos = self._at_addresses("/".join(base), self._ask(url, "glob"), within)
+                reason = "no video matches it as a pattern"
+                error = MissingVideoError(blob, reason, remedy=_CHECK_PATTERN)
+                yield from self._require(videos, error)
+            elif suffix == ".zip":
+                problem = f"{blob}: zip files are read on this machine only"
+                raise CapvidError(problem, remedy="fetch it, or use a tar file")
+            elif suffix == ".tar":
+                videos = self._members(blob, name.with_suffix(""))
+                yield from self._require(videos, _no_videos(blob, "this archive"))
+            elif suffix in _FILES or protocol_of(url).startswith("http") or not self._ask(url, "isdir"):
+                yield blob, name
+            else:
+                folder = url.rstrip("/")
+                paths = self._ask(folder, "find", maxdepth=None if self.recursive else 1)
+                videos = self._at_addresses(folder, paths, within)
+                yield from self._require(videos, _no_videos(folder, "this folder"))
+        except CapvidError as failure:
+            if failure is self._last_error:  # reported already; it stops the search
+                raise
+            self._fail(failure)
+        except FileNotFoundError:
+            self._fail(MissingVideoError(blob, "there is nothing at this address"))
+
+    def _at_addresses(self, base: str, paths: Sequence[str], within: PurePosixPath) -> Iterator[NamedVideo]:
+        """Yield the videos, and those in archives, among paths below an address; hidden ones are skipped."""
+        root = str(filesystem(protocol_of(base))._strip_protocol(base)).rstrip("/")
+        for path in sorted(map(str, paths)):
+            inner = path.removeprefix(root).lstrip("/")
+            if not any(part.startswith(".") for part in inner.split("/")):
+                yield from self._file(Blob(f"{base.removesuffix('/')}/{inner}"), within / _safe(inner))
+
+    def _ask(self, url: str, method: str, **options: Any) -> Any:
+        """Call a method of the file system, bypassing its cache of listings."""
+        deadline = Deadline(self.timeout)
+
+        def action() -> Any:
+            filesystem(protocol_of(url)).invalidate_cache()
+            return ask(url, method, url, deadline=deadline, **options)
+
+        return patiently(url, "listed", action, deadline)
+
+    def _require(self, videos: Iterator[NamedVideo], error: CapvidError) -> Iterator[NamedVideo]:
+        """Yield the videos; where there is none, and no failure has been reported, report ``error``."""
+        failures, empty = self._failures, True
+        for video in videos:
+            empty = False
+            yield video
+        if empty and self._failures == failures:
+            self._fail(error)
+
+    def _fail(self, error: CapvidError) -> None:
+        self._failures += 1
+        self._last_error = error
+        if self.failed is None:
+            raise error
+        if str(error) not in self._reported:  # a folder may be reached in several ways
+            self._reported.add(str(error))
+            self.failed(error)
 
 
-def open_list(path: Path) -> BinaryIO:
-    """Open the file of a list.
+def _no_videos(path: VideoPath | str, container: str) -> CapvidError:
+    return CapvidError(f"{path}: no videos in {container}", remedy="give one with video files")
+
+
+def members(archive: VideoPath, *, timeout: float | None = None) -> Iterator[Blob]:
+    """Yield the files in a tar archive, in their order; hidden ones are skipped.
+
+    Reading the headers at an address may take ``timeout`` seconds together.
 
     Raises:
-        UsageError: no such file, or not a regular one: the list may be read twice, and a pipe cannot be.
+        VideoError: not a tar archive, or cut off.
+        StorageError: it cannot be fetched.
     """
+    url, end = str(archive), -1
     try:
-        return open_regular(path)
+        with (
+            closing(_HeaderReader(url, timeout)) as file,
+            tarfile.open(fileobj=cast(BinaryIO, file), mode="r:") as tar,
+        ):
+            while (entry := tar.next()) is not None:
+                file.budget = _MAX_HEADER_BYTES
+                if tar.offset <= end:
+                    raise tarfile.ReadError("a member that ends before it begins")
+                end = tar.offset
+                tar.members.clear()  # type: ignore[attr-defined]  # it would keep all of them
+                parts = PurePosixPath(entry.name).parts
+                hidden = not parts or any(part.startswith(".") for part in parts)
+                if entry.isreg() and not entry.issparse() and not hidden:
+                    yield Blob(url, entry.name, entry.offset_data, entry.size)
+    except FileNotFoundError as error:
+        raise VideoError(archive, "there is no such file") from error
     except OSError as error:
-        is_pipe = error.errno == errno.EINVAL
-        raise UsageError(
-            f"{path}: the list cannot be read ({error.strerror})",
-            remedy="pipe it into the command and use --from-file -" if is_pipe else "",
-        ) from error
+        raise VideoError(archive, f"cannot be read ({error.strerror or error})") from error
+    except (tarfile.TarError, *_DAMAGED) as error:
+        reason = str(error) or type(error).__name__
+        raise VideoError(archive, f"is not a tar archive that can be read ({reason})") from error
 
 
-def read_paths(stream: IO[bytes], *, name: object = "the list") -> Iterator[VideoPath]:
-    """Yield the entries of a text, one per line, or with NUL after each, as ``find -print0`` writes them.
+class _HeaderReader:
+    """The part of a file's interface that tarfile needs, with a limit on the bytes read."""
 
-    Blank lines and carriage returns at the end of lines are skipped; bytes that are not text stay as they
-    are. Only one row and one block are in memory.
+    def __init__(self, url: str, timeout: float | None) -> None:
+        self.budget = _MAX_HEADER_BYTES  # bytes that may be read until it is set again
+        self._url, self._deadline, self._position = url, Deadline(timeout), 0
+        self._block, self._block_start = b"", 0
+        self._file = None if is_url(url) else open_regular(url)
+        size = size_of(url, deadline=self._deadline)
+        if size is None:
+            problem = f"{url}: the server does not send parts of a file, which a tar archive needs"
+            raise StorageError(problem, remedy="fetch the archive first")
+        self._size = size
 
-    Args:
-        stream: the text.
-        name: name of the list, for errors.
+    def read(self, count: int) -> bytes:
+        self.budget -= count
+        if count < 0 or self.budget < 0:
+            raise tarfile.ReadError(f"a header of more than {_MAX_HEADER_BYTES} bytes")
+        start, end = self._position, min(self._position + count, self._size)
+        if start >= end:
+            return b""
+        self._position = end
+        if self._file is not None:
+            self._file.seek(start)
+            return self._file.read(end - start)
+        if not self._block_start <= start <= end <= self._block_start + len(self._block):
+            stop = min(self._size, max(end, start + _FETCH))
+            self._block = read_range(self._url, start, stop, deadline=self._deadline)
+            self._block_start = start
+        return self._block[start - self._block_start : end - self._block_start]
 
-    Raises:
-        UsageError: a line is too long for a path.
-    """
-    head = stream.read(_PEEK)
-    blocks: Iterator[bytes] = chain([head], iter(lambda: stream.read(_PEEK), b""))
-    is_utf16 = head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))  # of PowerShell
-    if is_utf16:
-        decoder = codecs.getincrementaldecoder("utf-16")("surrogatepass")
-        blocks = (decoder.decode(block).encode("utf-8", "surrogatepass") for block in blocks)
-    elif head.startswith(codecs.BOM_UTF8):
-        blocks = chain([head.removeprefix(codecs.BOM_UTF8)], islice(blocks, 1, None))
-    separator = b"\0" if b"\0" in head and not is_utf16 else b"\n"
-    number, rest = 1, b""
-    for block in chain(blocks, (separator,)):
-        *rows, rest = (rest + block).split(separator)
-        for row in (*rows, rest):
-            if len(row) > _LONGEST_LINE:
-                raise UsageError(
-                    f"{name}, line {number}: longer than any path ({_LONGEST_LINE} bytes)",
-                    remedy="give a text file with one path or address on each line",
-                )
-            number += 1
-        number -= 1  # of the unfinished row
-        for row in rows:
-            row = row if separator == b"\0" else row.removesuffix(b"\r")
-            if row.strip():
-                yield located(os.fsdecode(row))
+    def seek(self, position: int) -> None:
+        if position < 0:
+            raise tarfile.ReadError("a member that begins before the archive")
+        self._position = position
 
+    def tell(self) -> int:
+        return self._position
 
-def _read_table(
-    source: VideoPath, binary: BinaryIO, column: str | None, *, delimiter: str
-) -> Iterator[VideoPath]:
-    file = io.TextIOWrapper(binary, encoding="utf-8-sig", errors="surrogateescape", newline="")
-
-    def lines() -> Iterator[str]:
-        # csv has a limit for fields, but applies it only once the line is in memory
-        while line := file.readline(_LONGEST_ROW):
-            if len(line) == _LONGEST_ROW and not line.endswith(("\n", "\r")):
-                raise csv.Error(f"longer than {_LONGEST_ROW} characters")
-            yield line
-
-    rows = csv.DictReader(lines(), delimiter=delimiter)
-    try:
-        name = _column(source, rows.fieldnames or (), column)
-        for row in rows:
-            if (text := row.get(name)) and text.strip():
-                yield located(text)
-    except csv.Error as error:
-        raise UsageError(f"{source}, line {rows.line_num}: not CSV ({error})") from error
-
-
-def _read_parquet(source: VideoPath, binary: BinaryIO, column: str | None) -> Iterator[VideoPath]:
-    parquet = pyarrow_parquet()
-    from pyarrow import ArrowException
-
-    try:
-        file = parquet.ParquetFile(binary)
-        name = _column(source, file.schema_arrow.names, column)
-        for group in map(file.metadata.row_group, range(file.metadata.num_row_groups)):
-            for chunk in map(group.column, range(group.num_columns)):
-                size = chunk.total_uncompressed_size
-                is_column = chunk.path_in_schema.split(".")[0] == name
-                if is_column and not 0 <= size <= limits().member_bytes:  # it is unpacked as one
-                    raise UsageError(
-                        f"{source}: a column chunk of {size} bytes, "
-                        f"more than the limit of {limits().member_bytes}",
-                        remedy="write the list with smaller row groups",
-                    )
-        for batch in file.iter_batches(columns=[name]):
-            for value in batch.column(0).to_pylist():
-                if value:
-                    yield located(os.fsdecode(value) if isinstance(value, bytes) else str(value))
-    except (OSError, ValueError, ArrowException, MemoryError) as error:
-        raise UsageError(f"{source}: not Parquet that can be read ({error})") from error
-
-
-def pyarrow_parquet() -> Any:
-    """Return ``pyarrow.parquet``; raise UsageError if it is not installed."""
-    try:
-        from pyarrow import parquet
-    except ImportError as error:
-        raise UsageError("Parquet needs pyarrow", remedy="pip install 'capvid[remote]'") from error
-    return parquet
-
-
-def _column(source: VideoPath, names: Any, column: str | None) -> str:
-    for name in COLUMNS if column is None else (column,):
-        if name in names:
-            return name
-    available = ", ".join(map(str, names)) or "none"
-    lacking = f"no column {column}" if column else "no column that is known to hold videos"
-    raise UsageError(f"{source}: {lacking} (there are: {available})", remedy="name it with --column")
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -19,12 +20,11 @@ from capvid.errors import (
 )
 from capvid.utils.limits import limits
 from capvid.video import READER_NAMES
-from capvid.video.container import kind_of
 from capvid.video.decord_reader import DecordSource
 from capvid.video.frame_sampling import Sampling
-from capvid.video.frame_source import ArraySource, FrameSource, Reduce, SampledFrames, Windows
-from capvid.video.image_reader import PicturesSource, archive_of
-from capvid.video.packets import Packets, scan
+from capvid.video.frame_source import ArraySource, FrameSource, Reduce, VideoInfo, Windows
+from capvid.video.image_reader import ImageSource, archive_of
+from capvid.video.probe import Packets, kind_of, scan
 from capvid.video.pyav_reader import PyAVSource
 
 _READ_AT_ONCE = 64 << 20  # bytes of frames in memory before they are reduced
@@ -46,12 +46,13 @@ def _open_auto(path: Path) -> FrameSource:
             return DecordSource(path, why="PyAV cannot open it")
         except VideoError:
             raise error from None
+    why = "default"
     if packets.damaged:
         why = "the file is damaged"
     elif packets.codec == "av1":
         why = "decord cannot decode av1"
-    else:
-        why = f"decord cannot read {kind} reliably" if kind in _ONLY_PYAV else "default"
+    elif kind in _ONLY_PYAV:
+        why = f"decord cannot read {kind} reliably"
     return PyAVSource(path, why=why, packets=packets)
 
 
@@ -66,11 +67,7 @@ READERS: dict[str, Callable[[Path], FrameSource]] = dict(
 
 
 def open_video(path: str | Path, *, reader: str = "auto") -> FrameSource:
-    """Open a video.
-
-    Args:
-        path: a video file, or a folder of images in a zip archive, which every reader opens.
-        reader: ``auto``, ``pyav`` or ``decord``.
+    """Open a video file, or a folder of images in a zip archive, which every reader opens.
 
     Raises:
         VideoError: the file cannot be opened; the subclass says why.
@@ -80,7 +77,8 @@ def open_video(path: str | Path, *, reader: str = "auto") -> FrameSource:
         raise UsageError(f"{reader}: no such reader", remedy=f"choose {', '.join(READERS)}")
     path = Path(path)
     with memory_errors(path):
-        return PicturesSource(path) if archive_of(path) else READERS[reader](path)
+        archive = archive_of(path)
+        return ImageSource(path, archive) if archive else READERS[reader](path)
 
 
 @contextmanager
@@ -89,11 +87,24 @@ def memory_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except MemoryError as error:
-        raise DecoderError(
-            path,
-            f"needs more memory than a decoding process may use ({limits().worker_bytes} bytes)",
-            remedy="raise CAPVID_LIMIT_WORKER_BYTES if you trust the file",
-        ) from error
+        problem = f"needs more memory than a decoding process may use ({limits().worker_bytes} bytes)"
+        remedy = "raise CAPVID_LIMIT_WORKER_BYTES if you trust the file"
+        raise DecoderError(path, problem, remedy=remedy) from error
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampledFrames:
+    """Frames (T, H, W, 3) uint8 RGB of a video, times (T,) in seconds, reduced windows, each (T, C, ...)."""
+
+    frames: np.ndarray
+    times: np.ndarray
+    info: VideoInfo
+    windows: tuple[np.ndarray, ...] = ()
+
+    def take(self, indices: np.ndarray) -> SampledFrames:
+        """Return the sampled frames with the indices (K,), with their times and windows."""
+        windows = tuple(window[indices] for window in self.windows)
+        return replace(self, frames=self.frames[indices], times=self.times[indices], windows=windows)
 
 
 def read_frames(
@@ -114,14 +125,15 @@ def read_frames(
         VideoError: the video cannot be read; the subclass says why.
     """
     source = path if isinstance(path, ArraySource) else open_video(path, reader=reader)
+    info = source.info
     try:
-        with source, memory_errors(source.info.path):
+        with source, memory_errors(info.path):
             return _read_sampled(source, sampling, reduce, windows)
     except TruncatedVideoError:
         if not isinstance(source, PyAVSource) or source.careful:
             raise
-    why = source.info.why if reader == "pyav" else "the file is damaged"
-    with PyAVSource(source.info.path, why=why, careful=True) as source, memory_errors(source.info.path):
+    why = info.why if reader == "pyav" else "the file is damaged"
+    with PyAVSource(info.path, why=why, careful=True) as source, memory_errors(info.path):
         return _read_sampled(source, sampling, reduce, windows)
 
 
@@ -137,7 +149,7 @@ def _read_sampled(
         frames = source.read([int(index) for index in chosen])
         return SampledFrames(frames=frames, times=times[chosen], info=source.info)
     requests = [(chosen, reduce), *((window.choose(times, chosen), window.reduce) for window in windows)]
-    arrays: list[np.ndarray | None] = [None] * len(requests)
+    arrays: dict[int, np.ndarray] = {}  # by number of the request
     needed = np.unique(np.concatenate([indices.reshape(-1) for indices, _ in requests]))
     step = max(1, _READ_AT_ONCE // max(1, source.info.height * source.info.width * 3))
     for start in range(0, len(needed), step):
@@ -150,9 +162,8 @@ def _read_sampled(
                 continue
             kept = frames if len(distinct) == len(part) else frames[np.searchsorted(part, distinct)]
             kept = kept if reduce_frames is None else reduce_frames(kept)
-            array = arrays[number]
-            if array is None:
-                arrays[number] = array = np.empty((*indices.shape, *kept.shape[1:]), kept.dtype)
-            array[in_part] = kept[inverse.reshape(-1)]
-    frames, *clips = [array for array in arrays if array is not None]
+            if number not in arrays:
+                arrays[number] = np.empty((*indices.shape, *kept.shape[1:]), kept.dtype)
+            arrays[number][in_part] = kept[inverse.reshape(-1)]
+    frames, *clips = (arrays[number] for number in range(len(requests)))
     return SampledFrames(frames=frames, times=times[chosen], info=source.info, windows=tuple(clips))

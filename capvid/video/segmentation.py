@@ -7,11 +7,12 @@ import hashlib
 import math
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path, PurePath
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -22,7 +23,12 @@ from capvid.utils.storage import VideoPath
 from capvid.utils.validation import parse_json
 from capvid.video.frame_sampling import MAX_FRAMES, RateSampling, Sampling, UniformSampling, nearest
 
-Span = tuple[float, float]
+RATE = 2.0  # frames per second that AutoSegments looks at
+MIN_FRAMES = 28  # of a short video
+MIN_SECONDS = 2.0  # of a segment
+PENALTY = 7.0  # cost of a segment
+COMPONENTS = 32  # principal components of the features
+_BLOCK = 14400  # frames searched together: two hours, since the search takes quadratic time
 _FORMS = (
     "write JSON with a list of {start, end} for every video, or of such lists by video, "
     "or CSV with the columns start,end or video,start,end; times in seconds"
@@ -30,36 +36,39 @@ _FORMS = (
 _VIDEO = ("video", "id", "video_id", "path")
 _SPANS = ("segments", "timestamps")
 
+Span = tuple[float, float]
+Row = tuple[str, str | None, Any]  # position in the file, video if named, and the segment
 
-class Segmentation(Protocol):
+
+class Segmentation(ABC):
     """Rule that divides videos into segments."""
 
-    @property
-    def spec(self) -> str:
-        """The rule as text, for records."""
+    spec: str  # the rule as text, for records
 
-    def choose(self, path: VideoPath, times: np.ndarray, duration: float, sampling: Sampling) -> np.ndarray:
-        """Return the indices of the frames that are needed, ascending and distinct.
-
-        Args:
-            path: path of the video.
-            times: times of its frames in seconds, ascending, (N,).
-            duration: duration in seconds.
-            sampling: the captioner's sampling within a segment.
-        """
-
+    @abstractmethod
     def spans(self, path: VideoPath, features: np.ndarray, times: np.ndarray, duration: float) -> list[Span]:
         """Return start and end of each segment in seconds, ordered by start.
 
-        Args:
-            path: path of the video.
-            features: features of the chosen frames, (T, D) or (T, L, D).
-            times: times of these in seconds, (T,).
-            duration: duration of the video in seconds.
+        The features of the chosen frames are (T, D) or (T, L, D), their times (T,) in seconds.
 
         Raises:
             DataError: the segments of this video are unknown or do not fit it.
         """
+
+    def _expected(self, path: VideoPath, num_frames: int, duration: float) -> list[Span]:
+        """Return the segments within the video that are known beforehand."""
+        return []
+
+    def choose(self, path: VideoPath, times: np.ndarray, duration: float, sampling: Sampling) -> np.ndarray:
+        """Return the indices of the frames that are needed of those with times (N,), ascending and distinct.
+
+        These are the frames that the sampling chooses in each segment, or in the video if none is known.
+        """
+        spans = self._expected(path, len(times), duration)
+        if not spans:
+            return sampling.choose(times)
+        frames = (frames_within(span, times, duration) for span in spans)
+        return np.unique(np.concatenate([indices[sampling.choose(times[indices])] for indices in frames]))
 
 
 def frames_within(span: Span, times: np.ndarray, duration: float) -> np.ndarray:
@@ -75,83 +84,55 @@ def frames_within(span: Span, times: np.ndarray, duration: float) -> np.ndarray:
     return np.arange(first, stop)
 
 
-def _choose_in_each(
-    spans: Iterable[Span], times: np.ndarray, duration: float, sampling: Sampling
-) -> np.ndarray:
-    """Return the indices of the frames that ``sampling`` chooses in each of the segments."""
-    inner = (frames_within(span, times, duration) for span in spans)
-    return np.unique(np.concatenate([indices[sampling.choose(times[indices])] for indices in inner]))
-
-
 @dataclass(frozen=True)
-class EqualSegments:
-    """``count`` segments of equal length."""
+class EqualSegments(Segmentation):
+    """``count`` segments of equal length; a single image stays undivided."""
 
     count: int
 
     @property
-    def spec(self) -> str:
+    def spec(self) -> str:  # type: ignore[override]
         """The number."""
         return str(self.count)
 
-    def choose(self, path: VideoPath, times: np.ndarray, duration: float, sampling: Sampling) -> np.ndarray:
-        """Return the frames that the sampling chooses in every segment."""
-        if self.count > len(times):  # spans() will refuse
-            return sampling.choose(times)
-        return _choose_in_each(self._equal(duration), times, duration, sampling)
-
-    def spans(self, path: VideoPath, features: np.ndarray, times: np.ndarray, duration: float) -> list[Span]:
-        """Divide the video from beginning to end; a single image stays undivided.
-
-        Raises:
-            DataError: there are more segments than frames.
-        """
-        if duration > 0 and self.count > len(times):
-            raise DataError(
-                f"{path}: {self.count} segments, and only {len(times)} frames to look at in them",
-                remedy="ask for fewer segments",
-            )
-        return self._equal(duration)
-
-    def _equal(self, duration: float) -> list[Span]:
+    def _expected(self, path: VideoPath, num_frames: int, duration: float) -> list[Span]:
         if duration <= 0:
             return [(0.0, 0.0)]
+        if self.count > num_frames:
+            return []
         return list(pairwise(duration * number / self.count for number in range(self.count + 1)))
+
+    def spans(self, path: VideoPath, features: np.ndarray, times: np.ndarray, duration: float) -> list[Span]:
+        """Divide the video from beginning to end; raise DataError if there are more segments than frames."""
+        if spans := self._expected(path, len(times), duration):
+            return spans
+        problem = f"{path}: {self.count} segments, and only {len(times)} frames to look at in them"
+        raise DataError(problem, remedy="ask for fewer segments")
 
 
 @dataclass(frozen=True)
-class GivenSegments:
+class ListedSegments(Segmentation):
     """Segments from a file, common to all videos or specific to each.
 
-    Attributes:
-        path: path of the file.
-        spec: name of the file and a digest of its content.
-        common: segments of videos that the file does not name.
-        named: segments by video: path as written, file name, with or without extension.
+    A video is named by its path as written or its file name, with or without extension; the segments of None
+    are those of videos that the file does not name.
     """
 
     path: Path
-    spec: str
-    common: tuple[Span, ...] = ()
-    named: Mapping[str, tuple[Span, ...]] = field(default_factory=dict)
+    spec: str  # name of the file and a digest of its content
+    by_video: Mapping[str | None, Sequence[Span]]
 
-    def choose(self, path: VideoPath, times: np.ndarray, duration: float, sampling: Sampling) -> np.ndarray:
-        """Return the frames that the sampling chooses in every segment."""
-        spans = [span for span in self._of(path) if span[0] < duration]
-        return _choose_in_each(spans, times, duration, sampling) if spans else sampling.choose(times)
+    def _expected(self, path: VideoPath, num_frames: int, duration: float) -> list[Span]:
+        names = (str(path), PurePath(path).as_posix(), path.name, path.stem, None)
+        spans = next((self.by_video[name] for name in names if name in self.by_video), ())
+        return [span for span in spans if span[0] < duration]
 
     def spans(self, path: VideoPath, features: np.ndarray, times: np.ndarray, duration: float) -> list[Span]:
-        """Return the segments of this video, cut off at its end.
-
-        Raises:
-            DataError: the file has none for it, or one that begins after its end.
-        """
-        spans = self._of(path)
+        """Return the segments of this video, cut off at its end; raise DataError if one begins after it."""
+        spans = self._expected(path, len(times), math.inf)
         if not spans:
-            raise DataError(
-                f"{path}: {self.path} has no segments for it",
-                remedy="name the video by its path or file name",
-            )
+            remedy = "name the video by its path or file name"
+            raise DataError(f"{path}: {self.path} has no segments for it", remedy=remedy)
         for start, end in spans:
             if start >= duration:
                 raise DataError(
@@ -161,12 +142,76 @@ class GivenSegments:
                 )
         return [(start, min(end, duration)) for start, end in spans]
 
-    def _of(self, path: VideoPath) -> tuple[Span, ...]:
-        names = (str(path), PurePath(path).as_posix(), path.name, path.stem)
-        return next((self.named[name] for name in names if name in self.named), self.common)
+
+@dataclass(frozen=True)
+class AutoSegments(Segmentation):
+    """Segments between the changes of a video's features."""
+
+    spec: str = "auto"
+
+    def choose(self, path: VideoPath, times: np.ndarray, duration: float, sampling: Sampling) -> np.ndarray:
+        """Return evenly spread frames, at the sampling's rate if it has one."""
+        if not isinstance(sampling, RateSampling):
+            short = duration * RATE < MIN_FRAMES
+            sampling = UniformSampling(MIN_FRAMES) if short else RateSampling(RATE)
+        return sampling.choose(times)
+
+    def spans(self, path: VideoPath, features: np.ndarray, times: np.ndarray, duration: float) -> list[Span]:
+        """Cut between frames with different features, from beginning to end of the video."""
+        shortest = 1  # frames of a segment
+        if len(times) >= 2 and times[-1] > times[0]:
+            shortest = max(1, round(MIN_SECONDS * (len(times) - 1) / (times[-1] - times[0])))
+        inner = (float(times[cut - 1] + times[cut]) / 2 for cut in changes(features, shortest))
+        return list(pairwise([0.0, *sorted({time for time in inner if 0 < time < duration}), duration]))
 
 
-def read_segments(path: Path) -> GivenSegments:
+def changes(features: np.ndarray, shortest: int) -> list[int]:
+    """Return the indices of frames that begin a segment, ascending, without the first frame.
+
+    The features' 32 principal components, centred and of unit length, are cut so that the sum of their
+    squared distances to the means of the segments, plus :data:`PENALTY` for each segment, is minimal. A
+    segment has at least ``shortest`` frames. Maps (T, L, D) are averaged over the locations.
+    """
+    from ruptures import KernelCPD
+
+    vectors = features.mean(1) if features.ndim == 3 else features
+    cuts: list[int] = []
+    for start in range(0, len(vectors), _BLOCK):
+        block = vectors[start : start + _BLOCK].astype(np.float64)
+        cuts.append(start)
+        if len(block) < 2 * shortest:
+            continue
+        signal = block - block.mean(0)
+        if min(signal.shape) > COMPONENTS:
+            _, axes = np.linalg.eigh(signal.T @ signal)
+            signal = signal @ axes[:, -COMPONENTS:]
+        signal = signal / np.maximum(np.linalg.norm(signal, axis=1, keepdims=True), 1e-12)
+        search = KernelCPD(kernel="linear", min_size=shortest).fit(signal)
+        cuts += [start + int(cut) for cut in search.predict(pen=PENALTY)[:-1]]
+    return [cut for cut in cuts if cut]
+
+
+def parse_segments(text: str) -> Segmentation:
+    """Return the segmentation of ``auto``, a number of equal segments, or a file (:func:`read_segments`).
+
+    Raises:
+        UsageError: a number out of range, or no such file.
+        DataError: the file cannot be read or understood.
+    """
+    if text == "auto":
+        return AutoSegments()
+    if re.fullmatch("[+-]?[0-9]{1,1000}", text):
+        if not 1 <= int(text) <= MAX_FRAMES:
+            remedy = "ask for at least 1" if int(text) < 1 else f"ask for at most {MAX_FRAMES}"
+            raise UsageError(f"{text} segments cannot be made", remedy=remedy)
+        return EqualSegments(int(text))
+    if not os.path.isfile(text):  # noqa: PTH113  # Path.is_file raises where a name is too long
+        remedy = "give a file, a number of equal segments, or auto"
+        raise UsageError(f"{text}: no such file of segments", remedy=remedy)
+    return read_segments(Path(text))
+
+
+def read_segments(path: Path) -> ListedSegments:
     """Read a file of segments: JSON, JSON lines (also the output of ``capvid caption``), CSV or TSV.
 
     Raises:
@@ -185,23 +230,13 @@ def read_segments(path: Path) -> GivenSegments:
         if start is None or end is None:
             raise DataError(f"{path}: {position}: no start and end in seconds ({value!r:.60})", remedy=_FORMS)
         if not 0 <= start < end:
-            raise DataError(
-                f"{path}: {position}: from {start:g} to {end:g} s",
-                remedy="let segments end after they begin, at 0 or later",
-            )
+            remedy = "let segments end after they begin, at 0 or later"
+            raise DataError(f"{path}: {position}: from {start:g} to {end:g} s", remedy=remedy)
         spans_by_video.setdefault(video, []).append((start, end))
     if not spans_by_video:
         raise DataError(f"{path}: no segments in this file", remedy=_FORMS)
-    ordered = {video: tuple(sorted(spans)) for video, spans in spans_by_video.items()}
-    return GivenSegments(
-        path=path,
-        spec=f"{path.name}@{hashlib.sha256(raw).hexdigest()[:12]}",
-        common=ordered.pop(None, ()),
-        named={video: spans for video, spans in ordered.items() if video is not None},
-    )
-
-
-Row = tuple[str, str | None, Any]  # position in the file, video if named, and the segment
+    spec = f"{path.name}@{hashlib.sha256(raw).hexdigest()[:12]}"
+    return ListedSegments(path, spec, {video: sorted(spans) for video, spans in spans_by_video.items()})
 
 
 def _json_rows(path: Path, text: str) -> Iterator[Row]:
@@ -257,91 +292,8 @@ def _seconds(value: Any) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return None
     try:
-        parts = [float(part) for part in str(value).replace(",", ".").split(":")]
+        parts = [float(part) for part in str(value).replace(",", ".").split(":", 2)]
     except ValueError:
-        return None
-    if len(parts) > 3:
         return None
     seconds = sum(part * 60**power for power, part in enumerate(reversed(parts)))
     return seconds if math.isfinite(seconds) else None
-
-
-RATE = 2.0  # frames per second
-LEAST = 28  # frames of a short video
-SHORTEST = 2.0  # seconds of a segment
-PENALTY = 7.0
-COMPONENTS = 32
-_BLOCK = 14400  # frames searched together: two hours, since the search takes quadratic time
-
-
-@dataclass(frozen=True)
-class AutoSegments:
-    """Segments between the changes of a video's features."""
-
-    spec: str = "auto"
-
-    def choose(self, path: VideoPath, times: np.ndarray, duration: float, sampling: Sampling) -> np.ndarray:
-        """Return evenly spread frames, at the sampling's rate if it has one."""
-        if isinstance(sampling, RateSampling):
-            return sampling.choose(times)
-        short = duration * RATE < LEAST
-        return (UniformSampling(LEAST) if short else RateSampling(RATE)).choose(times)
-
-    def spans(self, path: VideoPath, features: np.ndarray, times: np.ndarray, duration: float) -> list[Span]:
-        """Cut between frames with different features, from beginning to end of the video."""
-        shortest = 1  # frames of a segment
-        if len(times) >= 2 and times[-1] > times[0]:
-            shortest = max(1, round(SHORTEST * (len(times) - 1) / (times[-1] - times[0])))
-        inner = (float(times[cut - 1] + times[cut]) / 2 for cut in changes(features, shortest))
-        return list(pairwise([0.0, *sorted({time for time in inner if 0 < time < duration}), duration]))
-
-
-def changes(features: np.ndarray, shortest: int) -> list[int]:
-    """Return the indices of frames that begin a segment, ascending, without the first frame.
-
-    The features' 32 principal components, centred and of unit length, are cut so that the sum of their
-    squared distances to the means of the segments, plus :data:`PENALTY` for each segment, is minimal.
-
-    Args:
-        features: (T, D), or maps (T, L, D), which are averaged over the locations.
-        shortest: minimum frames of a segment.
-    """
-    from ruptures import KernelCPD
-
-    vectors = features.mean(1) if features.ndim == 3 else features
-    cuts: list[int] = []
-    for start in range(0, len(vectors), _BLOCK):
-        block = vectors[start : start + _BLOCK].astype(np.float64)
-        cuts.append(start)
-        if len(block) < 2 * shortest:
-            continue
-        signal = block - block.mean(0)
-        if min(signal.shape) > COMPONENTS:
-            _, axes = np.linalg.eigh(signal.T @ signal)
-            signal = signal @ axes[:, -COMPONENTS:]
-        signal = signal / np.maximum(np.linalg.norm(signal, axis=1, keepdims=True), 1e-12)
-        search = KernelCPD(kernel="linear", min_size=shortest).fit(signal)
-        cuts += [start + int(cut) for cut in search.predict(pen=PENALTY)[:-1]]
-    return [cut for cut in cuts if cut]
-
-
-def parse_segments(text: str) -> Segmentation:
-    """Return the segmentation of ``auto``, a number of equal segments, or a file (:func:`read_segments`).
-
-    Raises:
-        UsageError: a number out of range, or no such file.
-        DataError: the file cannot be read or understood.
-    """
-    if text == "auto":
-        return AutoSegments()
-    if re.fullmatch("[+-]?[0-9]{1,1000}", text):
-        if int(text) < 1:
-            raise UsageError(f"{text} segments cannot be made", remedy="ask for at least 1")
-        if int(text) > MAX_FRAMES:
-            raise UsageError(f"{text} segments cannot be made", remedy=f"ask for at most {MAX_FRAMES}")
-        return EqualSegments(int(text))
-    if not os.path.isfile(text):  # noqa: PTH113  # Path.is_file raises where a name is too long
-        raise UsageError(
-            f"{text}: no such file of segments", remedy="give a file, a number of equal segments, or auto"
-        )
-    return read_segments(Path(text))

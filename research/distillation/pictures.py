@@ -19,7 +19,7 @@ from capvid.backbones.catalog import Preprocess
 from capvid.backbones.preprocessing import prepare
 from capvid.errors import DataError, UsageError
 from capvid.utils.files import atomic_write_text
-from capvid.video.image_reader import SUFFIXES, decode_picture, read_member
+from capvid.video.image_reader import SUFFIXES, decode_image, read_member
 
 AHEAD = 64
 
@@ -91,7 +91,7 @@ def _decoded(picture: Picture) -> np.ndarray:
         DataError: it cannot be decoded.
     """
     try:
-        return decode_picture(picture.read)[None]
+        return decode_image(picture.read)[None]
     except ValueError as error:
         raise DataError(f"{picture.name}: not a picture that can be decoded ({error})") from error
 

@@ -21,8 +21,8 @@ from capvid.features.extraction import ExtractionResult, extract
 from capvid.features.feature_file import load_features, save_features
 from capvid.video import readers
 from capvid.video.frame_sampling import UniformSampling
-from capvid.video.frame_source import Reduce, SampledFrames, VideoInfo, Windows
-from capvid.video.readers import read_frames
+from capvid.video.frame_source import Reduce, VideoInfo, Windows
+from capvid.video.readers import SampledFrames, read_frames
 
 SAMPLING = UniformSampling(4)
 

@@ -109,9 +109,9 @@ def _zip(folder: Path) -> Path:
 
 def read_zip(path: Path) -> None:
     """Read every folder of images in a zip file; one that fails must not hide the next."""
-    from capvid.video.image_reader import picture_folders
+    from capvid.video.image_reader import image_folders
 
-    _each(read_video, picture_folders(path))
+    _each(read_video, image_folders(path))
 
 
 def _tar(folder: Path) -> Path:
@@ -129,7 +129,7 @@ def _tar(folder: Path) -> Path:
 
 def read_tar(path: Path) -> None:
     """Decode the first members of a tar archive."""
-    from capvid.video.discovery import members
+    from capvid.video.input_set import members
 
     _each(read_video, [member for _, member in zip(range(3), members(path), strict=False)])
 
@@ -386,7 +386,7 @@ def read_segments(path: Path) -> None:
 
 def read_list(path: Path) -> None:
     """Read a list of inputs."""
-    from capvid.video.input_set import read_list
+    from capvid.video.input_lists import read_list
 
     for entry in read_list(path):
         str(entry)

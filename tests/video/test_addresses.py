@@ -9,8 +9,7 @@ import pytest
 
 from capvid.errors import MissingVideoError
 from capvid.utils.storage import Blob, located
-from capvid.video.discovery import stands_for_many
-from capvid.video.input_set import find_videos, iter_videos
+from capvid.video.input_set import find_videos, iter_videos, stands_for_many
 
 ROOT = "memory://b/videos"
 NAMES = [

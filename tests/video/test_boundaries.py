@@ -12,7 +12,7 @@ from capvid.video.segmentation import (
     PENALTY,
     AutoSegments,
     EqualSegments,
-    GivenSegments,
+    ListedSegments,
     changes,
     parse_segments,
 )
@@ -97,7 +97,7 @@ def test_what_segments_can_be(tmp_path: Path) -> None:
     assert parse_segments("auto") == AutoSegments()
     assert parse_segments("7") == EqualSegments(7)
     (tmp_path / "7.csv").write_text("0,1\n")
-    assert isinstance(parse_segments(str(tmp_path / "7.csv")), GivenSegments)
+    assert isinstance(parse_segments(str(tmp_path / "7.csv")), ListedSegments)
     for text in ("--5", "\u00b2", "9" * 5000):
         with pytest.raises((UsageError, OSError)):
             parse_segments(text)

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from capvid.video.frame_filter import letterbox, useful
-from capvid.video.frame_source import SampledFrames, VideoInfo
+from capvid.video.frame_source import VideoInfo
+from capvid.video.readers import SampledFrames
 
 HEIGHT, WIDTH = 180, 320
 

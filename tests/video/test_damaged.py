@@ -11,8 +11,7 @@ from make_video import numbers, write_numbers, write_video
 
 from capvid.errors import TruncatedVideoError, VideoError
 from capvid.video.frame_sampling import UniformSampling
-from capvid.video.frame_source import SampledFrames
-from capvid.video.readers import open_video, read_frames
+from capvid.video.readers import SampledFrames, open_video, read_frames
 
 COUNT = 120
 ALL = UniformSampling(COUNT)

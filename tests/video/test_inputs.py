@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from capvid.errors import CapvidError
-from capvid.video.input_set import find_videos, read_paths
+from capvid.video.input_lists import read_paths
+from capvid.video.input_set import find_videos
 
 
 def touch(folder: Path, *names: str) -> None:

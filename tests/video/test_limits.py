@@ -22,7 +22,7 @@ from toy import Run, Toy, capvid, toy, toy_files
 
 from capvid.errors import DataError, DecoderError, NotAVideoError, UsageError, VideoError
 from capvid.features.prefetch import decode_video, read_timeline
-from capvid.video import container
+from capvid.video import probe
 from capvid.video.frame_sampling import (
     ChosenTimes,
     RateSampling,
@@ -31,9 +31,9 @@ from capvid.video.frame_sampling import (
     nearest,
     parse_sampling,
 )
-from capvid.video.image_reader import decode_picture
+from capvid.video.image_reader import decode_image
 from capvid.video.input_set import find_videos
-from capvid.video.packets import listening, opened
+from capvid.video.probe import listening, open_container
 from capvid.video.readers import open_video, read_frames
 from capvid.video.segmentation import AutoSegments, EqualSegments, parse_segments
 from capvid.video.worker_pool import Worker, WorkerPool
@@ -201,7 +201,7 @@ def test_images_beyond_the_limit(tmp_path: Path, recwarn: pytest.WarningsRecorde
     with open_video(path / "b") as source, pytest.raises(VideoError, match="not of the size"):
         source.read([1])
     with pytest.raises(ValueError, match="limit"):
-        decode_picture(lambda: png_header(30000, 30000))
+        decode_image(lambda: png_header(30000, 30000))
     assert not recwarn.list and Image.MAX_IMAGE_PIXELS
 
 
@@ -251,7 +251,7 @@ def test_a_sparse_index(tmp_path: Path) -> None:
 
 
 def test_countless_boxes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(container, "_MAX_BOXES", 1000)
+    monkeypatch.setattr(probe, "_MAX_BOXES", 1000)
     path = tmp_path / "v.mp4"
     path.write_bytes(struct.pack(">I4s", 8, b"free") * 1001 + struct.pack(">I4s", 8, b"moov"))
     with pytest.raises(VideoError, match="before its index"):
@@ -294,7 +294,7 @@ def test_ffmpeg_opens_no_other_file(tmp_path: Path, name: str, text: bytes) -> N
     with pytest.raises(NotAVideoError):
         open_video(tmp_path / name)
     with listening(), pytest.raises(VideoError):
-        opened(tmp_path / name, None)
+        open_container(tmp_path / name, None)
 
 
 def test_a_name_with_a_pattern_means_itself(tmp_path: Path) -> None:

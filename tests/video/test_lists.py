@@ -8,7 +8,8 @@ import pytest
 
 from capvid.errors import UsageError
 from capvid.utils.storage import Blob, located
-from capvid.video.input_set import find_videos, iter_videos, read_list
+from capvid.video.input_lists import read_list
+from capvid.video.input_set import find_videos, iter_videos
 
 pa = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")

@@ -45,14 +45,14 @@ def test_a_zip_file_stands_for_its_folders(archive: Path) -> None:
 @pytest.mark.parametrize("reader", READER_NAMES)
 def test_every_reader_opens_images(archive: Path, reader: str) -> None:
     with open_video(archive / "video1", reader=reader) as source:
-        assert (source.info.reader, source.info.num_frames) == ("pictures", 4)
+        assert (source.info.reader, source.info.num_frames) == ("images", 4)
     assert len(read_frames(archive / "video1", UniformSampling(2), reader=reader).frames) == 2
 
 
 def test_frames_come_in_the_order_of_names(archive: Path) -> None:
     with open_video(archive / "video1") as source:
         assert (source.info.num_frames, source.info.width, source.info.height) == (4, 16, 12)
-        assert source.info.reader == "pictures"
+        assert source.info.reader == "images"
         np.testing.assert_array_equal(source.frame_times(), [0, 2, 4, 6])
         frames = source.read([3, 0, 2])
     np.testing.assert_array_equal(frames[:, 5, 5], [[30, 60, 0], [0, 0, 0], [20, 40, 0]])
@@ -68,7 +68,7 @@ def test_sampling_and_windows_see_stills(archive: Path) -> None:
 
 
 def test_what_is_wrong_is_named(archive: Path, tmp_path: Path) -> None:
-    with pytest.raises(EmptyVideoError, match="no folder of pictures"):
+    with pytest.raises(EmptyVideoError, match="no folder of images"):
         open_video(archive / "video9")
     bad = tmp_path / "bad.zip"
     bad.write_bytes(b"PK not really")
@@ -76,7 +76,7 @@ def test_what_is_wrong_is_named(archive: Path, tmp_path: Path) -> None:
         find_videos([bad])
     with zipfile.ZipFile(tmp_path / "none.zip", "w") as file:
         file.writestr("readme.txt", "nothing")
-    with pytest.raises(CapvidError, match="no folders of pictures"):
+    with pytest.raises(CapvidError, match="no folders of images"):
         find_videos([tmp_path / "none.zip"])
     with zipfile.ZipFile(tmp_path / "mixed.zip", "w") as file:
         file.writestr("a/0.png", png(1))

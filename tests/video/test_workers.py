@@ -45,7 +45,7 @@ def worker() -> Iterator[Worker]:
 @pytest.mark.parametrize("shared", [True, False])
 def test_arrays_come_back_whole(worker: Worker, shared: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not shared:  # as where children cannot be given a file
-        monkeypatch.setattr(module, "_memory_file", lambda: None)
+        monkeypatch.setattr(module, "_open_memory_file", lambda: None)
     pids = set()
     for count, size in ((3, 5), (2, 3_000_000), (0, 1), (4, 70_000)):
         found = worker.call(calls.arrays, count, size)

@@ -1,0 +1,159 @@
+"""Lists of inputs: text with a path or address on each line, and tables with a column of them."""
+
+from __future__ import annotations
+
+import codecs
+import csv
+import errno
+import io
+import os
+from collections.abc import Iterator, Sequence
+from itertools import chain, islice
+from pathlib import Path
+from typing import IO, Any, BinaryIO
+
+from capvid.errors import UsageError
+from capvid.utils.files import open_regular
+from capvid.utils.limits import limits
+from capvid.utils.storage import VideoPath, local_copy, located
+
+COLUMNS = ("video", "path", "url", "file", "filename", "video_path")  # the first that exists is taken
+_BLOCK = 1 << 16  # bytes read at a time
+_MAX_LINE = 1 << 16  # bytes; addresses with signatures are longer than any path
+_MAX_ROW = 1 << 20  # characters of a table that are read at once
+
+
+def read_list(
+    source: VideoPath, column: str | None = None, *, timeout: float | None = None
+) -> Iterator[VideoPath]:
+    """Yield the entries of a list, in constant memory.
+
+    Args:
+        source: a ``.csv``, ``.tsv`` or ``.parquet`` file with a column of paths or addresses, or a text file
+            with one on each line, or with NUL after each; a path or address itself.
+        column: name of the column; None takes the first of :data:`COLUMNS` that exists.
+        timeout: seconds for fetching the list; None sets no limit.
+
+    Raises:
+        UsageError: the list cannot be read, or has no such column.
+        StorageError: the list cannot be fetched.
+    """
+    try:
+        max_bytes = limits().list_bytes
+        with local_copy(source, max_bytes=max_bytes, timeout=timeout) as path, open_list(path) as file:
+            suffix = source.suffix.lower()
+            if suffix == ".parquet":
+                yield from _read_parquet(source, file, column)
+            elif suffix in (".csv", ".tsv"):
+                yield from _read_table(source, file, column, delimiter="\t" if suffix == ".tsv" else ",")
+            elif column is not None:
+                raise UsageError(f"{source}: a list of lines has no columns", remedy="leave out --column")
+            else:
+                yield from read_paths(file, name=source)
+    except OSError as error:
+        reason = error.strerror or "there is no such file"
+        raise UsageError(f"{source}: the list cannot be read ({reason})") from error
+
+
+def open_list(path: Path) -> BinaryIO:
+    """Open the file of a list; raise UsageError if it is none that can be read twice, such as a pipe."""
+    try:
+        return open_regular(path)
+    except OSError as error:
+        remedy = "pipe it into the command and use --from-file -" if error.errno == errno.EINVAL else ""
+        raise UsageError(f"{path}: the list cannot be read ({error.strerror})", remedy=remedy) from error
+
+
+def read_paths(stream: IO[bytes], *, name: object = "the list") -> Iterator[VideoPath]:
+    """Yield the entries of a text, one per line, or with NUL after each, as ``find -print0`` writes them.
+
+    Blank lines and carriage returns at the end of lines are skipped; bytes that are not text stay as they
+    are. Only one row and one block are in memory. Errors name the list by ``name``.
+
+    Raises:
+        UsageError: a line is too long for a path.
+    """
+    head = stream.read(_BLOCK)
+    blocks: Iterator[bytes] = chain([head], iter(lambda: stream.read(_BLOCK), b""))
+    is_utf16 = head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))  # of PowerShell
+    if is_utf16:
+        decoder = codecs.getincrementaldecoder("utf-16")("surrogatepass")
+        blocks = (decoder.decode(block).encode("utf-8", "surrogatepass") for block in blocks)
+    elif head.startswith(codecs.BOM_UTF8):
+        blocks = chain([head.removeprefix(codecs.BOM_UTF8)], islice(blocks, 1, None))
+    separator = b"\0" if b"\0" in head and not is_utf16 else b"\n"
+    number, rest = 1, b""
+    for block in chain(blocks, (separator,)):
+        *rows, rest = (rest + block).split(separator)
+        for index, row in enumerate((*rows, rest)):
+            if len(row) > _MAX_LINE:
+                problem = f"{name}, line {number + index}: longer than any path ({_MAX_LINE} bytes)"
+                raise UsageError(problem, remedy="give a text file with one path or address on each line")
+        number += len(rows)
+        for row in rows:
+            row = row if separator == b"\0" else row.removesuffix(b"\r")
+            if row.strip():
+                yield located(os.fsdecode(row))
+
+
+def _read_table(
+    source: VideoPath, binary: BinaryIO, column: str | None, *, delimiter: str
+) -> Iterator[VideoPath]:
+    file = io.TextIOWrapper(binary, encoding="utf-8-sig", errors="surrogateescape", newline="")
+
+    def lines() -> Iterator[str]:
+        # csv has a limit for fields, but applies it only once the line is in memory
+        while line := file.readline(_MAX_ROW):
+            if len(line) == _MAX_ROW and not line.endswith(("\n", "\r")):
+                raise csv.Error(f"longer than {_MAX_ROW} characters")
+            yield line
+
+    rows = csv.DictReader(lines(), delimiter=delimiter)
+    try:
+        name = _column(source, rows.fieldnames or (), column)
+        for row in rows:
+            if (text := row.get(name)) and text.strip():
+                yield located(text)
+    except csv.Error as error:
+        raise UsageError(f"{source}, line {rows.line_num}: not CSV ({error})") from error
+
+
+def _read_parquet(source: VideoPath, binary: BinaryIO, column: str | None) -> Iterator[VideoPath]:
+    parquet = pyarrow_parquet()
+    from pyarrow import ArrowException
+
+    max_bytes = limits().member_bytes
+    try:
+        file = parquet.ParquetFile(binary)
+        name = _column(source, file.schema_arrow.names, column)
+        for group in map(file.metadata.row_group, range(file.metadata.num_row_groups)):
+            for chunk in map(group.column, range(group.num_columns)):
+                size = chunk.total_uncompressed_size
+                is_column = chunk.path_in_schema.split(".")[0] == name
+                if is_column and not 0 <= size <= max_bytes:  # it is unpacked as one
+                    problem = f"a column chunk of {size} bytes, more than the limit of {max_bytes}"
+                    raise UsageError(f"{source}: {problem}", remedy="write the list with smaller row groups")
+        for batch in file.iter_batches(columns=[name]):
+            for value in batch.column(0).to_pylist():
+                if value:
+                    yield located(os.fsdecode(value) if isinstance(value, bytes) else str(value))
+    except (OSError, ValueError, ArrowException, MemoryError) as error:
+        raise UsageError(f"{source}: not Parquet that can be read ({error})") from error
+
+
+def pyarrow_parquet() -> Any:
+    """Return ``pyarrow.parquet``; raise UsageError if it is not installed."""
+    try:
+        from pyarrow import parquet
+    except ImportError as error:
+        raise UsageError("Parquet needs pyarrow", remedy="pip install 'capvid[remote]'") from error
+    return parquet
+
+
+def _column(source: VideoPath, names: Sequence[str], column: str | None) -> str:
+    for name in COLUMNS if column is None else (column,):
+        if name in names:
+            return name
+    available = ", ".join(map(str, names)) or "none"
+    problem = f"no column {column}" if column else "no column that is known to hold videos"
+    raise UsageError(f"{source}: {problem} (there are: {available})", remedy="name it with --column")

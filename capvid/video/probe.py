@@ -1,0 +1,432 @@
+"""Inspection of a video file before anything is decoded: its first bytes and boxes, then its packets.
+
+FFmpeg conceals damage as best it can and seldom marks the images that it made up. Its log is what reveals
+damage reliably, so it is captured around every call that can log.
+
+Notation for array shapes: N packets of the video stream, in the order of decoding.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import math
+import os
+import re
+import stat
+from array import array
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import av
+import av.logging
+import numpy as np
+
+from capvid.errors import (
+    EmptyVideoError,
+    MissingVideoError,
+    NotAVideoError,
+    NoVideoStreamError,
+    TruncatedVideoError,
+    UnsupportedCodecError,
+    VideoError,
+)
+from capvid.utils.files import open_regular
+from capvid.utils.limits import limits
+
+_HEAD = 1 << 16
+_MAX_BOXES = 1_000_000  # a day of fragmented video has fewer
+_TS_PACKETS = 16
+_MP4_BOXES = {b"ftyp", b"moov", b"mdat", b"free", b"skip", b"wide", b"pnot", b"styp"}
+_STARTS = {
+    b"\x1a\x45\xdf\xa3": "matroska",
+    b"FLV\x01": "flv",
+    b"OggS": "ogg",
+    b"\x00\x00\x01\xba": "mpeg-ps",
+    b"\x00\x00\x01\xb3": "mpeg",
+    b"\x30\x26\xb2\x75\x8e\x66\xcf\x11": "asf",
+    b"GIF87a": "gif",
+    b"GIF89a": "gif",
+    b"\x00\x00\x00\x01\x67": "h264",
+}
+_NAMES = {"mpeg1video": "mpeg1", "mpeg2video": "mpeg2", "libdav1d": "av1"}
+_REORDERED = ("h264", "hevc")  # codecs whose images AVI cannot time: FFmpeg makes times up for them
+_STEADY = ("mpeg-ts", "mpeg-ps")  # in damaged ones a gap between times means lost packets
+_GAP = 1.5  # frame durations
+_DEMUXERS = {  # FFmpeg's name for each kind of container
+    **{kind: kind for kind in ("asf", "avi", "flv", "gif", "h264", "matroska", "ogg")},
+    "mp4": "mov",
+    "mpeg": "mpegvideo",
+    "mpeg-ps": "mpeg",
+    "mpeg-ts": "mpegts",
+    "webp": "webp_pipe",
+}
+_NONE = -(1 << 63)  # time or position that the container does not know
+_FAR = 1 << 61  # ticks; differences between times within it do not overflow
+_TOO_MANY_PIXELS = re.compile(r"Picture size (\d+)x(\d+) exceeds")
+
+Messages = list[tuple[int, str, str]]  # level, source, text
+
+logging.getLogger("libav").addHandler(logging.NullHandler())  # nothing reaches stderr by itself
+
+
+def kind_of(path: Path) -> str:
+    """Return the container kind of a regular file: mp4, matroska, avi, and so on.
+
+    Raises:
+        MissingVideoError, EmptyVideoError, NotAVideoError: no such file, or no video.
+        TruncatedVideoError: an MP4 that ends before its index.
+        VideoError: the file cannot be read, or its index is larger than the limit.
+    """
+    try:  # examined by name alone: opening a pipe would wait forever for its other end
+        mode = path.stat().st_mode
+    except (FileNotFoundError, NotADirectoryError, ValueError) as error:  # ValueError: a NUL in the name
+        raise MissingVideoError(path, "no such file", remedy="check the name") from error
+    except OSError as error:
+        reason, remedy = f"cannot be read ({error.strerror})", "see whether its folder can be"
+        if error.errno == errno.ELOOP:
+            reason, remedy = "is a link that leads back to itself", "give the file itself"
+        raise VideoError(path, reason, remedy=remedy) from error
+    if stat.S_ISDIR(mode):
+        raise VideoError(path, "is a folder")
+    if not stat.S_ISREG(mode):
+        raise VideoError(path, "is a pipe, socket or device", remedy="save the video in a file first")
+    if not os.access(path, os.R_OK):
+        raise VideoError(path, "may not be read by this user", remedy="change its permissions")
+    head = _head(path)
+    if not head:
+        raise EmptyVideoError(path, "the file is empty", remedy="get it again")
+    kind = _sniff(head)
+    if kind is None:
+        raise NotAVideoError(path, "not a video file", remedy="no known video format begins like this")
+    if kind == "mp4":
+        boxes = ((at, length) for at, length, name in _boxes(path) if name in (b"moov", b"moof"))
+        at, length = next(boxes, (0, math.inf))
+        if at + length > path.stat().st_size:
+            raise TruncatedVideoError(path, "the file ends before its index (moov)", remedy="get it again")
+        if length > limits().header_bytes:
+            raise exceeds_limit(path, f"its index (moov) has {length} bytes", "header_bytes")
+    return kind
+
+
+def exceeds_limit(path: Path, reason: str, limit: str) -> VideoError:
+    """Return the error for a file that exceeds ``limit``, a field of :class:`~capvid.utils.limits.Limits`."""
+    problem = f"{reason}, more than the limit of {getattr(limits(), limit)}"
+    return VideoError(path, problem, remedy=f"raise CAPVID_LIMIT_{limit.upper()} if you trust the file")
+
+
+def missing_bytes(path: Path, kind: str) -> int:
+    """Return how many bytes a file lacks by its own headers; 0 if complete or unknown."""
+    size = path.stat().st_size
+    head = _head(path)
+    if kind == "mp4":
+        return max([0, *(at + length - size for at, length, name in _boxes(path) if name == b"mdat")])
+    if kind == "avi":
+        declared = int.from_bytes(head[4:8], "little")
+        missing = declared + 8 - size if declared < 0xFFFFFFF0 else 0
+        return missing if missing > 1 else 0  # a pad byte at the end is often left out
+    at = head.find(b"\x18\x53\x80\x67", 0, 256) if kind == "matroska" else -1  # the segment
+    if at < 0 or len(head) < at + 12 or not head[at + 4]:
+        return 0
+    width = 9 - head[at + 4].bit_length()
+    unknown = (1 << 7 * width) - 1
+    length = int.from_bytes(head[at + 4 : at + 4 + width], "big") & unknown
+    return max(0, at + 4 + width + length - size) if length != unknown else 0
+
+
+def breaks_off(path: Path, kind: str) -> bool:
+    """Return whether a fragmented MP4 has garbage in place of a box; reading it ends there."""
+    names = [name for _, _, name in _boxes(path)] if kind == "mp4" else []
+    return b"moof" in names and not all(name.isalnum() for name in names)
+
+
+def _head(path: Path) -> bytes:
+    try:
+        with open_regular(path) as file:
+            return file.read(_HEAD)
+    except OSError as error:
+        raise VideoError(path, f"cannot be read ({error.strerror})") from error
+
+
+def _sniff(head: bytes) -> str | None:
+    # a styp box of 16 MiB is bogus: FFmpeg could take its text for a session description (SDP)
+    if head[4:8] in _MP4_BOXES and not (head[4:8] == b"styp" and head[0]):
+        return "mp4"
+    for start, kind in _STARTS.items():
+        if head.startswith(start):
+            return kind
+    if head[:4] == b"RIFF" and head[8:12] in (b"AVI ", b"WEBP"):
+        return head[8:12].decode().strip().lower()
+    for size, first in ((188, 0), (192, 4)):  # MPEG transport streams: packets of constant size
+        marks = head[first::size][:_TS_PACKETS]
+        # damage may hit some packets, but text with two G in the right places is no stream
+        if marks.startswith(b"GG") and 2 * marks.count(b"G") >= len(marks):
+            return "mpeg-ts"
+    return None
+
+
+def _boxes(path: Path) -> Iterator[tuple[int, int, bytes]]:
+    """Yield offset, declared length and name of an MP4's outermost boxes."""
+    size = path.stat().st_size
+    with path.open("rb", buffering=0) as file:
+        at = 0
+        for _ in range(_MAX_BOXES):
+            if at + 8 > size:
+                break
+            file.seek(at)
+            header = file.read(16)
+            length, name = int.from_bytes(header[:4], "big"), header[4:8]
+            if length == 1:
+                length = int.from_bytes(header[8:16], "big")
+            elif length == 0:
+                length = size - at
+            if length < 8:
+                break
+            yield at, length, name
+            at += length
+
+
+@contextmanager
+def listening() -> Iterator[Messages]:
+    """Collect FFmpeg's error messages of this thread instead of printing them."""
+    av.logging.set_level(av.logging.ERROR)
+    av.logging.set_skip_repeated(False)
+    with av.logging.Capture() as messages:
+        yield messages
+
+
+@dataclass(frozen=True, kw_only=True)
+class Packets:
+    """The packets of a video's best video stream."""
+
+    path: Path
+    kind: str  # of the container
+    codec: str
+    pts: np.ndarray | None  # presentation times (N,) in ``unit``; None where the container lacks them
+    dts: np.ndarray | None  # decoding times (N,) in ``unit``, likewise
+    keys: np.ndarray  # whether decoding can begin at a packet, (N,)
+    visible: np.ndarray  # whether its image is ever displayed, (N,): edit lists exclude some
+    unit: float  # seconds per tick
+    start: int  # of the stream, in ``unit``
+    fps: float  # nominal frame rate
+    promised: int  # images to be displayed by the file's own headers, at least those of ``visible``
+    suspects: frozenset[int]  # packets that are incomplete or next to missing ones
+    damaged: bool  # whether the file is not as its writer left it
+
+    @cached_property
+    def order(self) -> np.ndarray | None:
+        """Numbers of the visible packets in presentation order; None if unknown."""
+        if self.pts is None:
+            return None
+        visible = np.flatnonzero(self.visible)
+        return visible[np.argsort(self.pts[visible], kind="stable")]
+
+    def number_of(self, pts: int | None) -> int:
+        """Return the number of the packet with this presentation time, or -1."""
+        if self.pts is None or pts is None:
+            return -1
+        numbers = np.flatnonzero(self.pts == pts)
+        return int(numbers[0]) if len(numbers) else -1
+
+    def times(self, numbers: np.ndarray | None = None) -> np.ndarray:
+        """Return the presentation times in seconds of packets, by default all visible ones, ascending.
+
+        Without presentation times the rate is constant; decoding times then reveal omitted images. Times
+        have decord's precision, so that both readers agree.
+        """
+        numbers = np.flatnonzero(self.visible) if numbers is None else numbers
+        if self.pts is not None:
+            seconds = (np.sort(self.pts[numbers]) - self.start) * self.unit
+            return seconds.astype(np.float32).astype(np.float64)
+        if self.dts is None:
+            return np.sort(numbers) / self.fps
+        steps = np.sort(self.dts[numbers]) - self.dts.min()
+        return np.round(steps * self.unit * self.fps, 3) / self.fps
+
+
+def open_container(path: Path, kind: str | None) -> Any:
+    """Open a file with PyAV, and its best video stream decoded by one thread: (container, stream).
+
+    FFmpeg may open this file alone, with a demuxer that refers to no other file or address, and allocates
+    frames up to the limit. It chooses one of the known kinds where ``kind`` is None.
+
+    Raises:
+        NoVideoStreamError, UnsupportedCodecError: no stream, or none that can be decoded.
+        TruncatedVideoError: the file is too damaged to be opened.
+        VideoError: its frames are larger than the limit.
+    """
+    # FFmpeg counts padded lines, so its own limit has to be higher
+    max_pixels = {"max_pixels": str(min(2 * limits().frame_pixels, (1 << 31) - 1))}
+    demuxer = None if kind is None else _DEMUXERS[kind]
+    formats = demuxer or ",".join(_DEMUXERS.values())
+    whitelists = {"protocol_whitelist": "file", "format_whitelist": formats}
+    with av.logging.Capture() as messages:
+        try:
+            # an absolute path, since FFmpeg takes text before a colon for a protocol
+            container = av.open(os.path.abspath(path), format=demuxer, options=whitelists | max_pixels)  # noqa: PTH100
+        except MemoryError:
+            raise
+        except (av.FFmpegError, OSError, ValueError) as error:
+            reason = "the file is damaged and cannot be opened"
+            raise TruncatedVideoError(path, reason, remedy="get it again") from error
+    try:
+        stream = container.streams.best("video")
+        if stream is None:
+            raise NoVideoStreamError(path, "has no video stream", remedy="give a file with images")
+        if stream.codec_context is None:
+            raise unsupported_codec(path)
+        context: Any = stream.codec_context
+        width, height = context.width, context.height
+        refused = [match for _, _, text in messages if (match := _TOO_MANY_PIXELS.search(text))]
+        if not width * height and refused:  # the container does not know, but the decoder does
+            width, height = int(refused[0][1]), int(refused[0][2])
+        if width * height > limits().frame_pixels:
+            raise exceeds_limit(path, f"its frames have {width} x {height} pixels", "frame_pixels")
+    except VideoError:
+        container.close()
+        raise
+    context.options = max_pixels
+    context.thread_type = "NONE"
+    context.thread_count = 1
+    return container, stream
+
+
+def unsupported_codec(path: Path, codec: str = "") -> VideoError:
+    """Return the error for a file whose codec the reader lacks."""
+    problem = f"its codec{codec and f' ({codec})'} cannot be decoded here"
+    return UnsupportedCodecError(path, problem, remedy="convert it to H.264, say with ffmpeg")
+
+
+def damaged_data(path: Path) -> VideoError:
+    """Return the error for a file in which frames cannot be decoded."""
+    return TruncatedVideoError(path, "the video's data are damaged or end too early", remedy="get it again")
+
+
+def codec_of(stream: Any) -> str:
+    """Return the name of a stream's codec."""
+    name = str(stream.codec_context.name)
+    return _NAMES.get(name, name)
+
+
+def scan(path: Path, kind: str) -> Packets:
+    """Read all packets of a video in a container of ``kind``.
+
+    Raises:
+        VideoError: the file cannot be opened, or has no frames.
+    """
+    with listening() as messages:
+        container, stream = open_container(path, kind)
+        with container:
+            messages.clear()
+            table, suspects = _read_packets(path, kind, container, stream, messages)
+            return _examine(path, kind, container, stream, table, suspects)
+
+
+def _read_packets(
+    path: Path, kind: str, container: Any, stream: Any, messages: Messages
+) -> tuple[np.ndarray, set[int]]:
+    """Return pts, dts, position, key and visible, (5, N), of all packets, and the suspects among them."""
+    max_frames = limits().video_frames
+    codec, parser = stream.codec_context.name, codec_of(stream)
+    table, suspects, number = array("q"), set(), 0
+    try:
+        for packet in container.demux(stream):
+            if number > max_frames:
+                raise exceeds_limit(path, f"it has over {max_frames} frames", "video_frames")
+            # a parser complains about this packet, the container about a gap that begins in the last one
+            sources = {name for _, name, _ in messages}
+            messages.clear()
+            if codec in sources or parser in sources:
+                suspects.add(number)
+            if any(_DEMUXERS[kind] in name.split(",") for name in sources):
+                suspects.add(number - 1)
+            if not packet.size:
+                continue
+            if packet.is_corrupt:
+                suspects.add(number)
+            # VP8 has images that serve only as references for others
+            hidden = codec == "vp8" and not memoryview(packet)[0] & 0x10
+            stamps = (packet.pts, packet.dts, packet.pos)
+            table.extend(_NONE if stamp is None else stamp for stamp in stamps)
+            table.extend((packet.is_keyframe, not (packet.is_discard or hidden)))
+            number += 1
+    except MemoryError:
+        raise
+    except (av.FFmpegError, OSError, ValueError):
+        suspects.add(number - 1)
+    return np.array(table, np.int64).reshape(-1, 5).T.copy(), suspects
+
+
+def _examine(
+    path: Path, kind: str, container: Any, stream: Any, table: np.ndarray, suspects: set[int]
+) -> Packets:
+    """Return the packets of a table (5, N), with their times and what is missing among them."""
+    pts, dts, positions = table[:3]
+    keys, visible = table[3:].astype(bool)
+    count, num_visible = len(keys), int(visible.sum())
+    if not num_visible:
+        reason = "no frame of it is ever shown" if count else "has no frames"
+        raise EmptyVideoError(path, reason, remedy="get it again")
+    decoding, showing = _complete(dts), _complete(pts, distinct=True)
+    lost = 0  # packets missing between others
+    if kind == "avi":
+        # its index has the right decoding times also behind lost packets
+        index = {entry.pos + 8: entry.timestamp for entry in stream.index_entries if entry.size}
+        times = [index.get(position) for position in positions.tolist()]
+        if decoding is not None and None not in times and len(index) > count:
+            ranks = {time: rank for rank, time in enumerate(sorted(index.values()))}
+            gaps, lost = _find_gaps(np.array([ranks[time] for time in times]), 1.0)
+            suspects |= gaps
+            decoding = np.array(times, np.int64)
+        # AVI knows the times only where images are shown in the order of decoding
+        showing = decoding if np.array_equal(pts, dts) and codec_of(stream) not in _REORDERED else None
+    elif suspects and kind in _STEADY and decoding is not None and count > 2:
+        gaps, lost = _find_gaps(decoding, float(np.median(np.diff(decoding))))
+        # the rest of the last packet is put in front of the next one
+        suspects |= gaps | {number + 1 for number in gaps}
+    missing = missing_bytes(path, kind) > 0
+    if missing or breaks_off(path, kind):
+        suspects.add(count - 1)
+    suspects = {number for number in suspects if 0 <= number < count}
+    damaged, rate = missing or bool(suspects), stream.average_rate
+    promised = num_visible + lost  # by the index, or by the duration if data are missing
+    if kind == "mp4":  # its index includes images that the edit list excludes
+        promised = max(num_visible, len(stream.index_entries) - (count - num_visible))
+    elif kind == "avi" and damaged and not lost:
+        promised = max(num_visible, int(stream.frames))
+    elif kind == "matroska" and damaged and container.duration and rate:
+        promised = max(num_visible, round(container.duration / av.time_base * float(rate)))
+    return Packets(
+        path=path,
+        kind=kind,
+        codec=codec_of(stream),
+        pts=showing,
+        dts=decoding,
+        keys=keys,
+        visible=visible,
+        unit=float(stream.time_base or 1),
+        start=max(-_FAR, min(_FAR, stream.start_time or 0)),
+        fps=float(rate or stream.guessed_rate or 25),
+        promised=promised,
+        suspects=frozenset(suspects),
+        damaged=damaged or promised > num_visible,
+    )
+
+
+def _find_gaps(stamps: np.ndarray, step: float) -> tuple[set[int], int]:
+    """Return the packets before gaps in the stamps (N,), and how many packets are missing there."""
+    steps = np.diff(stamps)
+    gaps = np.flatnonzero(np.abs(steps) > _GAP * step)
+    lost = sum(max(0, round(float(steps[number]) / step) - 1) for number in gaps)
+    return {int(number) for number in gaps}, lost
+
+
+def _complete(stamps: np.ndarray, *, distinct: bool = False) -> np.ndarray | None:
+    """Return the stamps (N,) if all are known and in a sane range, and distinct if required, else None."""
+    if (stamps < -_FAR).any() or (stamps > _FAR).any() or (distinct and len(np.unique(stamps)) < len(stamps)):
+        return None
+    return stamps
