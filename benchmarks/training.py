@@ -16,7 +16,7 @@ from made import SEGMENTS, VOCABULARY, features_for, make
 from capvid.captioners.base import CAPTIONERS, Captioner
 from capvid.datasets.batches import Batch
 from capvid.text.vocabulary import BOS, EOS, PAD
-from capvid.training.objectives import Objective
+from capvid.training.objectives import TeacherForcedLoss
 from capvid.training.optimization import bf16_in_hardware, clip_gradients, make_optimizer
 from capvid.training.recipe import load_recipe
 from capvid.utils.device import keep_freed_memory
@@ -41,13 +41,13 @@ def samples_per_second(name: str, device: torch.device, *, bf16: bool, steps: in
     captioner = make(recipe).to(device).train()
     optimizer = make_optimizer(captioner, recipe.training)
     batch = random_batch(captioner, recipe.training.batch_size).to(device)
-    objective = Objective(captioner, recipe.training.label_smoothing)
+    objective = TeacherForcedLoss(captioner, recipe.training.label_smoothing)
     words = int((batch.targets != PAD).sum())
     seconds = []
     for _ in range(steps + 2):  # two to warm up
         start = time.perf_counter()
         with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
-            loss = objective(batch.features, batch.mask, batch.inputs, batch.targets) / words
+            loss = objective(batch) / words
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         clip_gradients(captioner, recipe.training)

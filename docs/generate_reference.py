@@ -24,7 +24,6 @@ from capvid.cli.app import root_command
 from capvid.decoding.decoding_options import DecodingOptions
 from capvid.features.feature_file import FeatureHeader, Features, StreamHeader
 from capvid.training import recipe as recipes
-from capvid.training.recipe_files import all_recipes
 from capvid.utils.limits import Limits
 
 DOCS = Path(__file__).resolve().parent
@@ -227,7 +226,8 @@ def file_formats() -> str:
 def recipe_page() -> str:
     """Describe the recipes and every key that a recipe may have."""
     rows = [
-        (f"`{name}`", values["captioner"], values["description"]) for name, values in all_recipes().items()
+        (f"`{name}`", values["captioner"], values["description"])
+        for name, values in recipes.all_recipes().items()
     ]
     parts = [
         "# Recipes",

@@ -51,7 +51,7 @@ def models(incomplete: str) -> Candidates:
 
 def recipes(incomplete: str) -> Candidates:
     """Recipes that come with capvid."""
-    from capvid.training.recipe_files import all_recipes
+    from capvid.training.recipe import all_recipes
 
     return _beginning(incomplete, ((name, recipe["description"]) for name, recipe in all_recipes().items()))
 

@@ -196,7 +196,7 @@ def _record(entry: CaptionerEntry | BackboneEntry) -> dict[str, Any]:
 
 def _recipes(entry: CaptionerEntry) -> list[str]:
     """Names of the recipes that train this captioner."""
-    from capvid.training.recipe_files import all_recipes
+    from capvid.training.recipe import all_recipes
 
     return [name for name, recipe in all_recipes().items() if recipe.get("captioner") == entry.name]
 

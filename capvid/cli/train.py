@@ -1,24 +1,44 @@
-"""``capvid train``: learn a captioner from features and captions."""
+"""``capvid train``: train a captioner on features or videos with captions."""
 
 from __future__ import annotations
 
+import os
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, redirect_stderr, redirect_stdout
+from itertools import pairwise
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from capvid.cli import _completion as completion
-from capvid.cli._options import MAX_SEED, MAX_TRIALS
-from capvid.cli._terminal import print_line
+from capvid.cli._options import MAX_SEED, MAX_TRIALS, RuntimeOptions
+from capvid.cli._progress import Batch, check_writable_folder, training_bar
+from capvid.cli._terminal import column_lines, print_line, terminal_width
 from capvid.datasets.dataset import known_specs
-from capvid.errors import UsageError
+from capvid.errors import DataError, UsageError
+from capvid.utils.escaping import terminal
+
+if TYPE_CHECKING:
+    import torch
+    from accelerate import Accelerator
+    from optuna.trial import FrozenTrial
+    from rich.console import Console
+
+    from capvid.datasets.dataset import CaptionedVideo
+    from capvid.training.recipe import Recipe
+    from capvid.training.reporters import EpochResult, Reporter
+    from capvid.training.runs import TrainingResult
+else:
+    Reporter = object  # importing it would slow down the start of every command
 
 
 def train(
     recipe: Annotated[
         str | None,
         typer.Argument(
-            help="Name of a recipe (see --list) or a .toml file.",
+            help="Name of a recipe (see --list), or a .toml file.",
             show_default=False,
             autocompletion=completion.recipes,
         ),
@@ -32,7 +52,7 @@ def train(
         ),
     ] = None,
     skip_bad: Annotated[
-        bool, typer.Option("--skip-bad", help="Leave out rows of the data that cannot be used.")
+        bool, typer.Option("--skip-bad", help="Leave out unusable rows of the data.")
     ] = False,
     features: Annotated[
         list[str] | None,
@@ -46,8 +66,8 @@ def train(
     videos: Annotated[
         list[Path] | None,
         typer.Option(
-            help="In place of --features: videos, or folders of them; the features are extracted first, into "
-            "RUN/features, those of the videos that the data name. May be repeated.",
+            help="Videos, or folders of them, instead of --features: features of those in the dataset are "
+            "extracted first, into RUN/features. May be repeated.",
             show_default=False,
         ),
     ] = None,
@@ -55,22 +75,20 @@ def train(
         list[str] | None,
         typer.Option(
             show_default="capvid-small",
-            help="With --videos: name of a backbone; again for further streams.",
+            help="With --videos: name of a backbone; repeat it for further streams.",
             autocompletion=completion.backbones,
         ),
     ] = None,
     sampling: Annotated[
         str | None,
-        typer.Option(
-            show_default="uniform:28", help="With --videos: which frames, as capvid extract has it."
-        ),
+        typer.Option(show_default="uniform:28", help="With --videos: frame sampling, as in capvid extract."),
     ] = None,
     values: Annotated[
         list[str] | None,
         typer.Option(
             "--values",
-            help="Key-value memory only: features whose numbers are the values (what a frame means), while "
-            "--features are the keys (what it looks like). May be repeated.",
+            help="Key-value memory only: features for the values (what a frame means), while --features are "
+            "the keys (what it looks like). May be repeated.",
             show_default=False,
         ),
     ] = None,
@@ -82,7 +100,7 @@ def train(
         typer.Option(
             "--set",
             metavar="KEY=VALUE",
-            help="Change the recipe: training.epochs=20, say.",
+            help="Change an option of the recipe, such as training.epochs=20.",
             show_default=False,
         ),
     ] = None,
@@ -90,12 +108,12 @@ def train(
         Path | None,
         typer.Option(
             help="Weights of the backbone that made the features; copied into the run, so that it captions "
-            "videos by itself.",
+            "videos.",
             show_default=False,
         ),
     ] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with the run in the folder where it was broken off.")
+        bool, typer.Option("--resume", help="Continue an interrupted run in the folder.")
     ] = False,
     self_critical: Annotated[
         Path | None,
@@ -113,79 +131,317 @@ def train(
             min=1,
             max=MAX_TRIALS,
             metavar="N",
-            help="Random search: train N times by values drawn from the recipe's section search (or --set "
-            "'search.training.learning_rate=[1e-3,2e-3]'), into RUN/trials; the best on the val split is the "
-            "run.",
+            help="Hyper-parameter search: train N trials in RUN/trials, with values drawn from the recipe's "
+            "section search (or --set 'search.training.learning_rate=[1e-3,2e-3]'); the best on the val "
+            "split becomes the run.",
             show_default=False,
         ),
     ] = None,
     seed: Annotated[
         int | None,
-        typer.Option(
-            min=0,
-            max=MAX_SEED,
-            help="Seed of weights, batches and dropout, and of what --search draws.",
-        ),
+        typer.Option(min=0, max=MAX_SEED, help="Random seed of weights, batches, dropout and --search."),
     ] = None,
     device: Annotated[
-        str, typer.Option(help="auto, cpu, cuda, cuda:N or mps.", autocompletion=completion.devices)
+        str, typer.Option(help="Device: auto, cpu, cuda, cuda:N or mps.", autocompletion=completion.devices)
     ] = "auto",
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run in the folder.")] = False,
     plot: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE.png",
-            help="Draw loss and val CIDEr-D over the epochs (.png, .svg, .pdf).",
+            help="Plot loss and val CIDEr-D over the epochs (.png, .svg, .pdf).",
             show_default=False,
         ),
     ] = None,
     list_recipes: Annotated[bool, typer.Option("--list", help="Show the recipes and exit.")] = False,
 ) -> None:
-    """Train a captioner on a local data set; the best checkpoint on the val split is kept."""
+    """Train a captioner on a local dataset; the best checkpoint on the val split is kept."""
     if list_recipes:
-        _print_recipes()
+        from capvid.training.recipe import all_recipes
+
+        rows = [(name, recipe["captioner"], recipe["description"]) for name, recipe in all_recipes().items()]
+        for line in column_lines(("recipe", "model", "what for"), rows, terminal_width()):
+            print_line(line)
         return
     if recipe is None or not data or output is None:
         raise UsageError(
             "capvid train needs a recipe, --data and -o",
             remedy="see capvid train --help, and capvid train --list for the recipes",
         )
-
     from capvid.training.recipe import load_recipe
-    from capvid.training.run_folder import locked_run
 
-    overrides = [*(settings or []), *([f"training.seed={seed}"] if seed is not None else [])]
-    chosen = load_recipe(recipe, overrides)
-    from capvid.cli._training import Inputs, train_captioner
-
-    inputs = Inputs(
-        data=data,
-        features=features or [],
-        values=values or [],
-        videos=videos or [],
-        backbones=backbone or [],
-        sampling=sampling,
-        weights=weights,
-        skip_bad=skip_bad,
+    chosen = load_recipe(
+        recipe, [*(settings or []), *([f"training.seed={seed}"] if seed is not None else [])]
     )
-    with locked_run(output):
-        train_captioner(
+    if bool(features) == bool(videos):
+        raise UsageError(
+            f"{chosen.name} trains a captioner: it needs --features or --videos, and not both",
+            remedy="see capvid train --help",
+        )
+    if (backbone or sampling) and not videos:
+        raise UsageError("--backbone and --sampling are for --videos", remedy="leave them out")
+    from capvid.training import reporters
+
+    if plot is not None:
+        reporters.check_plot(plot)
+        check_writable_folder(plot.parent)
+    from capvid.training import runs  # slow: torch
+
+    section = chosen.self_critical if self_critical else chosen.training
+    progress = TrainingProgress(output, section.epochs, search)
+
+    def extract(
+        dataset: Sequence[CaptionedVideo], accelerator: Accelerator, device: torch.device
+    ) -> tuple[list[CaptionedVideo], list[Path]]:
+        """Extract missing features, shared among the processes; return the videos with features."""
+        from capvid.backbones.backbone import load_backbone
+        from capvid.cli.extract import ExtractionJob, extract_into, read_sampling
+        from capvid.video.input_set import find_videos
+
+        batch, folder = Batch(verb="extracted", many=True), output / "features"
+        ids = {video.id for video in dataset}
+        candidates = find_videos(list(map(str, videos or [])), failed=batch.failed)
+        named = [video for video in candidates if video.key in ids]
+        if not named:
+            example = f"; {candidates[0].path} would be {candidates[0].key!r}" if candidates else ""
+            raise DataError(
+                f"none of the {len(candidates)} videos is one of the data, such as {dataset[0].id!r}"
+                f"{example}",
+                remedy="let ids be the paths of videos in their folder, without suffix",
+            )
+        shard = named[accelerator.process_index :: accelerator.num_processes]
+        extract_into(
+            [ExtractionJob.of(video, folder) for video in shard],
+            [load_backbone(name, weights=weights, device=device) for name in backbone or ["capvid-small"]],
+            read_sampling(sampling, frames=None, clean=False),
+            batch,
+            RuntimeOptions(),
+        )
+        batch.summarise()
+        accelerator.wait_for_everyone()
+        kept = [video for video in dataset if (folder / f"{video.id}.safetensors").is_file()]
+        if missing := sorted(ids - {video.id for video in kept}):
+            names = ", ".join(missing[:5]) + (", ..." if len(missing) > 5 else "")
+            batch.say(
+                f"warning: {len(missing)} of {len(ids)} videos of the data have no features and are left out"
+                f" ({names})"
+            )
+        progress.start()
+        return kept, [folder]
+
+    first = int(os.environ.get("RANK", "0")) == 0
+    with ExitStack() as stack:
+        if not first:  # of the processes that accelerate launched, one prints; errors of all are printed
+            null = stack.enter_context(Path(os.devnull).open("w"))
+            stack.enter_context(redirect_stdout(null))
+            stack.enter_context(redirect_stderr(null))
+        stack.enter_context(progress)
+        if features:
+            progress.start()
+        result = runs.train(
             chosen,
-            inputs,
-            folder=output,
+            data,
+            features or extract,
+            output,
+            values=values or [],
+            weights=weights,
             device=device,
             self_critical=self_critical,
             search=search,
             resume=resume,
             overwrite=overwrite,
-            plot=plot,
+            skip_bad=skip_bad,
+            reporter=progress,
+            note=lambda line: print_line(f"note: {line}", err=True),
+        )
+    if not first:
+        return
+    if result.trials:
+        ranked = sorted(result.trials, key=lambda t: (t.value is None, -(t.value or 0.0), t.number))
+        print_trials(ranked)
+        progress.print_saved(f"best: trial {ranked[0].number + 1}; ")
+    if plot is not None:
+        reporters.save_plot(plot, result.epochs, (result.epoch, result.val_cider), title=chosen.name)
+    print_summary(result)
+
+
+class TrainingProgress(Reporter):
+    """Training on stderr: a bar on a terminal, and a line for every epoch and trial."""
+
+    def __init__(self, folder: Path, epochs: int, trials: int | None) -> None:
+        from rich.console import Console
+
+        self.folder, self.epochs, self.trials = folder, epochs, trials
+        self.prefix, self.batches, self.begun = "", 0, 0.0
+        self.console = Console(stderr=True, highlight=False)
+        self.bar = training_bar(self.console, "loss {task.fields[loss]}  {task.fields[speed]} captions/s")
+        self.task = self.bar.add_task("reading", total=None, loss="-", speed="-")
+
+    def __enter__(self) -> TrainingProgress:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.bar.stop()
+        if kind is KeyboardInterrupt and self.begun:  # earlier, there is nothing to resume
+            self.print(f"interrupted; --resume goes on with what {self.folder} keeps")
+
+    def start(self) -> None:
+        """Start the bar and the clock."""
+        self.begun = time.monotonic()
+        self.bar.start()
+
+    def print(self, line: str) -> None:
+        """Print a line above the bar."""
+        self.console.print(terminal(line), markup=False, soft_wrap=True)
+
+    def print_saved(self, prefix: str = "") -> None:
+        """Print where the captioner is, and how long training took."""
+        minutes = (time.monotonic() - self.begun) / 60
+        self.print(f"{prefix}saved in {self.folder / 'best'}, after {minutes:.1f} min in all")
+
+    def started(self, *, batches: int, epoch: int, batch: int, **counts: int) -> None:
+        """Print the size of the dataset, once, and scale the bar."""
+        first, self.batches = not self.batches, batches
+        self.bar.update(self.task, total=batches * self.epochs)
+        if not first:
+            return
+        if 1 < epoch <= self.epochs:
+            self.print(f"goes on with epoch {epoch}")
+        views = f" and {counts['views']} views of them" if counts["views"] else ""
+        self.print(
+            f"{counts['videos']} videos{views}, {counts['captions']} captions an epoch, "
+            f"{counts['words']} words; {counts['validation']} videos to validate on"
         )
 
+    def stepped(self, *, epoch: int, batch: int, loss: float, captions_per_second: float, **_: float) -> None:
+        """Move the bar."""
+        self.bar.update(
+            self.task,
+            completed=(epoch - 1) * self.batches + batch,
+            description=f"{self.prefix}epoch {epoch}/{self.epochs}",
+            loss=f"{loss:.3f}",
+            speed=f"{captions_per_second:.0f}",
+        )
 
-def _print_recipes() -> None:
-    from capvid.cli._terminal import column_lines, terminal_width
-    from capvid.training.recipe_files import all_recipes
+    def finished_epoch(self, result: EpochResult) -> None:
+        """Print the epoch's line; in a search, the line of its trial follows."""
+        self.print(
+            f"{'  ' if self.trials else ''}epoch {result.epoch:3d}  loss {result.loss:.3f}  "
+            f"val CIDEr-D {result.cider:.3f}{' *' if result.best else '  '}  {result.seconds:.0f} s  "
+            f"{result.captions_per_second:.0f} captions/s"
+        )
 
-    rows = [(name, recipe["captioner"], recipe["description"]) for name, recipe in all_recipes().items()]
-    for line in column_lines(("recipe", "model", "what for"), rows, terminal_width()):
-        print_line(line)
+    def finished(self, best: EpochResult, scores: Mapping[str, float]) -> None:
+        """Print where the captioner is."""
+        if not self.trials:
+            self.print_saved()
+
+    def started_search(self, finished: Sequence[FrozenTrial]) -> None:
+        """Print the number of trials that are finished already."""
+        if finished:
+            self.print(f"{len(finished)} trials are finished already")
+
+    def started_trial(self, number: int, recipe: Recipe) -> None:
+        """Reset the bar."""
+        self.prefix, self.epochs = f"trial {number}/{self.trials}  ", recipe.training.epochs
+        self.bar.reset(self.task, total=None, loss="-", speed="-", description=f"{self.prefix}reading")
+
+    def finished_trial(self, trial: FrozenTrial, *, best: bool) -> None:
+        """Print the trial's line."""
+        score = f"failed ({trial.user_attrs['cause']})"
+        if trial.value is not None:
+            score = f"val CIDEr-D {trial.value:.3f}{' *' if best else '  '}"
+        values = "  ".join(f"{name.partition('.')[2]} {_short(v)}" for name, v in trial.params.items())
+        self.print(f"{self.prefix}{score}  {values}")
+
+
+def _short(value: Any) -> str:
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
+def print_trials(trials: Sequence[FrozenTrial]) -> None:
+    """Print a table of trials on stdout."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    options = list(trials[0].params)
+    table = Table(box=box.SIMPLE_HEAD, padding=0, pad_edge=False, show_edge=False)
+    for name in ("trial", "val CIDEr-D", "epoch", "seconds", *(o.partition(".")[2] for o in options)):
+        table.add_column(name.replace("_", "\n").replace("val ", "val\n"), justify="right", overflow="fold")
+    for trial in trials:
+        score = "failed" if trial.value is None else f"{100 * trial.value:.1f}"
+        values = [_short(trial.params[option]) for option in options]
+        epoch, seconds = trial.user_attrs["epoch"] or "-", trial.user_attrs["seconds"]
+        table.add_row(str(trial.number + 1), score, str(epoch), f"{seconds:.0f}", *values)
+    width = None if Console().is_terminal else 10_000  # files and pipes have no width
+    console = Console(highlight=False, width=width)
+    console.print(table)
+    console.print()
+
+
+ROWS = 20  # epochs at most
+WIDTH = 72  # minimum columns, so that no number is truncated on a narrow terminal
+_CELLS = 30  # of the curve at most
+_BLOCKS, _ASCII = "▁▂▃▄▅▆▇█", ".:-=+*#@"
+
+
+def print_summary(result: TrainingResult, console: Console | None = None) -> None:
+    """Print the epochs and test scores of a run on stdout; scores are times 100, as in papers."""
+    from rich.console import Console
+    from rich.table import Table
+
+    out, rows, best = console or Console(highlight=False), result.epochs, result.epoch
+    out.width = max(out.width, WIDTH)
+
+    def table_of(*names: str) -> Table:
+        table = Table(box=None, pad_edge=False, header_style="")
+        for name in names:
+            table.add_column(name, justify="right")
+        return table
+
+    table = table_of("epoch", "loss", "val CIDEr-D", "", "captions/s", "seconds")
+    if best == 0:  # before fine-tuning
+        table.add_row("0", "", f"{100 * result.val_cider:.1f}", "*", "", "")
+    kept = kept_rows(rows, best)
+    for row in kept:
+        cider, mark = f"{100 * row['val_cider']:.1f}", "*" if row["epoch"] == best else ""
+        speed, seconds = f"{row['captions_per_second']:.0f}", f"{row['seconds']:.1f}"
+        table.add_row(str(row["epoch"]), f"{row['loss']:.3f}", cider, mark, speed, seconds)
+    out.print(table)
+    if len(kept) < len(rows):
+        out.print(f"{len(rows) - len(kept)} of {len(rows)} epochs are not shown")
+    values = [100 * row["val_cider"] for row in rows]
+    if len(values) > 1:
+        curve = sparkline(values, _BLOCKS if out.encoding.startswith("utf") else _ASCII)
+        out.print(f"val CIDEr-D {curve} {min(values):.1f} to {max(values):.1f}", soft_wrap=True)
+    out.print(f"* best: epoch {best}; scores are times 100")
+    if not result.scores:
+        return
+    out.print("\ntest split")
+    repetition = [name for name in result.scores if name.startswith("R@")]
+    for names in filter(None, ([name for name in result.scores if name not in repetition], repetition)):
+        table = table_of(*names)
+        digits = 2 if repetition else 1
+        table.add_row(*(f"{100 * result.scores[name]:.{digits}f}" for name in names))
+        out.print(table)
+    distinct = len({str(caption) for caption in result.captions.values()})
+    out.print(f"{distinct} distinct among {len(result.captions)} captions")
+
+
+def kept_rows(rows: Sequence[Mapping[str, Any]], best: int) -> list[Mapping[str, Any]]:
+    """Return at most :data:`ROWS` epochs, evenly spread, the first, the last and the best among them."""
+    if len(rows) <= ROWS:
+        return list(rows)
+    kept = {round(n * (len(rows) - 1) / (ROWS - 2)) for n in range(ROWS - 1)}
+    return [row for number, row in enumerate(rows) if number in kept or row["epoch"] == best]
+
+
+def sparkline(values: Sequence[float], levels: str) -> str:
+    """Return a bar chart of one line; each of at most 30 characters shows the maximum of its values."""
+    count = min(len(values), _CELLS)
+    bounds = [n * len(values) // count for n in range(count + 1)]
+    peaks = [max(values[low:high]) for low, high in pairwise(bounds)]
+    least, span = min(peaks), max(peaks) - min(peaks)
+    top = len(levels) - 1
+    return "".join(levels[round(top * (peak - least) / span) if span else top // 2] for peak in peaks)

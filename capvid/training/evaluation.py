@@ -1,21 +1,33 @@
-"""Evaluation of a captioner on a split, and calibration of its warnings of generic captions."""
+"""Task of a captioner (captions or paragraphs), evaluation on a split, and calibration of its confidence."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from safetensors import SafetensorError
 
-from capvid.captioners.checkpoint import Checkpoint, load_checkpoint, save_info
+from capvid.captioners.base import Captioner, ParagraphCaptioner
+from capvid.captioners.checkpoint import Checkpoint, limited, load_checkpoint, save_info
+from capvid.captioners.layers import pad_frames, pad_segments
+from capvid.datasets.batches import ParagraphBatches, TrainingBatches
 from capvid.datasets.dataset import CaptionedVideo
-from capvid.datasets.examples import FrameReader
+from capvid.datasets.examples import (
+    FrameReader,
+    Lengths,
+    make_examples,
+    make_paragraph_examples,
+    tokenised,
+    tokenised_paragraphs,
+)
+from capvid.decoding.beam_search import decode, decode_paragraphs
 from capvid.decoding.confidence import (
     FLAGGED_FROM,
     NOTE,
@@ -23,78 +35,178 @@ from capvid.decoding.confidence import (
     generic_probability,
     logprobs_of_average,
 )
-from capvid.decoding.decoding_options import DecodingOptions
+from capvid.decoding.decoding_options import DecodingOptions, Hypothesis
 from capvid.errors import CapvidError, DataError
-from capvid.features.feature_store import FeatureStore
+from capvid.features.feature_store import NO_VIEWS, FeatureStore, Views
 from capvid.metrics.cider import CiderD
+from capvid.scoring.scorer import paragraph_text, score, score_paragraphs
+from capvid.text.vocabulary import Vocabulary
 from capvid.training.recipe import DataOptions
-from capvid.training.tasks import task_of
 from capvid.utils.files import atomic_write_text
+
+Prediction = Any  # str, or a list of sentences
+DECODING_BATCH = 64  # videos
+
+
+class Task:
+    """Single captions, or ``paragraphs`` with a sentence per segment: examples, predictions, scores."""
+
+    def __init__(self, data: DataOptions, *, paragraphs: bool) -> None:
+        self.data, self.paragraphs = data, paragraphs
+        self.lengths = Lengths(data.max_words, cut=data.long_captions == "cut")
+
+    def check(self, videos: Sequence[CaptionedVideo], name: str) -> None:
+        """Raise DataError unless every video has references for the captioner ``name``."""
+        missing = [v.id for v in videos if not (v.paragraphs if self.paragraphs else v.captions)]
+        if missing and self.paragraphs:
+            raise DataError(
+                f"{name} writes paragraphs and expects segments with a sentence each; {missing[0]} has "
+                "single captions only",
+                remedy='give rows with "segments" and "paragraphs", or choose a captioner of sentences '
+                "such as m3",
+            )
+        if missing:
+            raise DataError(
+                f"{name} writes one sentence per video and expects captions; {missing[0]} has only "
+                "paragraphs of its segments",
+                remedy="give data with captions, or choose a captioner of paragraphs such as mart",
+            )
+
+    def sentences(self, videos: Sequence[CaptionedVideo]) -> list[list[str]]:
+        """Return all sentences to learn from, as lists of words."""
+        if not self.paragraphs:
+            return [caption for captions in tokenised(videos, self.lengths).values() for caption in captions]
+        tokens = tokenised_paragraphs(videos, self.lengths, max_segments=self.data.max_segments)
+        return [sentence for paragraphs in tokens.values() for p in paragraphs for sentence in p]
+
+    def examples(
+        self,
+        videos: Sequence[CaptionedVideo],
+        reader: FrameReader,
+        vocabulary: Vocabulary | None,
+        views: Views = NO_VIEWS,
+    ) -> list[Any]:
+        """Return the videos with usable sentences and their views; without a vocabulary, all videos."""
+        if not self.paragraphs:
+            return make_examples(videos, reader, vocabulary, self.lengths, views)
+        segments = self.data.max_segments
+        return make_paragraph_examples(videos, reader, vocabulary, self.lengths, views, max_segments=segments)
+
+    def batches(self, examples: Sequence[Any], *, batch_size: int, seed: int) -> Any:
+        """Return the training batches."""
+        batches: Any = ParagraphBatches if self.paragraphs else TrainingBatches
+        return batches(
+            examples,
+            batch_size=batch_size,
+            captions_per_video=self.data.captions_per_video,
+            max_frames=self.data.max_frames,
+            first=self.data.frames == "first",
+            frame_dropout=self.data.frame_dropout,
+            seed=seed,
+        )
+
+    def hypotheses(
+        self, captioner: Captioner, examples: Sequence[Any], options: DecodingOptions
+    ) -> dict[str, list[Hypothesis]]:
+        """Return the best hypothesis of each segment by video id; single captions have one segment."""
+        device = next(captioner.parameters()).device
+
+        def frames(features: torch.Tensor) -> torch.Tensor:
+            return limited(features, self.data.max_frames, self.data.frames).float()
+
+        best: dict[str, list[Hypothesis]] = {}
+        for first in range(0, len(examples), DECODING_BATCH):
+            batch = examples[first : first + DECODING_BATCH]
+            if isinstance(captioner, ParagraphCaptioner):
+                padded = pad_segments([[frames(segment) for segment in e.segments] for e in batch])
+                features, mask, counts = (tensor.to(device) for tensor in padded)
+                decoded = decode_paragraphs(captioner, features, mask, counts, options)
+            else:
+                features, mask = pad_frames([frames(example.frames) for example in batch])
+                captions = decode(captioner, features.to(device), mask.to(device), options)
+                decoded = [[hypotheses] for hypotheses in captions]
+            for example, segments in zip(batch, decoded, strict=True):
+                best[example.id] = [hypotheses[0] for hypotheses in segments]
+        return best
+
+    def predict(
+        self, captioner: Captioner, vocabulary: Vocabulary, examples: Sequence[Any], options: DecodingOptions
+    ) -> dict[str, Prediction]:
+        """Return the best caption, or the sentences of the best paragraph, by video id."""
+        predictions: dict[str, Prediction] = {}
+        for name, segments in self.hypotheses(captioner, examples, options).items():
+            sentences = [" ".join(vocabulary.decode(hypothesis.tokens)) for hypothesis in segments]
+            predictions[name] = sentences if self.paragraphs else sentences[0]
+        return predictions
+
+    def cider(self, videos: Sequence[CaptionedVideo]) -> Callable[[Mapping[str, Prediction]], float]:
+        """Return a function that scores predictions for ``videos`` by CIDEr-D."""
+        if not self.paragraphs:
+            captions = CiderD(self._references(videos))
+            return lambda predictions: captions.score(predictions)[0]
+        scorer = CiderD(self._references(videos), tokenizer="none")
+        return lambda predictions: scorer.score({k: paragraph_text(p) for k, p in predictions.items()})[0]
+
+    def score(
+        self, predictions: Mapping[str, Prediction], videos: Sequence[CaptionedVideo]
+    ) -> dict[str, float]:
+        """Return BLEU, ROUGE_L and CIDEr-D by metric, and R@1 to R@4 of paragraphs."""
+        scorer = score_paragraphs if self.paragraphs else score
+        return dict(scorer(predictions, self._references(videos)).corpus)
+
+    def _references(self, videos: Sequence[CaptionedVideo]) -> dict[str, list[str]]:
+        if self.paragraphs:
+            return {video.id: [paragraph_text(p) for p in video.paragraphs] for video in videos}
+        return {video.id: list(video.captions) for video in videos}
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Captions of a split by a captioner, and their scores.
+    """Predictions of a captioner for a split, and their scores."""
 
-    Attributes:
-        scores: by metric, as fractions.
-        captions: by video id: a sentence, or the sentences of a paragraph.
-    """
-
-    scores: dict[str, float]
-    captions: dict[str, Any]
+    scores: dict[str, float]  # fractions by metric
+    captions: dict[str, Prediction]  # by video id
 
 
 def evaluate(
-    checkpoint: Checkpoint,
-    videos: Sequence[CaptionedVideo],
-    store: FeatureStore,
-    options: DecodingOptions,
+    checkpoint: Checkpoint, videos: Sequence[CaptionedVideo], store: FeatureStore, options: DecodingOptions
 ) -> Evaluation:
-    """Caption ``videos`` from their features and score against their captions, or paragraphs.
-
-    Raises:
-        DataError: there is no video, one without features, or one without what the captioner writes.
-        FeatureMismatchError: the features are not of the kind that the captioner was trained on.
-    """
+    """Caption ``videos`` from their features and score the captions against the references."""
     checkpoint.header.checked(store.header)
     if not videos:
         raise DataError("there is no video to evaluate on")
-    task = task_of(checkpoint.captioner, data_options(checkpoint.info))
+    task = task_of(checkpoint)
     task.check(videos, checkpoint.name)
     examples = task.examples(videos, FrameReader(store), None)
     captions = task.predict(checkpoint.captioner, checkpoint.vocabulary, examples, options)
     return Evaluation(task.score(captions, videos), captions)
 
 
-def data_options(info: Mapping[str, Any]) -> DataOptions:
-    """Return how videos are read for the captioner of a checkpoint with the notes ``info``."""
-    return DataOptions(
+def task_of(checkpoint: Checkpoint) -> Task:
+    """Return the task of a trained captioner."""
+    info = checkpoint.info
+    data = DataOptions(
         max_frames=int(info["max_frames"]),
         frames=str(info.get("frames", "spread")),
         max_segments=int(info.get("max_segments", DataOptions.max_segments)),
     )
+    return Task(data, paragraphs=checkpoint.captioner.paragraphs)
 
 
 def evaluate_run(
     folder: Path, videos: Sequence[CaptionedVideo], store: FeatureStore, options: DecodingOptions
 ) -> Evaluation:
-    """Score a run's best checkpoint on the test split ``videos`` and write ``test.json``.
-
-    Raises:
-        DataError: as :func:`evaluate`.
-        CheckpointError: the run has no complete checkpoint.
-    """
+    """Evaluate a run's best checkpoint on the test split ``videos`` and write ``test.json``."""
     result = evaluate(load_checkpoint(folder), videos, store, options)
     record = {"scores": result.scores, "captions": result.captions}
     atomic_write_text(folder / "test.json", json.dumps(record, ensure_ascii=False, indent=1))
     return result
 
 
-LEAST_VIDEOS = 100  # with fewer, a share among them is not known to a tenth (two standard errors)
-LEAST_OF_EACH = 10  # captions that are generic, and that are not
-MOST_VIDEOS = 500  # each caption is scored against every video
-SHARE_OF_OTHERS = 0.1
+MIN_VIDEOS = 100  # with fewer, the standard error of a share exceeds 1/20
+MIN_PER_CLASS = 10  # generic captions, and others
+MAX_VIDEOS = 500  # each caption is scored against every video
+GENERIC_SHARE = 0.1  # of other videos that a generic caption fits
 RIDGE = 1.0
 _STEPS = 50
 _DIGITS = 6
@@ -110,28 +222,20 @@ class UncalibratedError(DataError):
 def calibrate(
     checkpoint: Checkpoint, videos: Sequence[CaptionedVideo], store: FeatureStore, options: DecodingOptions
 ) -> Calibration:
-    """Measure how likely captions of a checkpoint are generic by their information.
-
-    Args:
-        checkpoint: a captioner of single captions.
-        videos: validation split; at most :data:`MOST_VIDEOS` are used, evenly spread.
-        store: their features.
-        options: decoding options.
+    """Fit the probability that a caption is generic, given its information, to the validation ``videos``.
 
     Raises:
         UncalibratedError: too few videos or captions of either kind, or information does not separate them.
-        DataError: a video has no features, or no captions.
-        FeatureMismatchError: the features are not of the kind that the captioner was trained on.
     """
-    if checkpoint.captioner.paragraphs:
-        raise UncalibratedError(f"{checkpoint.name} writes paragraphs, not single captions")
-    if len(videos) < LEAST_VIDEOS:
-        raise UncalibratedError(f"{len(videos)} validation videos, and it takes {LEAST_VIDEOS}")
-    checkpoint.header.checked(store.header)
-    count = min(len(videos), MOST_VIDEOS)
-    videos = [videos[row * len(videos) // count] for row in range(count)]
     captioner, vocabulary = checkpoint.captioner, checkpoint.vocabulary
-    task = task_of(captioner, data_options(checkpoint.info))
+    if captioner.paragraphs:
+        raise UncalibratedError(f"{checkpoint.name} writes paragraphs, not single captions")
+    if len(videos) < MIN_VIDEOS:
+        raise UncalibratedError(f"{len(videos)} validation videos, and it takes {MIN_VIDEOS}")
+    checkpoint.header.checked(store.header)
+    count = min(len(videos), MAX_VIDEOS)
+    videos = [videos[row * len(videos) // count] for row in range(count)]
+    task = task_of(checkpoint)
     examples = task.examples(videos, FrameReader(store), None)
     best = task.hypotheses(captioner, examples, options)
     hypotheses = [best[video.id][0] for video in videos]
@@ -143,11 +247,8 @@ def calibrate(
     distinct = list(dict.fromkeys(tuple(h.tokens) for h in hypotheses))
     unconditional = dict(zip(distinct, logprobs_of_average(captioner, average, distinct), strict=True))
     information = np.array([h.logprob - unconditional[tuple(h.tokens)] for h in hypotheses])
-    sentences = [" ".join(vocabulary.decode(h.tokens)) for h in hypotheses]
-    generic = fit_others(
-        {video.id: sentence for video, sentence in zip(videos, sentences, strict=True)},
-        {video.id: list(video.captions) for video in videos},
-    )
+    sentences = {v.id: " ".join(vocabulary.decode(h.tokens)) for v, h in zip(videos, hypotheses, strict=True)}
+    generic = generic_captions(sentences, {video.id: list(video.captions) for video in videos})
     intercept, slope = fit(information, generic)
     flagged = np.array([generic_probability(intercept, slope, x) >= FLAGGED_FROM for x in information])
     return Calibration(
@@ -165,10 +266,9 @@ def calibrate(
 def calibrate_run(
     folder: Path, videos: Sequence[CaptionedVideo], store: FeatureStore, options: DecodingOptions
 ) -> str | None:
-    """Calibrate a run's best checkpoint on the validation ``videos`` and add that to its notes.
+    """Calibrate a run's best checkpoint on the validation ``videos``; return the reason if that fails.
 
-    Returns:
-        None, or the reason for no calibration, without any path; a trained run is never lost for want of it.
+    A failure must not lose a trained run; the reason names no path.
     """
     try:
         checkpoint = load_checkpoint(folder)
@@ -182,41 +282,29 @@ def calibrate_run(
     return None
 
 
-def fit_others(captions: Mapping[str, str], references: Mapping[str, Sequence[str]]) -> Flags:
-    """Whether each caption fits more than a tenth of the other videos at least as well as its own.
-
-    Args:
-        captions: caption of each video.
-        references: reference captions of the same videos, in the same order.
-    """
+def generic_captions(captions: Mapping[str, str], references: Mapping[str, Sequence[str]]) -> Flags:
+    """Whether each video's caption fits more than a tenth of the other videos at least as well as its own."""
     scorer, names = CiderD(references), list(references)
     scores = {
         caption: np.array(scorer.score_captions(names, [caption] * len(names)))
         for caption in dict.fromkeys(captions.values())
     }
-    fitting = np.empty(len(names))
-    for row, name in enumerate(names):
-        ciders = scores[captions[name]]
-        fitting[row] = (ciders >= ciders[row]).sum() - 1
-    result: Flags = fitting > SHARE_OF_OTHERS * (len(names) - 1)
-    return result
+    own = [scores[captions[name]][row] for row, name in enumerate(names)]
+    fitting = [(scores[captions[n]] >= cider).sum() - 1 for n, cider in zip(names, own, strict=True)]
+    flags: Flags = np.array(fitting) > GENERIC_SHARE * (len(names) - 1)
+    return flags
 
 
 def fit(information: Floats, generic: Flags) -> tuple[float, float]:
-    """Intercept and slope of the logistic curve by Newton's method, with a ridge on the slope in deviations.
-
-    Raises:
-        UncalibratedError: there are too few captions of either kind, or the curve does not fall.
-    """
-    fewest = min(generic.sum(), (~generic).sum())
-    if fewest < LEAST_OF_EACH:
+    """Return intercept and slope of a logistic regression, with a ridge penalty on the standardized slope."""
+    if min(generic.sum(), (~generic).sum()) < MIN_PER_CLASS:
         raise UncalibratedError(f"{generic.sum()} of {len(generic)} validation captions are generic")
     mean, deviation = information.mean(), information.std()
     if not (math.isfinite(deviation) and deviation > 0):
         raise UncalibratedError("the validation captions all have the same information, or none")
     x = (information - mean) / deviation
     a = b = 0.0
-    for _ in range(_STEPS):
+    for _ in range(_STEPS):  # Newton's method
         p = 0.5 + 0.5 * np.tanh(0.5 * (a + b * x))
         error, weight = generic - p, p * (1 - p)
         slopes = error.sum(), (error * x).sum() - RIDGE * b

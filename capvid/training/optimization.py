@@ -19,27 +19,27 @@ from capvid.datasets.batches import read_ahead
 from capvid.training.recipe import TrainingOptions
 from capvid.utils.device import check_precision, has_fast_path
 
+_T = TypeVar("_T")
+
 
 def make_optimizer(module: nn.Module, options: TrainingOptions) -> torch.optim.Optimizer:
-    """Return the optimizer that ``options`` name; AdamW spares biases and embeddings its weight decay."""
-    named = list(module.named_parameters())
+    """Return the optimizer of ``options``; AdamW decays neither biases nor embeddings."""
     rate, decay, betas = options.learning_rate, options.weight_decay, (options.beta1, options.beta2)
     if options.optimizer == "adamw":
-        decayed = [p for n, p in named if p.ndim > 1 and "embedding" not in n]
-        spared = [p for n, p in named if p.ndim <= 1 or "embedding" in n]
         groups: list[dict[str, Any]] = [
-            {"params": decayed, "weight_decay": decay},
-            {"params": spared, "weight_decay": 0.0},
+            {"params": [], "weight_decay": decay},
+            {"params": [], "weight_decay": 0.0},
         ]
+        for name, parameter in module.named_parameters():
+            groups[parameter.ndim <= 1 or "embedding" in name]["params"].append(parameter)
         return torch.optim.AdamW(groups, lr=rate, betas=betas, fused=True)
-    parameters = [p for _, p in named]
     if options.optimizer == "adam":
-        return torch.optim.Adam(parameters, lr=rate, betas=betas, weight_decay=decay)
-    return torch.optim.Adadelta(parameters, lr=rate, weight_decay=decay)
+        return torch.optim.Adam(module.parameters(), lr=rate, betas=betas, weight_decay=decay)
+    return torch.optim.Adadelta(module.parameters(), lr=rate, weight_decay=decay)
 
 
 def one_cycle(warmup: float, steps: int, *, cosine: bool = True) -> Callable[[int], float]:
-    """Return the factor of the learning rate by step: up over ``warmup``, then a cosine or line to 0."""
+    """Return the learning rate factor by step: linear over ``warmup``, then a cosine or line to 0."""
     rise = max(1, round(warmup * steps))
 
     def factor(step: int) -> float:
@@ -53,14 +53,14 @@ def one_cycle(warmup: float, steps: int, *, cosine: bool = True) -> Callable[[in
 
 
 def learning_rate_factor(options: TrainingOptions, steps: int) -> Callable[[int], float]:
-    """Return the factor of the learning rate by step, of the schedule of ``options``."""
+    """Return the learning rate factor by step for the schedule of ``options``."""
     if options.schedule == "constant":
         return lambda step: 1.0
     return one_cycle(options.warmup, steps, cosine=options.schedule == "one-cycle")
 
 
 def clip_gradients(captioner: nn.Module, options: TrainingOptions) -> None:
-    """Clip element by element, by norm, or not at all, as ``options`` say."""
+    """Clip gradients element by element and by norm, where ``options`` say so."""
     if options.clip_value:
         nn.utils.clip_grad_value_(captioner.parameters(), options.clip_value)
     if options.clip_norm:
@@ -68,41 +68,40 @@ def clip_gradients(captioner: nn.Module, options: TrainingOptions) -> None:
 
 
 class AveragedWeights:
-    """A running average of a module's weights, ``average = decay * average + (1 - decay) * weights``.
+    """Running average of a module's weights, ``average = decay * average + (1 - decay) * weights``.
 
-    Buffers of real numbers (batch normalisation's) are averaged with them. Early on the decay is smaller,
-    (1 + step) / (10 + step), so that the first weights are soon forgotten.
+    Floating-point buffers (batch normalization) are averaged as well. Early on the decay is smaller,
+    (1 + step) / (10 + step), to forget the first weights soon.
     """
 
     def __init__(self, module: nn.Module, decay: float) -> None:
         self.decay = decay
-        self.weights = [tensor.detach().clone() for tensor in _averaged(module)]
+        self.weights = [tensor.detach().clone() for tensor in self._averaged(module)]
         self.steps = 0
 
     @torch.no_grad()
     def update(self, module: nn.Module) -> None:
-        """Take the current weights into the average."""
+        """Add the current weights to the average."""
         self.steps += 1
         decay = min(self.decay, (1 + self.steps) / (10 + self.steps))
-        torch._foreach_lerp_(self.weights, _averaged(module), 1 - decay)
+        torch._foreach_lerp_(self.weights, self._averaged(module), 1 - decay)
 
     @torch.no_grad()
     def swap(self, module: nn.Module) -> None:
         """Exchange the average and the module's weights; a second call undoes the first."""
-        for average, weight in zip(self.weights, _averaged(module), strict=True):
-            held = weight.detach().clone()
+        for average, weight in zip(self.weights, self._averaged(module), strict=True):
+            current = weight.detach().clone()
             weight.copy_(average)
-            average.copy_(held)
+            average.copy_(current)
 
-
-def _averaged(module: nn.Module) -> list[Tensor]:
-    """What changes while a module is trained: learned parameters and buffers of real numbers."""
-    learned = [parameter for parameter in module.parameters() if parameter.requires_grad]
-    return [*learned, *(buffer for buffer in module.buffers() if buffer.is_floating_point())]
+    @staticmethod
+    def _averaged(module: nn.Module) -> list[Tensor]:
+        learned = [parameter for parameter in module.parameters() if parameter.requires_grad]
+        return [*learned, *(buffer for buffer in module.buffers() if buffer.is_floating_point())]
 
 
 def bf16_in_hardware(device: torch.device) -> bool:
-    """Whether matrices are multiplied in bfloat16 by instructions made for it."""
+    """Whether the device has instructions for bfloat16 matrix products."""
     if device.type == "cuda":
         return has_fast_path(torch.bfloat16, device)
     if device.type != "cpu" or not has_fast_path(torch.bfloat16, device):
@@ -111,94 +110,8 @@ def bf16_in_hardware(device: torch.device) -> bool:
     return any(getattr(torch.cpu, probe, lambda: False)() for probe in probes)
 
 
-@dataclass(frozen=True)
-class Share:
-    """A process's share of a batch.
-
-    Attributes:
-        number: number of the batch in its epoch, from 1.
-        captions: captions of the batch, over all processes.
-        words: words of the batch, ends included, over all processes.
-        parts: micro-batches of this process.
-    """
-
-    number: int
-    captions: int
-    words: int
-    parts: Sequence[Any]
-
-
-def shares_of(batches: Any, epoch: int, done: int, parts: int, accelerator: Accelerator) -> Iterator[Share]:
-    """Prefetch this process's shares of an epoch's batches.
-
-    Args:
-        batches: batches of the dataset.
-        epoch: number of the epoch, from 1.
-        done: batches of it to skip.
-        parts: micro-batches of a share.
-        accelerator: the processes.
-
-    Raises:
-        FeatureFileError: features cannot be read, when their turn comes.
-    """
-    count = accelerator.num_processes
-
-    def job(number: int, plan: Any) -> Callable[[], Share]:
-        most = min(parts, -(-len(plan) // count))  # further parts would all be empty
-        mine = range(accelerator.process_index * most, (accelerator.process_index + 1) * most)
-        readers = [plan.part(part, most * count) for part in mine]
-        return lambda: Share(number, len(plan), plan.words, [read() for read in readers])
-
-    plans = enumerate(batches.epoch(epoch), 1)
-    return read_ahead(job(*item) for item in islice(plans, done, None))
-
-
-PATIENCE = timedelta(hours=6)  # for each other: one may have to extract far longer videos than the rest
-
-_T = TypeVar("_T")
-
-
-def processes() -> int:
-    """Return the number of processes that were launched together."""
-    return int(os.environ.get("WORLD_SIZE", "1"))
-
-
-def accelerator_on(device: torch.device, *, partial: bool = False) -> Accelerator:
-    """Return the accelerator of all processes; without a launcher there is one, on ``device``.
-
-    Args:
-        device: device of a single process; ``cpu`` keeps several there as well.
-        partial: whether a share may leave parameters unused, as a paragraph of one segment leaves those
-            that carry over to the next.
-    """
-    return Accelerator(
-        cpu=device.type == "cpu",
-        mixed_precision="no",  # ours is torch.autocast, of the step alone
-        kwargs_handlers=[
-            DistributedDataParallelKwargs(find_unused_parameters=partial),
-            InitProcessGroupKwargs(timeout=PATIENCE),
-        ],
-    )
-
-
-def device_of(accelerator: Accelerator, device: torch.device) -> torch.device:
-    """Return ``device``, or, of several processes, the one this was launched for."""
-    return device if accelerator.num_processes == 1 else torch.device(accelerator.device)
-
-
-def merged(accelerator: Accelerator, items: dict[str, _T]) -> dict[str, _T]:
-    """Return the items of all processes, in the order of rank; a collective call."""
-    if accelerator.num_processes == 1:
-        return items
-    return {key: value for part in gather_object([items]) for key, value in part.items()}
-
-
 def wants_bf16(precision: str, device: torch.device, module: nn.Module) -> bool:
-    """Whether to multiply in bfloat16: by the recipe (fp32, bf16 or auto), the launcher, then the hardware.
-
-    Raises:
-        UsageError: bf16 is asked for, and the device has no fast path for it.
-    """
+    """Whether to multiply in bfloat16: by the recipe (fp32, bf16, auto), the launcher, then the hardware."""
     launched = os.environ.get("ACCELERATE_MIXED_PRECISION")
     if precision == "auto" and processes() > 1 and launched in ("bf16", "no"):
         return launched == "bf16" and has_fast_path(torch.bfloat16, device)
@@ -206,3 +119,57 @@ def wants_bf16(precision: str, device: torch.device, module: nn.Module) -> bool:
         remedy = "use --set training.precision=fp32"
         check_precision(torch.bfloat16, device, module, remedy=remedy)
     return precision == "bf16" or (precision == "auto" and bf16_in_hardware(device))
+
+
+TIMEOUT = timedelta(hours=6)  # between processes: one may extract far longer videos than the others
+
+
+def processes() -> int:
+    """Return the number of processes that were launched together."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def accelerate_on(device: torch.device, *, partial: bool = False) -> tuple[Accelerator, torch.device]:
+    """Return the accelerator of all processes, and the device of this one.
+
+    ``partial`` allows batches to leave parameters unused, as paragraphs of one segment do.
+    """
+    accelerator = Accelerator(
+        cpu=device.type == "cpu",
+        mixed_precision="no",  # the trainer uses torch.autocast, for the step alone
+        kwargs_handlers=[
+            DistributedDataParallelKwargs(find_unused_parameters=partial),
+            InitProcessGroupKwargs(timeout=TIMEOUT),
+        ],
+    )
+    return accelerator, device if accelerator.num_processes == 1 else torch.device(accelerator.device)
+
+
+def merged(accelerator: Accelerator, items: dict[str, _T]) -> dict[str, _T]:
+    """Return the items of all processes, in the order of rank; a collective call."""
+    if accelerator.num_processes == 1:
+        return items
+    return {key: value for rank_items in gather_object([items]) for key, value in rank_items.items()}
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One process's shard of a batch, as micro-batches; the numbers are those of the batch."""
+
+    number: int  # in its epoch, from 1
+    captions: int
+    words: int  # with end tokens
+    micro_batches: Sequence[Any]
+
+
+def shards_of(batches: Any, epoch: int, done: int, count: int, accelerator: Accelerator) -> Iterator[Shard]:
+    """Prefetch this process's shards, of ``count`` micro-batches, of the batches after the first ``done``."""
+    rank, ranks = accelerator.process_index, accelerator.num_processes
+
+    def job(number: int, plan: Any) -> Callable[[], Shard]:
+        each = min(count, -(-len(plan) // ranks))  # further micro-batches would all be empty
+        readers = [plan.part(index, each * ranks) for index in range(rank * each, (rank + 1) * each)]
+        return lambda: Shard(number, len(plan), plan.words, [read() for read in readers])
+
+    plans = enumerate(batches.epoch(epoch), 1)
+    return read_ahead(job(*item) for item in islice(plans, done, None))

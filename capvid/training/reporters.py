@@ -1,53 +1,43 @@
-"""Progress of a training run: epoch results, reporters, TensorBoard events and the plot."""
+"""Reports of a training run: the events a reporter receives, TensorBoard files and the plot."""
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import struct
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from types import TracebackType
-from typing import IO, TYPE_CHECKING, Any, Protocol
+from typing import IO, TYPE_CHECKING, Any
 
 from capvid.errors import TrainingError, UsageError
-from capvid.training.tasks import Prediction
 from capvid.utils.files import atomic_path
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+    from optuna.trial import FrozenTrial
     from tensorboardX.proto.event_pb2 import Event
+
+    from capvid.training.recipe import Recipe
 
 
 @dataclass(frozen=True)
 class EpochResult:
-    """What one epoch gave.
+    """Result of one epoch."""
 
-    Attributes:
-        epoch: its number, from 1.
-        loss: mean training loss per word.
-        cider: CIDEr-D on the validation split.
-        best: whether that is the best so far.
-        seconds: of training and validation together.
-        captions_per_second: in training.
-        samples: a few validation captions, by video id.
-        waited: seconds for which training waited for its input.
-    """
-
-    epoch: int
-    loss: float
-    cider: float
-    best: bool
-    seconds: float
-    captions_per_second: float
-    samples: dict[str, Prediction]
-    waited: float = 0.0
+    epoch: int  # from 1; 0 is a captioner before fine-tuning
+    loss: float  # mean per word
+    cider: float  # CIDEr-D on the validation split
+    best: bool  # so far
+    seconds: float  # of training and validation
+    captions_per_second: float  # in training
+    samples: dict[str, Any]  # a few validation captions by video id
+    waited: float = 0.0  # seconds, for input
 
     def record(self) -> dict[str, Any]:
-        """The line of ``metrics.jsonl``."""
+        """Return the line of ``metrics.jsonl``."""
         return {
             "epoch": self.epoch,
             "loss": self.loss,
@@ -60,162 +50,77 @@ class EpochResult:
         }
 
 
-@dataclass(kw_only=True)
-class Progress:
-    """Where a run stands.
+class Reporter:
+    """Receives the events of a training run; the methods of this class ignore them."""
 
-    Attributes:
-        epoch: that is trained now, from 1.
-        batch: how many batches of it are done.
-        loss: sum over their words.
-        words: number of these.
-        best: the best epoch so far.
-        log: the lines of ``metrics.jsonl``.
-    """
+    def started(self, *, batches: int, epoch: int, batch: int, **counts: int) -> None:
+        """Receive the start of training, in ``epoch`` after ``batch`` of its ``batches``.
 
-    epoch: int = 1
-    batch: int = 0
-    loss: float = 0.0
-    words: int = 0
-    best: EpochResult | None = None
-    log: list[str] = field(default_factory=list)
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Progress:
-        """Restore what was written of a run.
-
-        Raises:
-            ValueError, TypeError, KeyError: it is not the progress of a run.
+        ``counts`` are ``captions`` per epoch, ``videos``, ``views``, ``validation`` videos and ``words``.
         """
-        best = None if values["best"] is None else EpochResult(**values["best"])
-        progress = cls(**{**values, "best": best})
-        whole = (progress.epoch, progress.batch, progress.words)
-        if not all(type(number) is int and number >= 0 for number in whole) or progress.epoch < 1:
-            raise ValueError("epoch, batch and words are not whole numbers")
-        for line in progress.log:
-            json.loads(line)
-        return progress
-
-    def next_epoch(self, result: EpochResult) -> None:
-        """Note the epoch that is done and go on to the next."""
-        self.best = result if result.best else self.best
-        self.epoch, self.batch, self.loss, self.words = self.epoch + 1, 0, 0.0, 0
-
-    @property
-    def rows(self) -> Sequence[Mapping[str, Any]]:
-        """What ``metrics.jsonl`` says of each epoch."""
-        return [json.loads(line) for line in self.log]
-
-    def begin(self, cider: float, samples: dict[str, Prediction]) -> None:
-        """Note what a captioner that is trained already scores."""
-        self.best = EpochResult(0, 0.0, cider, True, 0.0, 0.0, samples)
-
-    def is_over(self, patience: int) -> bool:
-        """Whether so many epochs have gone by without a better one."""
-        return self.best is not None and self.epoch - 1 - self.best.epoch >= patience
-
-
-class Reporter(Protocol):
-    """Receives the events of a training run."""
-
-    def started(
-        self,
-        *,
-        captions: int,
-        videos: int,
-        views: int,
-        validation: int,
-        words: int,
-        batches: int,
-        epoch: int,
-        batch: int,
-    ) -> None:
-        """Training begins or resumes with ``epoch``, of whose ``batches`` the first ``batch`` are done."""
 
     def stepped(
         self, *, epoch: int, batch: int, loss: float, captions_per_second: float, learning_rate: float
     ) -> None:
-        """One batch is done; ``loss`` is the mean of the epoch so far, the rate that of the next batch."""
+        """Receive a batch; ``loss`` is the mean of the epoch so far, the rate that of the next batch."""
 
     def finished_epoch(self, result: EpochResult) -> None:
-        """One epoch is done and validated; the state to resume from is written after this."""
+        """Receive a trained and validated epoch; its state is saved afterwards."""
 
     def finished(self, best: EpochResult, scores: Mapping[str, float]) -> None:
-        """Training is over; ``scores`` are fractions of the test split, none without one."""
+        """Receive the end of training; ``scores`` are fractions on the test split, empty without one."""
+
+    def started_search(self, finished: Sequence[FrozenTrial]) -> None:
+        """Receive the start of a hyper-parameter search, after the ``finished`` trials."""
+
+    def started_trial(self, number: int, recipe: Recipe) -> None:
+        """Receive the start of a trial, whose values are in ``recipe``."""
+
+    def finished_trial(self, trial: FrozenTrial, *, best: bool) -> None:
+        """Receive a recorded trial; ``best`` if it is the best so far."""
 
 
-class Reporters:
-    """Several reporters as one, called in their order; or none, for processes that are not to be heard."""
+class Reporters(Reporter):
+    """Several reporters as one, called in order."""
 
     def __init__(self, *reporters: Reporter) -> None:
-        self.reporters = reporters
+        def forward(event: str, *arguments: Any, **values: Any) -> None:
+            for reporter in reporters:
+                getattr(reporter, event)(*arguments, **values)
 
-    def _forward(self, event: str, *arguments: Any, **values: Any) -> None:
-        for reporter in self.reporters:
-            getattr(reporter, event)(*arguments, **values)
-
-    def started(self, **values: int) -> None:
-        """Forward to all."""
-        self._forward("started", **values)
-
-    def stepped(self, **values: Any) -> None:
-        """Forward to all."""
-        self._forward("stepped", **values)
-
-    def finished_epoch(self, result: EpochResult) -> None:
-        """Forward to all."""
-        self._forward("finished_epoch", result)
-
-    def finished(self, best: EpochResult, scores: Mapping[str, float]) -> None:
-        """Forward to all."""
-        self._forward("finished", best, scores)
-
-    def started_trial(self, number: int, recipe: Any) -> None:
-        """Forward to all; they follow a hyper-parameter search."""
-        self._forward("started_trial", number, recipe)
-
-    def finished_trial(self, trial: Any, *, best: bool) -> None:
-        """Forward to all; they follow a hyper-parameter search."""
-        self._forward("finished_trial", trial, best=best)
+        for event in [name for name in vars(Reporter) if not name.startswith("_")]:
+            setattr(self, event, partial(forward, event))
 
 
 EVENTS = "events"
-_NAME = "events.out.tfevents.{:06d}"  # TensorBoard reads them in the order of their names
-_HEAD, _TAIL = 12, 4  # bytes of an event's length and its checksum, and of the checksum of its bytes
+_NAME = "events.out.tfevents.{:06d}"  # TensorBoard reads files in the order of their names
+_HEAD, _TAIL = 12, 4  # bytes before an event (its length and a checksum), and after it (a checksum)
 
 
-class Events:
-    """Reporter that writes TensorBoard events; a context that closes the file.
+class Events(Reporter):
+    """Reporter that writes TensorBoard events.
 
-    Tags are ``steps/...`` (the loss is the mean of the epoch so far), ``epochs/...`` and ``test/...``. A run
-    that begins removes the events of the one before it; one that is resumed writes a further file.
+    Tags are ``steps/...`` (the loss is the mean of the epoch so far), ``epochs/...`` and ``test/...``. A new
+    run removes the events of an older one; a resumed run adds a file.
 
     Args:
-        folder: for the files; created if need be.
-        every: least seconds between two points of steps; the last step of an epoch is always written.
-
-    Raises:
-        TrainingError: from all methods, where the events cannot be written.
+        folder: folder of the files; created if needed.
+        every: minimum seconds between two points of steps; an epoch's last step is always written.
     """
 
     def __init__(self, folder: Path, *, every: float = 1.0) -> None:
         self.folder, self.every = folder, every
         self._file: IO[bytes] | None = None
-        self._batches = 0
-        self._step = 0
+        self._batches = self._step = 0
         self._written = -every
 
-    def __enter__(self) -> Events:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
+        """Close the file."""
         if self._file is not None:
             self._file.close()
 
-    def started(self, *, batches: int, epoch: int, batch: int, **_: int) -> None:
-        """Begin a file, and take back what older ones say of the steps to come."""
+    def started(self, *, batches: int, epoch: int, batch: int, **counts: int) -> None:
+        """Begin a file, and remove later steps from older files."""
         from tensorboardX.proto.event_pb2 import Event, SessionLog
 
         self._batches = batches
@@ -239,7 +144,7 @@ class Events:
     def stepped(
         self, *, epoch: int, batch: int, loss: float, captions_per_second: float, learning_rate: float
     ) -> None:
-        """Write a point, if the last one is long enough ago."""
+        """Write a point, unless the last one was written less than ``every`` seconds ago."""
         self._step = (epoch - 1) * self._batches + batch
         now = time.monotonic()
         if now - self._written >= self.every or batch == self._batches:
@@ -248,28 +153,25 @@ class Events:
             self._scalars("steps", {"loss": loss, **rates}, self._step)
 
     def finished_epoch(self, result: EpochResult) -> None:
-        """Write what the epoch gave, and what the captioner says."""
+        """Write the metrics of the epoch and its sample captions."""
         from tensorboardX.proto.event_pb2 import Event
         from tensorboardX.summary import text
 
-        values = {
-            "loss": result.loss,
-            "val_cider": result.cider,
-            "seconds": result.seconds,
-            "captions_per_second": result.captions_per_second,
-        }
-        self._scalars("epochs", values, self._step)
-        # indented text is shown as it is, whatever signs are in it
-        said = [
+        values = {"loss": result.loss, "val_cider": result.cider, "seconds": result.seconds}
+        speed = {"captions_per_second": result.captions_per_second}
+        self._scalars("epochs", {**values, **speed}, self._step)
+        # TensorBoard renders Markdown; indented lines are shown verbatim
+        lines = [
             f"    {video}: {caption if isinstance(caption, str) else '. '.join(caption)}"
             for video, caption in result.samples.items()
         ]
-        self._write(Event(summary=text("epochs/samples", "\n".join(said))), step=self._step)
+        self._write(Event(summary=text("epochs/samples", "\n".join(lines))), step=self._step)
 
     def finished(self, best: EpochResult, scores: Mapping[str, float]) -> None:
-        """Write the scores on the test split, a step beyond the last so that a resumed run replaces them."""
+        """Write the scores on the test split, one step after the last so that a resumed run replaces them."""
         if scores:
             self._scalars("test", scores, self._step + 1)
+        self.close()
 
     def _scalars(self, group: str, values: Mapping[str, float], step: int) -> None:
         from tensorboardX.proto.event_pb2 import Event
@@ -288,11 +190,9 @@ class Events:
         event.wall_time, event.step = time.time(), step
         data = event.SerializeToString()
         length = struct.pack("<Q", len(data))
-        record = b"".join(
-            [length, struct.pack("<I", masked_crc32c(length)), data, struct.pack("<I", masked_crc32c(data))]
-        )
+        record = b"".join(part + struct.pack("<I", masked_crc32c(part)) for part in (length, data))
         try:
-            while record:  # a disk that is nearly full takes a part at first
+            while record:  # a nearly full disk may take a part only
                 record = record[self._file.write(record) :]
         except OSError as error:
             raise self._failed(error) from error
@@ -305,7 +205,7 @@ class Events:
 
 
 def _cut(path: Path, step: int) -> None:
-    """Cut off a file what comes after ``step``, or is damaged."""
+    """Truncate a file after its last whole event up to ``step``."""
     from google.protobuf.message import DecodeError
     from tensorboardX.proto.event_pb2 import Event
 
@@ -314,50 +214,38 @@ def _cut(path: Path, step: int) -> None:
         (length,) = struct.unpack_from("<Q", data, kept)
         end = kept + _HEAD + length + _TAIL
         try:
-            whole = end <= len(data) and Event.FromString(data[kept + _HEAD : end - _TAIL]).step <= step
+            if end > len(data) or Event.FromString(data[kept + _HEAD : end - _TAIL]).step > step:
+                break
         except DecodeError:
-            whole = False
-        if not whole:
             break
         kept = end
     os.truncate(path, kept)
 
 
 SUFFIXES = (".eps", ".jpeg", ".jpg", ".pdf", ".png", ".ps", ".svg", ".tif", ".tiff", ".webp")
-_SIZE, _DOTS = (8.0, 4.5), 150  # inches and dots per inch: 1200 x 675
-_LOSS, _CIDER = "#0072B2", "#D55E00"  # of Okabe and Ito, told apart with any colour vision
+_SIZE, _DPI = (8.0, 4.5), 150  # inches and dots per inch: 1200 x 675
+_LOSS, _CIDER = "#0072B2", "#D55E00"  # of Okabe and Ito, for every color vision
 _STEPS = [1, 2, 5, 10]  # between ticks, times a power of ten
-_DOTTED = 40  # epochs up to which each has its dot
+_MAX_DOTS = 40  # epochs; longer curves have no dots
 
 
 def check_plot(path: Path) -> None:
     """Raise UsageError unless an image can be drawn into such a file."""
     if path.suffix.lower() not in SUFFIXES:
         raise UsageError(
-            f"{path}: no picture has the suffix {path.suffix!r}",
+            f"{path}: no image format has the suffix {path.suffix!r}",
             remedy=f"choose {', '.join(SUFFIXES)}; .png, say",
         )
     if path.is_dir():
         raise UsageError(f"{path}: is a folder", remedy="give the name of a file")
 
 
-def save_plot(path: Path, rows: Sequence[Mapping[str, Any]], best: EpochResult, *, title: str) -> None:
-    """Draw a run into a file, atomically.
-
-    Args:
-        path: image file; its suffix names the format.
-        rows: records of the epochs, as in ``metrics.jsonl``.
-        best: the best of them, or the score before fine-tuning.
-        title: heading.
-
-    Raises:
-        UsageError: the file cannot be an image.
-        OSError: it cannot be written.
-    """
+def save_plot(path: Path, rows: Sequence[Mapping[str, Any]], best: tuple[int, float], *, title: str) -> None:
+    """Draw a run into an image file, atomically; the other arguments are those of :func:`draw`."""
     check_plot(path)
     log = logging.getLogger("matplotlib")
     level = log.level
-    log.setLevel(logging.ERROR)  # on a first run it announces that it looks for fonts
+    log.setLevel(logging.ERROR)  # the first run logs that it builds the font cache
     try:
         with atomic_path(path) as temporary:
             figure = draw(rows, best, title=title)
@@ -366,25 +254,24 @@ def save_plot(path: Path, rows: Sequence[Mapping[str, Any]], best: EpochResult, 
         log.setLevel(level)
 
 
-def draw(rows: Sequence[Mapping[str, Any]], best: EpochResult, *, title: str) -> Figure:
-    """Draw a run as a figure of two panels; CIDEr-D is times 100, as papers print it."""
+def draw(rows: Sequence[Mapping[str, Any]], best: tuple[int, float], *, title: str) -> Figure:
+    """Draw the epochs ``rows`` of a run, and the best epoch with its CIDEr-D, as a figure of two panels."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
+    epoch, cider = best[0], 100 * best[1]
     epochs = [row["epoch"] for row in rows]
-    scored = [(best.epoch, best.cider)] if best.epoch == 0 else []  # before fine-tuning
-    scored += [(row["epoch"], row["val_cider"]) for row in rows]
-    figure = Figure(figsize=_SIZE, dpi=_DOTS, layout="constrained")
+    scored = [(0, cider)] if epoch == 0 else []  # before fine-tuning
+    scored += [(row["epoch"], 100 * row["val_cider"]) for row in rows]
+    figure = Figure(figsize=_SIZE, dpi=_DPI, layout="constrained")
     upper, lower = figure.subplots(2, 1, sharex=True)
-    dot = "o" if len(scored) <= _DOTTED else ""
+    dot = "o" if len(scored) <= _MAX_DOTS else ""
     upper.plot(epochs, [row["loss"] for row in rows], color=_LOSS, marker=dot, markersize=4)
-    ciders = [100 * cider for _, cider in scored]
-    lower.plot([epoch for epoch, _ in scored], ciders, color=_CIDER, marker=dot, markersize=4)
+    lower.plot(*zip(*scored, strict=True), color=_CIDER, marker=dot, markersize=4)
     star = {"marker": "*", "markersize": 15, "markerfacecolor": _CIDER, "markeredgecolor": "black"}
-    label = f"best: epoch {best.epoch}, {100 * best.cider:.1f}"
-    lower.plot([best.epoch], [100 * best.cider], linestyle="", label=label, **star)
+    lower.plot([epoch], [cider], linestyle="", label=f"best: epoch {epoch}, {cider:.1f}", **star)
     for panel in (upper, lower):
-        panel.axvline(best.epoch, color="0.6", linestyle="--", linewidth=1, zorder=0)
+        panel.axvline(epoch, color="0.6", linestyle="--", linewidth=1, zorder=0)
         panel.grid(axis="y", color="0.9")
         panel.spines[["top", "right"]].set_visible(False)
         panel.yaxis.set_major_locator(MaxNLocator(5, steps=_STEPS))

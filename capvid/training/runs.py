@@ -5,42 +5,48 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
+
+import torch
+from accelerate import Accelerator
 
 from capvid.captioners.checkpoint import load_checkpoint
-from capvid.checkpoints.publishing import CARD, model_card
+from capvid.checkpoints.publishing import CARD, load_run, model_card
 from capvid.datasets.dataset import CaptionedVideo
 from capvid.datasets.loading import load_data
 from capvid.features.feature_store import FeatureStore
 from capvid.training import run_folder
-from capvid.training.optimization import (
-    accelerator_on,
-    device_of,
-    processes,
-)
+from capvid.training.optimization import accelerate_on
 from capvid.training.recipe import Recipe, load_recipe
 from capvid.training.reporters import EVENTS, Events, Reporter, Reporters
 from capvid.training.trainer import Trainer
 from capvid.utils.device import resolve_device
 from capvid.utils.files import atomic_write_text
 
+Extract = Callable[
+    [Sequence[CaptionedVideo], Accelerator, torch.device],
+    tuple[Sequence[CaptionedVideo], Sequence[str | Path]],
+]
+
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingResult:
-    """What a training run gave.
+    """Result of a training run.
 
     Attributes:
-        folder: the run folder; ``capvid.load(folder)`` loads its best checkpoint.
-        epoch: the best epoch, from 1; 0 where fine-tuning improved nothing.
+        folder: run folder; ``capvid.load(folder)`` loads its best checkpoint.
+        epoch: best epoch, from 1; 0 if fine-tuning improved nothing.
         val_cider: CIDEr-D of that epoch on the validation split, as a fraction.
+        epochs: records of the epochs, as in ``metrics.jsonl``; in the first process only, as the scores.
         scores: scores on the test split by metric, as fractions; empty without a test split.
         captions: captions of the test split by video id; a list of sentences for paragraphs.
-        trials: finished trials of a hyper-parameter search.
+        trials: finished trials of a hyper-parameter search, as Optuna keeps them; ``value`` is their CIDEr-D.
     """
 
     folder: Path
     epoch: int
     val_cider: float
+    epochs: Sequence[Mapping[str, Any]] = ()
     scores: Mapping[str, float] = field(default_factory=dict)
     captions: Mapping[str, Any] = field(default_factory=dict)
     trials: Sequence[Any] = ()
@@ -49,7 +55,7 @@ class TrainingResult:
 def train(
     recipe: str | Path | Recipe,
     data: Sequence[str | CaptionedVideo],
-    features: Sequence[str | Path],
+    features: Sequence[str | Path] | Extract,
     output: str | Path,
     *,
     settings: Sequence[str] = (),
@@ -68,20 +74,21 @@ def train(
 
     Args:
         recipe: name of a recipe, path of a ``.toml`` file, or a loaded recipe.
-        data: dataset specs such as ``jsonl:captions.jsonl``, or videos that are loaded already.
-        features: feature folders and packed feature files; streams of the same videos are concatenated.
+        data: dataset specs such as ``jsonl:captions.jsonl``, or loaded videos.
+        features: feature folders and packed feature files; streams of the same videos are concatenated. Or a
+            function that extracts them: called with the dataset, the processes and the device, it returns the
+            videos to train on and these paths.
         output: run folder.
-        settings: changes to a recipe that is named, such as ``training.epochs=20``.
+        settings: changes to a recipe given by name or path, such as ``training.epochs=20``.
         values: features that are the values of a key-value memory, while ``features`` are its keys.
         weights: weights of the backbones to copy into the run: a file, or their folder.
         device: ``auto``, ``cpu``, ``cuda`` or ``cuda:N``.
-        self_critical: run whose captioner is fine-tuned on CIDEr-D.
-        search: number of trials with values drawn from the recipe's ranges; the best becomes the run.
+        self_critical: run whose captioner to fine-tune on CIDEr-D.
+        search: number of trials with values drawn from the recipe's search space; the best becomes the run.
         resume: continue the run in ``output``, if there is one.
         overwrite: replace the run in ``output``.
         skip_bad: leave out unusable rows of the data.
-        reporter: receives every batch and epoch; with ``search``, also every
-            trial (:class:`~capvid.training.hyperparameter_search.SearchReporter`).
+        reporter: receives every batch, epoch and trial.
         note: receives one line about each kind of data that is left out.
 
     Raises:
@@ -90,15 +97,16 @@ def train(
         TrainingError: the loss is not finite, or memory or disk are full; what was saved is kept.
     """
     from capvid.training.hyperparameter_search import Search, check_search, forget_search
-    from capvid.training.self_critical import SelfCriticalTrainer
 
     chosen = recipe if isinstance(recipe, Recipe) else load_recipe(str(recipe), settings)
     folder = Path(output)
-    run_folder.check_free(folder, resume=resume, overwrite=overwrite)
-    check_search(chosen, search, folder=folder, self_critical=self_critical is not None, resume=resume)
     with run_folder.locked_run(folder):
-        accelerator = accelerator_on(resolve_device(device))
-        target, main = device_of(accelerator, resolve_device(device)), accelerator.is_main_process
+        run_folder.check_free(folder, resume=resume, overwrite=overwrite)
+        check_search(chosen, search, folder=folder, self_critical=self_critical is not None, resume=resume)
+        accelerator, target = accelerate_on(resolve_device(device))
+        main = accelerator.is_main_process
+        if not main:
+            reporter, note = None, lambda line: None
         videos = [video for video in data if isinstance(video, CaptionedVideo)]
         if specs := [spec for spec in data if isinstance(spec, str)]:
             loaded = load_data(specs, skip_bad=skip_bad)
@@ -106,65 +114,48 @@ def train(
             for line in loaded.notes:
                 note(line)
             if loaded.skipped:
-                rows = (
-                    "1 row of the data is" if len(loaded.skipped) == 1 else f"{len(loaded.skipped)} rows are"
-                )
-                note(f"{rows} left out ({loaded.skipped[0]})")
-        store = FeatureStore([*map(str, features), *map(str, values)])
+                first, *others = loaded.skipped
+                rows = f"{1 + len(others)} rows are" if others else "1 row of the data is"
+                note(f"{rows} left out ({first}); see capvid data check")
+        used, paths = features(videos, accelerator, target) if callable(features) else (videos, features)
+        store = FeatureStore([*map(str, paths), *map(str, values)])
         if store.incomplete and chosen.data.views:
             count = len(store.incomplete)
             views = "1 view lacks a stream and is" if count == 1 else f"{count} views lack a stream and are"
             note(f"{views} left out ({store.incomplete[0]})")
         if weights is not None and main:
             run_folder.copy_weights(Path(weights), store.header, folder)
-        options: dict[str, Any] = {
-            "videos": videos,
-            "store": store,
-            "value_width": FeatureStore(list(map(str, values))).header.width if values else 0,
-            "device": target,
-        }
-
-        def make(drawn: Recipe, *, folder: Path, reporter: Reporter, **rest: Any) -> Trainer:
-            told = Reporters(reporter, Events(folder / EVENTS))
-            return Trainer(drawn, folder=folder, reporter=told, **{**options, **rest})
-
-        heard = Reporters() if reporter is None or not main else Reporters(reporter)
+        width = FeatureStore(list(map(str, values))).header.width if values else 0
+        common: dict[str, Any] = {"videos": used, "store": store, "folder": folder, "resume": resume}
         trials: Sequence[Any] = ()
+
+        def make(recipe: Recipe, *, folder: Path, reporter: Reporter, **options: Any) -> Trainer:
+            both = Reporters(reporter, Events(folder / EVENTS)) if main else reporter
+            return Trainer(recipe, folder=folder, reporter=both, device=target, value_width=width, **options)
+
         if search is not None:
-            trial_runs = Search(
-                chosen,
-                trials=search,
-                videos=videos,
-                store=store,
-                folder=folder,
-                make=make,
-                reporter=heard,
-                resume=resume,
-            )
-            best_trial, test = trial_runs.run()
-            trials = trial_runs.finished
-            epoch, cider = cast(int, best_trial.epoch), cast(float, best_trial.val_cider)
+            study = Search(chosen, trials=search, make=make, reporter=reporter or Reporter(), **common)
+            best_trial, test = study.run()
+            epoch, cider, trials = best_trial.user_attrs["epoch"], best_trial.value or 0.0, study.finished
         else:
-            with Events(folder / EVENTS) as events:
-                options |= {"reporter": Reporters(heard, events) if main else heard}
-                options |= {"folder": folder, "resume": resume}
-                if self_critical is None:
-                    trainer = Trainer(chosen, **options)
-                else:
-                    start = load_checkpoint(Path(self_critical))
-                    trainer = SelfCriticalTrainer(chosen, start=start, **options)
-                if overwrite and main:
-                    forget_search(folder)
-                result, test = trainer.run()
-            epoch, cider = result.epoch, result.cider
+            start = load_checkpoint(Path(self_critical)) if self_critical else None
+            trainer = make(chosen, reporter=reporter or Reporter(), start=start, **common)
+            if overwrite and main:
+                forget_search(folder)
+            best, test = trainer.run()
+            epoch, cider = best.epoch, best.cider
+        epochs: Sequence[Mapping[str, Any]] = ()
         if main:
-            atomic_write_text(folder / CARD, model_card(folder))
-    if processes() > 1:
+            run = load_run(folder)
+            epochs = run.epochs
+            atomic_write_text(folder / CARD, model_card(run))
+    if accelerator.num_processes > 1:
         accelerator.end_training()
     return TrainingResult(
         folder=folder,
         epoch=epoch,
         val_cider=cider,
+        epochs=epochs,
         scores=test.scores if test else {},
         captions=test.captions if test else {},
         trials=trials,

@@ -1,89 +1,94 @@
-"""Training of a captioner: epochs, validation, the best checkpoint, early stopping."""
+"""Training of a captioner: restoring, epochs, micro-batches, validation, checkpoints and early stopping.
+
+A run that is killed at any moment and resumed ends with the same weights as an undisturbed one.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
+import random
 import re
 import time
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import asdict
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor
 
-from capvid.captioners.base import CAPTIONERS, Captioner, Standardise
-from capvid.captioners.checkpoint import save_checkpoint
+from capvid.backbones.catalog import BUNDLED
+from capvid.captioners.base import CAPTIONERS, Captioner, Standardise, build
+from capvid.captioners.checkpoint import Checkpoint, holds_checkpoint, load_checkpoint, save_checkpoint
 from capvid.datasets.dataset import CaptionedVideo
 from capvid.datasets.examples import FrameReader
+from capvid.decoding.rescoring import check_specificity
 from capvid.errors import (
     CapvidError,
     DataError,
     DivergedError,
     TrainingError,
     TrainingMemoryError,
+    UsageError,
 )
+from capvid.features.feature_file import FeatureHeader
 from capvid.features.feature_store import NO_VIEWS, FeatureStore, Views, views_of
-from capvid.text.vocabulary import Vocabulary
+from capvid.text.vocabulary import SPECIAL, Vocabulary
 from capvid.training import run_folder
-from capvid.training.evaluation import Evaluation, calibrate_run, evaluate_run
-from capvid.training.objectives import Lessons, Objective, spoken, with_own_memory, with_own_words
+from capvid.training.evaluation import Evaluation, Prediction, Task, calibrate_run, evaluate_run
+from capvid.training.objectives import CrossEntropy, SelfCritical
 from capvid.training.optimization import (
     AveragedWeights,
-    Share,
-    accelerator_on,
+    Shard,
+    accelerate_on,
     clip_gradients,
-    device_of,
     learning_rate_factor,
     make_optimizer,
     merged,
-    shares_of,
+    shards_of,
     wants_bf16,
 )
-from capvid.training.recipe import Recipe
-from capvid.training.reporters import EpochResult, Progress, Reporter
-from capvid.training.run_folder import STATE, TrainerState, identity, load_state, save_state
-from capvid.training.tasks import (
-    Prediction,
-    fresh_captioner,
-    seed_everything,
-    split_of,
-    task_of,
-    vocabulary_for,
-)
+from capvid.training.recipe import DataOptions, Recipe
+from capvid.training.reporters import EpochResult, Reporter
+from capvid.training.run_folder import Progress
 from capvid.utils.device import release_memory
-from capvid.utils.files import atomic_write_text
+from capvid.utils.files import atomic_path, atomic_write_text, open_regular
+from capvid.utils.validation import parse_json
 
 RELEASE_EVERY = 50  # batches
-LOOK_EVERY = 10  # batches: reading the loss more often would make the CPU wait for the GPU
-LAST = "last"  # folder of the last checkpoint, with the state to resume from
+SYNC_EVERY = 10  # batches: reading the loss makes the CPU wait for the GPU
+SAMPLES = 3  # validation captions in the log
+LAST = "last"  # folder of the last checkpoint and of the state to resume from
+STATE, STATE_FORMAT = "state.safetensors", 2
+FREE = ("accumulate", "save_every")  # options that may change when a run is resumed
 
 
 class Trainer:
-    """Trains one captioner by a recipe and keeps the best in ``folder / "best"``, the last in ``"last"``.
+    """Trains one captioner by a recipe; keeps the best in ``folder / "best"`` and the last in ``"last"``.
+
+    With ``start``, the objective is self-critical: that captioner is fine-tuned on CIDEr-D by the recipe's
+    section ``self_critical``. It stays the best until an epoch beats it on the validation split.
 
     Args:
-        recipe: what to train and how.
-        videos: the dataset; train and val are needed; a test split is scored at the end.
-        store: features of all of them.
+        recipe: recipe of the captioner.
+        videos: dataset; train and val are required, a test split is scored at the end.
+        store: features of all videos.
         folder: run folder; gets ``recipe.json``, ``metrics.jsonl``, ``best/``, ``last/``, the files of
             :mod:`capvid.training.run_folder` and, with a test split, ``test.json``.
-        device: where to train.
+        device: training device.
         reporter: receives every batch and epoch.
-        value_width: last columns of the features that are a captioner's values, not keys.
-        views: augmented views of the videos; None takes those in the store.
-        resume: continue the run in the folder, if it holds the state of one.
-
-    Raises:
-        CheckpointError: that state is damaged, or of another recipe or other data.
-        DataError: a split is empty, or videos have no features, or not what the captioner writes.
-        UsageError: the captioner cannot be made for such features.
+        value_width: number of last feature columns that are a captioner's values, not keys.
+        views: augmented views of the videos; None uses those in the store.
+        start: trained captioner to fine-tune.
+        resume: continue the run in the folder, if it holds a state.
     """
-
-    fine_tunes = False  # whether the captioner is trained already
 
     def __init__(
         self,
@@ -96,110 +101,149 @@ class Trainer:
         reporter: Reporter,
         value_width: int = 0,
         views: Views | None = None,
+        start: Checkpoint | None = None,
         resume: bool = False,
     ) -> None:
-        self.recipe, self.videos, self.store, self.folder = recipe, videos, store, folder
+        recipe = SelfCritical.recipe_for(recipe, start, store.header) if start else recipe
+        options, data, paragraphs = recipe.training, recipe.data, CAPTIONERS[recipe.captioner].paragraphs
+        self.recipe, self.videos, self.store, self.folder, self.start = recipe, videos, store, folder, start
         self.reporter, self.reader = reporter, FrameReader(store)
-        self.accelerator = accelerator_on(device, partial=CAPTIONERS[recipe.captioner].paragraphs)
-        self.device, self.main = device_of(self.accelerator, device), self.accelerator.is_main_process
-        options, data = recipe.training, recipe.data
-        train, val = split_of(videos, "train"), split_of(videos, "val")
-        seed_everything(options.seed)
+        self.accelerator, self.device = accelerate_on(device, partial=paragraphs)
+        self.main = self.accelerator.is_main_process
+        train, self.val = split_of(videos, "train"), split_of(videos, "val")
+        self.test = [video for video in videos if video.split == "test"]
+        random.seed(options.seed)
+        np.random.seed(options.seed % 2**32)
+        torch.manual_seed(options.seed)
         store.header.check_alike()
-        self.task = task_of(CAPTIONERS[recipe.captioner], data)
+        self.task = Task(data, paragraphs=paragraphs)
         self.task.check(videos, recipe.captioner)
-        self.vocabulary, self.captioner = self._captioner(train, value_width)
+        if start:
+            self.vocabulary, self.captioner = start.vocabulary, start.captioner
+        else:
+            self.vocabulary = vocabulary_for(self.task.sentences(train), data)
+            self.captioner = fresh_captioner(recipe, store.header, len(self.vocabulary), value_width)
         self.captioner.function_words = self.vocabulary.function_words()
         views = views_of([v.id for v in videos], store.ids()) if views is None else views
         examples = self.task.examples(train, self.reader, self.vocabulary, views if data.views else NO_VIEWS)
         if not examples:
             raise DataError(f"no training caption has 1 to {data.max_words} words")
-        self.batches = self._batches(examples)
-        self.validation = self.task.examples(val, self.reader, None)
-        self.test = [video for video in videos if video.split == "test"]
-        self.cider = self.task.cider(val)
-        if isinstance(self.captioner.standardise, Standardise) and not self.fine_tunes:
-            self.captioner.standardise.fit(self.task.features(examples))
+        self.validation = self.task.examples(self.val, self.reader, None)
+        self.cider = self.task.cider(self.val)
+        if isinstance(self.captioner.standardise, Standardise) and not start:
+            frames = (example.segments if paragraphs else [example.frames] for example in examples)
+            self.captioner.standardise.fit(clip for clips in frames for clip in clips)
         self.captioner.to(self.device)
+        self.bf16 = wants_bf16(options.precision, self.device, self.captioner)
+        self.objective: CrossEntropy | SelfCritical
+        processes = (self.accelerator, self.device)
+        if start:
+            references = {video.id: list(video.captions) for video in train}
+            self.objective = SelfCritical(
+                recipe, self.vocabulary, self.captioner, examples, references, *processes
+            )
+        else:
+            self.objective = CrossEntropy(recipe, self.task, self.captioner, examples, *processes)
+        self.batches = self.objective.batches
+        self.loss = self.accelerator.prepare_model(self.objective.loss, device_placement=False)
         self.optimizer = make_optimizer(self.captioner, options)
         self.schedule = torch.optim.lr_scheduler.LambdaLR(
             self.optimizer, learning_rate_factor(options, options.epochs * len(self.batches))
         )
         self.average = AveragedWeights(self.captioner, options.average) if options.average else None
-        self.bf16 = wants_bf16(options.precision, self.device, self.captioner)
-        self.objective = self.accelerator.prepare_model(self._objective(), device_placement=False)
-        self.trainer_state = TrainerState(
-            module=self.captioner,
-            optimizer=self.optimizer,
-            schedule=self.schedule,
-            average=self.average,
-            device=self.device,
-            accelerator=self.accelerator,
-        )
-        torch.manual_seed(torch.initial_seed() + self.accelerator.process_index)  # dropout of its own
-        self.unseen = torch.zeros((), dtype=torch.float64, device=self.device)  # losses since the last look
-        self.progress = Progress()
-        if resume and self.state.exists():
-            saved = load_state(self.state, self.trainer_state, self._identity(), Progress.from_dict)
-            self.progress = Progress.from_dict(saved)
+        torch.manual_seed(torch.initial_seed() + self.accelerator.process_index)  # of each process's dropout
+        self.loss_sum = torch.zeros((), dtype=torch.float64, device=self.device)  # since the last sync
+        self.state = folder / LAST / STATE
+        self.progress = self._load_state() if resume and self.state.exists() else Progress()
 
-    def _captioner(self, train: Sequence[CaptionedVideo], value_width: int) -> tuple[Vocabulary, Captioner]:
-        """Return the vocabulary of the training split and a captioner with initial weights."""
-        vocabulary = vocabulary_for(self.task.sentences(train), self.recipe.data)
-        return vocabulary, fresh_captioner(self.recipe, self.store.header, len(vocabulary), value_width)
-
-    def _batches(self, examples: Sequence[Any]) -> Any:
-        """Return the batches of an epoch."""
-        options = self.recipe.training
-        return self.task.batches(examples, batch_size=options.batch_size, seed=options.seed)
-
-    def _objective(self) -> Objective:
-        """Return the module that computes the loss."""
-        return Objective(self.captioner, self.recipe.training.label_smoothing)
-
-    def _identity(self) -> Mapping[str, Any]:
-        """Return what a state to resume from must agree with."""
+    def _identity(self) -> dict[str, Any]:
+        """Return what a resumed run must agree with: recipe, data and the captioner to fine-tune."""
+        options = self.recipe.to_dict()
+        options["training"] = {k: v for k, v in options["training"].items() if k not in FREE}
         names = [*self.vocabulary.words, *(video.id for video in self.videos), self.store.header.to_json()]
-        return identity(self.recipe, [*names, str(self.batches.captions)])
+        data = "\n".join([*names, str(self.batches.captions)])
+        identity = {"recipe": options, "data": hashlib.sha256(data.encode()).hexdigest()}
+        return {**identity, "start": self.start.info} if self.start else identity
 
-    @property
-    def state(self) -> Path:
-        """File from which the run can be resumed."""
-        return self.folder / LAST / STATE
+    def _save_state(self) -> None:
+        """Save everything that the next step depends on, atomically; a collective call."""
+        note = {
+            "format": STATE_FORMAT,
+            "run": self._identity(),
+            "progress": asdict(self.progress),
+            "rates": [group["lr"] for group in self.optimizer.param_groups],
+            "steps": self.schedule.last_epoch,
+            "averaged": self.average.steps if self.average else 0,
+        }
+        tensors = {f"module.{name}": tensor for name, tensor in self.captioner.state_dict().items()}
+        for index, moments in self.optimizer.state_dict()["state"].items():
+            tensors |= {f"optimizer.{index}.{key}": torch.as_tensor(value) for key, value in moments.items()}
+        weights = self.average.weights if self.average else ()
+        tensors |= {f"average.{number}": weight for number, weight in enumerate(weights)}
+        generators = {"cpu": torch.get_rng_state()}  # of dropout; they differ between processes
+        if self.device.type == "cuda":
+            generators["cuda"] = torch.cuda.get_rng_state(self.device)
+        for name, state in generators.items():  # (processes, bytes)
+            tensors[f"generators.{name}"] = self.accelerator.gather(state.unsqueeze(0).to(self.device))
+        if self.main:
+            tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+            self.state.parent.mkdir(parents=True, exist_ok=True)
+            with atomic_path(self.state) as temporary:
+                save_file(tensors, temporary, metadata={"capvid": json.dumps(note)})
+
+    def _load_state(self) -> Progress:
+        """Restore the saved state and return the progress."""
+        with run_folder.resuming(self.state, "state"):
+            open_regular(self.state).close()
+            with safe_open(self.state, "pt") as file:
+                note = parse_json((file.metadata() or {})["capvid"])
+            if note["format"] != STATE_FORMAT:
+                raise ValueError(f"format {note['format']}")
+            run_folder.check_identity(self.state, "the state of a run", note["run"], self._identity())
+            self._restore(load_file(self.state), note)
+            return Progress.from_dict(note["progress"])
+
+    def _restore(self, tensors: Mapping[str, Tensor], note: Mapping[str, Any]) -> None:
+        """Restore weights, optimizer, schedule, average and random numbers."""
+        groups: dict[str, dict[str, Tensor]] = defaultdict(dict)
+        for name, tensor in tensors.items():
+            group, _, key = name.partition(".")
+            groups[group][key] = tensor
+        self.captioner.load_state_dict(groups["module"])
+        state = self.optimizer.state_dict()
+        state["state"] = {}
+        weights = [weight for options in self.optimizer.param_groups for weight in options["params"]]
+        for name, tensor in groups["optimizer"].items():
+            number, _, key = name.partition(".")
+            if tensor.shape not in (weights[int(number)].shape, ()):
+                raise ValueError(f"optimizer.{name} is of another shape than its weight")
+            state["state"].setdefault(int(number), {})[key] = tensor
+        for options, rate in zip(state["param_groups"], note["rates"], strict=True):
+            options["lr"] = rate
+        self.optimizer.load_state_dict(state)
+        self.schedule.last_epoch = note["steps"]
+        self.schedule._last_lr = list(note["rates"])
+        if self.average:
+            for index, weight in enumerate(self.average.weights):
+                weight.copy_(groups["average"][str(index)])
+            self.average.steps = note["averaged"]
+        rank, generators = self.accelerator.process_index, groups["generators"]
+        if rank < len(generators["cpu"]):  # else it was saved by fewer processes
+            torch.set_rng_state(generators["cpu"][rank].clone())
+            if self.device.type == "cuda" and "cuda" in generators:
+                torch.cuda.set_rng_state(generators["cuda"][rank].clone(), self.device)
 
     @property
     def over(self) -> bool:
         """Whether no epoch is left to train."""
         options, progress = self.recipe.training, self.progress
-        return progress.epoch > options.epochs or progress.is_over(options.patience)
+        waited = progress.epoch - 1 - progress.best.epoch if progress.best else 0
+        return progress.epoch > options.epochs or waited >= options.patience
 
     def run(self) -> tuple[EpochResult, Evaluation | None]:
-        """Train to the end; return the best epoch, and its scores on the test split if there is one.
-
-        Raises:
-            TrainingError: the loss is not finite, memory or disk do not suffice, or features are gone; what
-                was saved before is kept.
-        """
-        progress = self.progress
+        """Train to the end; return the best epoch, and its scores on the test split if there is one."""
         with self._saving():
-            if self.main:
-                atomic_write_text(self.folder / "recipe.json", json.dumps(self.recipe.to_dict(), indent=1))
-                if not self.over:
-                    run_folder.begin(
-                        self.folder,
-                        recipe=self.recipe,
-                        videos=self.videos,
-                        vocabulary=self.vocabulary,
-                        header=self.store.header,
-                        device=self.device,
-                        progress=progress,
-                    )
-            if progress == Progress():
-                self.state.unlink(missing_ok=True)  # of a run that is overwritten
-                if self.fine_tunes:  # the captioner as it is competes for the best
-                    cider, captions = self._validate()
-                    self._save("best", 0, cider)
-                    progress.begin(cider, dict(list(captions.items())[:3]))
+            self._begin()
         count = len({example.id for example in self.batches.examples})
         self.reporter.started(
             captions=self.batches.captions,
@@ -208,129 +252,138 @@ class Trainer:
             validation=len(self.validation),
             words=len(self.vocabulary),
             batches=len(self.batches),
-            epoch=progress.epoch,
-            batch=progress.batch,
+            epoch=self.progress.epoch,
+            batch=self.progress.batch,
         )
         while not self.over:
-            result = self._epoch()
-            progress.log.append(json.dumps(result.record()))
-            progress.next_epoch(result)
-            with self._saving():
-                if self.main:
-                    atomic_write_text(self.folder / "metrics.jsonl", "\n".join(progress.log) + "\n")
-                self.reporter.finished_epoch(result)
-                self._save_state()
-        assert progress.best is not None
+            self._run_epoch()
+        best = self.progress.best
+        assert best is not None
         if not self.main:
-            return progress.best, None
+            return best, None
         with self._saving():
-            val, decoding = split_of(self.videos, "val"), self.recipe.decoding
-            uncalibrated = calibrate_run(self.folder, val, self.store, decoding)
+            decoding = self.recipe.decoding
+            uncalibrated = calibrate_run(self.folder, self.val, self.store, decoding)
             test = evaluate_run(self.folder, self.test, self.store, decoding) if self.test else None
-            run_folder.end(self.folder, progress, uncalibrated=uncalibrated)
-        self.reporter.finished(progress.best, test.scores if test else {})
-        return progress.best, test
+            run_folder.end(self.folder, self.progress, uncalibrated=uncalibrated)
+        self.reporter.finished(best, test.scores if test else {})
+        return best, test
 
-    def _validate(self) -> tuple[float, dict[str, Prediction]]:
-        """Return CIDEr-D on the validation split, and the captions."""
-        mine = self.validation[self.accelerator.process_index :: self.accelerator.num_processes]
-        predicted = self.task.predict(self.captioner, self.vocabulary, mine, self.recipe.decoding)
-        predicted = merged(self.accelerator, predicted)
-        captions = {example.id: predicted[example.id] for example in self.validation}
-        return self.cider(captions), captions
+    def _begin(self) -> None:
+        """Write the record of the run, and validate the captioner that is fine-tuned."""
+        progress = self.progress
+        if self.main:
+            atomic_write_text(self.folder / "recipe.json", json.dumps(self.recipe.to_dict(), indent=1))
+            if not self.over:
+                header = self.store.header
+                run_folder.begin(
+                    self.folder, self.recipe, self.videos, self.vocabulary, header, self.device, progress
+                )
+        if progress == Progress():
+            self.state.unlink(missing_ok=True)  # of a run that is overwritten
+            if self.start:
+                cider, samples = self._validate()
+                self._save("best", 0, cider)
+                progress.best = EpochResult(0, 0.0, cider, True, 0.0, 0.0, samples)
 
-    def _epoch(self) -> EpochResult:
-        """Train for an epoch, or what is left of it, validate, and save the weights if they are the best."""
+    def _run_epoch(self) -> None:
+        """Train the rest of an epoch, validate, and save log, checkpoints and state."""
         start, progress = time.monotonic(), self.progress
         speed, waited = self._train()
         if self.average:
             self.average.swap(self.captioner)
         with self._memory(f"the validation of epoch {progress.epoch}"):
-            cider, captions = self._validate()
-        better = progress.best is None or cider > progress.best.cider
+            cider, samples = self._validate()
+        best = progress.best is None or cider > progress.best.cider
         with self._saving():
-            for name in ("best", LAST) if better else (LAST,):
+            for name in ("best", LAST) if best else (LAST,):
                 self._save(name, progress.epoch, cider)
         if self.average:
             self.average.swap(self.captioner)
-        return EpochResult(
+        result = EpochResult(
             epoch=progress.epoch,
             loss=progress.loss / progress.words,
             cider=cider,
-            best=better,
+            best=best,
             seconds=time.monotonic() - start,
             captions_per_second=speed,
-            samples=dict(list(captions.items())[:3]),
+            samples=samples,
             waited=waited,
         )
-
-    def _save(self, name: str, epoch: int, cider: float) -> None:
-        """Write a checkpoint into one of the run's folders."""
-        if self.main:
-            info = {**self.recipe.for_captioning(), "epoch": epoch, "val_cider": cider}
-            half = self.recipe.training.stored == "float16"
-            target = self.folder / name
-            save_checkpoint(target, self.captioner, self.vocabulary, self.store.header, info, half=half)
-
-    def _save_state(self) -> None:
-        """Write the state from which the run can be resumed; a collective call."""
-        save_state(self.state, self.trainer_state, self._identity(), asdict(self.progress))
+        progress.rows.append(result.record())
+        progress.best = result if best else progress.best
+        progress.epoch, progress.batch, progress.loss, progress.words = progress.epoch + 1, 0, 0.0, 0
+        with self._saving():
+            if self.main:
+                lines = "".join(json.dumps(row) + "\n" for row in progress.rows)
+                atomic_write_text(self.folder / "metrics.jsonl", lines)
+            self.reporter.finished_epoch(result)
+            self._save_state()
 
     def _train(self) -> tuple[float, float]:
-        """Train on the rest of the epoch; return captions per second, and seconds of waiting."""
-        progress, every = self.progress, 1 if self.device.type == "cpu" else LOOK_EVERY
+        """Train the rest of an epoch; return captions per second, and seconds of waiting for input."""
+        progress, options = self.progress, self.recipe.training
+        sync_every = 1 if self.device.type == "cpu" else SYNC_EVERY
+        shards = shards_of(self.batches, progress.epoch, progress.batch, options.accumulate, self.accelerator)
         self.captioner.train()
-        captions, waited, start = 0, 0.0, time.monotonic()
-        shares = shares_of(
-            self.batches, progress.epoch, progress.batch, self.recipe.training.accumulate, self.accelerator
-        )
-        saved = start
+        captions, waited = 0, 0.0
+        start = saved = time.monotonic()
         while True:
             asked = time.monotonic()
             with self._memory(f"the reading of epoch {progress.epoch}"), self._reading():
-                share = next(shares, None)
+                shard = next(shards, None)
             waited += time.monotonic() - asked
-            if share is None:
-                break
-            self._step(share)
-            captions += share.captions
-            if share.number % RELEASE_EVERY == 0:
+            if shard is None:
+                return captions / (time.monotonic() - start), waited
+            with self._memory(f"epoch {progress.epoch}, batch {shard.number}"):
+                self._step(shard)
+            captions += shard.captions
+            if shard.number % RELEASE_EVERY == 0:
                 release_memory()
-            if share.number % every and share.number < len(self.batches):
+            if shard.number % sync_every and shard.number < len(self.batches):
                 continue
-            if self._look(save=time.monotonic() - saved > 60 * self.recipe.training.save_every):
+            if self._sync(save=time.monotonic() - saved > 60 * options.save_every):
                 saved = time.monotonic()
             self.reporter.stepped(
                 epoch=progress.epoch,
-                batch=share.number,
+                batch=shard.number,
                 loss=progress.loss / progress.words,
                 captions_per_second=captions / (time.monotonic() - start),
                 learning_rate=self.optimizer.param_groups[0]["lr"],
             )
-        return captions / (time.monotonic() - start), waited
 
-    @contextmanager
-    def _reading(self) -> Iterator[None]:
-        """Save the state when features cannot be read any more."""
-        try:
-            yield
-        except CapvidError as error:
-            if self.accelerator.num_processes == 1:  # others would have to save theirs at the same time
-                self._look(save=True)
-            raise TrainingError(
-                f"{error.message}; {self._kept()}", remedy="bring it back and go on with --resume"
-            ) from error
+    def _step(self, shard: Shard) -> None:
+        """Learn from one batch."""
+        progress, accelerator = self.progress, self.accelerator
+        micro_batches = self.objective.micro_batches(shard, progress.epoch, bf16=self.bf16)
+        self.optimizer.zero_grad(set_to_none=True)
+        losses = torch.zeros_like(self.loss_sum)
+        for number, (batch, weights) in enumerate(micro_batches.pairs, 1):
+            last = number == len(micro_batches.pairs)  # exchange gradients once
+            with nullcontext() if last else accelerator.no_sync(self.loss):
+                with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16):
+                    loss = self.loss(batch, weights)
+                # gradients are averaged over the processes, while the loss is a sum
+                accelerator.backward(loss * (accelerator.num_processes / micro_batches.divisor))
+            losses += loss.detach()
+        clip_gradients(self.captioner, self.recipe.training)
+        self.optimizer.step()
+        self.schedule.step()
+        if self.average:
+            self.average.update(self.captioner)
+        self.loss_sum = self.loss_sum + (losses if micro_batches.logged is None else micro_batches.logged)
+        progress.batch, progress.words = shard.number, progress.words + micro_batches.count
 
-    def _look(self, *, save: bool) -> bool:
-        """Add the losses since the last call to the progress; save if the first process wants to.
+    def _sync(self, *, save: bool) -> bool:
+        """Add the losses since the last call to the progress; save the state if the first process asks to.
 
         Raises:
             DivergedError: a loss was not finite.
         """
         progress, wish = self.progress, save and self.main
-        report = torch.stack([self.unseen, torch.full_like(self.unseen, float(wish))])
+        report = torch.stack([self.loss_sum, torch.full_like(self.loss_sum, float(wish))])
         loss, wishes = self.accelerator.reduce(report).tolist()
-        self.unseen = torch.zeros_like(self.unseen)
+        self.loss_sum = torch.zeros_like(self.loss_sum)
         if not math.isfinite(loss):
             raise DivergedError(
                 f"the loss is {loss} in epoch {progress.epoch}, batch {progress.batch}; {self._kept()}",
@@ -343,62 +396,42 @@ class Trainer:
                 self._save_state()
         return saved
 
-    def _lessons(self, share: Share) -> Lessons:
-        """Return the micro-batches of this process's share of a batch."""
-        options, progress = self.recipe.training, self.progress
-        parts = [part.to(self.device) for part in share.parts]
-        words = share.words
-        if options.own_memory and progress.epoch > 1:  # in the first it has little to say
-            most = self.recipe.decoding.max_length
-            parts = [with_own_memory(self.captioner, part, max_length=most) for part in parts]
-            words = spoken(parts, self.accelerator)
-        done = (progress.epoch - 1) * len(self.batches) + share.number - 1
-        rate = options.scheduled_sampling * done / (options.epochs * len(self.batches))
-        if rate:
-            with self._autocast():
-                parts = [with_own_words(self.captioner, part, rate) for part in parts]
-        return Lessons([(part, None) for part in parts], words, words)
+    def _validate(self) -> tuple[float, dict[str, Prediction]]:
+        """Return CIDEr-D on the validation split, and a few of its captions."""
+        shard = self.validation[self.accelerator.process_index :: self.accelerator.num_processes]
+        predicted = self.task.predict(self.captioner, self.vocabulary, shard, self.recipe.decoding)
+        predicted = merged(self.accelerator, predicted)
+        captions = {example.id: predicted[example.id] for example in self.validation}
+        return self.cider(captions), {e.id: captions[e.id] for e in self.validation[:SAMPLES]}
 
-    def _step(self, share: Share) -> None:
-        """Learn from one batch.
-
-        Raises:
-            TrainingMemoryError: there is not enough memory.
-        """
-        options, progress, accelerator = self.recipe.training, self.progress, self.accelerator
-        with self._memory(f"epoch {progress.epoch}, batch {share.number}"):
-            lessons = self._lessons(share)
-            self.optimizer.zero_grad(set_to_none=True)
-            losses = torch.zeros_like(self.unseen)
-            for number, (batch, weights) in enumerate(lessons.parts, 1):
-                whole = number == len(lessons.parts)  # gradients are exchanged once
-                with nullcontext() if whole else accelerator.no_sync(self.objective):
-                    with self._autocast():
-                        loss = self.objective(
-                            batch.features, batch.mask, batch.inputs, batch.targets, weights, batch.remembered
-                        )
-                    # they are averaged over the processes, while the loss is a sum
-                    accelerator.backward(loss * (accelerator.num_processes / lessons.divisor))
-                losses += loss.detach()
-            clip_gradients(self.captioner, options)
-            self.optimizer.step()
-        self.schedule.step()
-        if self.average:
-            self.average.update(self.captioner)
-        self.unseen = self.unseen + (losses if lessons.shown is None else lessons.shown)
-        progress.batch, progress.words = share.number, progress.words + lessons.count
-
-    def _autocast(self) -> AbstractContextManager[None]:
-        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16)
+    def _save(self, name: str, epoch: int, cider: float) -> None:
+        """Write a checkpoint into the folder ``name`` of the run."""
+        if self.main:
+            info = {**self.recipe.for_captioning(), "epoch": epoch, "val_cider": cider}
+            half = self.recipe.training.stored == "float16"
+            target = self.folder / name
+            save_checkpoint(target, self.captioner, self.vocabulary, self.store.header, info, half=half)
 
     def _kept(self) -> str:
-        """Describe what the disk holds of the run, for messages."""
+        """Describe the checkpoint on disk, for messages."""
         best = self.progress.best
         return f"{self.folder / 'best'} keeps epoch {best.epoch}" if best else "no epoch is kept yet"
 
     @contextmanager
+    def _reading(self) -> Iterator[None]:
+        """Save the state if features cannot be read any more, and say how to continue."""
+        try:
+            yield
+        except CapvidError as error:
+            if self.accelerator.num_processes == 1:  # others would have to save theirs at the same time
+                self._sync(save=True)
+            raise TrainingError(
+                f"{error.message}; {self._kept()}", remedy="bring it back and go on with --resume"
+            ) from error
+
+    @contextmanager
     def _memory(self, where: str) -> Iterator[None]:
-        """Turn a lack of memory into one line."""
+        """Translate out-of-memory errors into a one-line message."""
         try:
             yield
         except (MemoryError, RuntimeError) as error:  # torch's own errors are RuntimeErrors
@@ -406,18 +439,18 @@ class Trainer:
                 raise
             raise TrainingMemoryError(
                 f"out of memory in {where}; {self._kept()}",
-                remedy="take the batches in parts, with --set training.accumulate=2 or more, and --resume",
+                remedy="split batches with --set training.accumulate=2 or more, and --resume",
             ) from error
 
     @contextmanager
     def _saving(self) -> Iterator[None]:
-        """Turn a file that cannot be written into one line."""
+        """Translate disk errors into a one-line message."""
         kept = self._kept()
         try:
             yield
         except (OSError, SafetensorError) as error:
             text = str(error).splitlines()[0]
-            system = re.search(r"I/O error: (.*?)(?: \(os error \d+\))?$", text)  # as safetensors words it
+            system = re.search(r"I/O error: (.*?)(?: \(os error \d+\))?$", text)  # safetensors' wording
             reason = getattr(error, "strerror", None) or (system[1] if system else text)
             raise TrainingError(
                 f"{self.folder}: the run cannot be saved ({reason}); {kept}",
@@ -425,10 +458,48 @@ class Trainer:
             ) from error
 
 
-_FULL = ("can't allocate memory", "not enough memory", "out of memory", "bad_alloc", "alloc_failed")
-
-
 def is_out_of_memory(error: Exception) -> bool:
-    """Whether an error says that there is not enough memory, on the host or an accelerator."""
+    """Whether an error reports a lack of memory, on the host or an accelerator."""
+    texts = ("can't allocate memory", "not enough memory", "out of memory", "bad_alloc", "alloc_failed")
     full = isinstance(error, (MemoryError, torch.OutOfMemoryError))
-    return full or any(text in str(error).lower() for text in _FULL)
+    return full or any(text in str(error).lower() for text in texts)
+
+
+def split_of(videos: Sequence[CaptionedVideo], name: str) -> list[CaptionedVideo]:
+    """Return the videos of a split, at least one."""
+    members = [video for video in videos if video.split == name]
+    if not members:
+        raise DataError(f"no video of the data is in the {name} split", remedy="add some to the data")
+    return members
+
+
+def vocabulary_for(sentences: Sequence[Sequence[str]], data: DataOptions) -> Vocabulary:
+    """Return the vocabulary of tokenized training ``sentences``, or of the captioner that ``data`` names."""
+    if data.vocabulary:
+        bundled = BUNDLED / data.vocabulary
+        return load_checkpoint(bundled if holds_checkpoint(bundled) else Path(data.vocabulary)).vocabulary
+    vocabulary = Vocabulary.build(sentences, min_count=data.min_count, max_size=data.max_vocabulary)
+    if len(vocabulary) == len(SPECIAL):
+        raise DataError(
+            f"no word comes {data.min_count} times in the training captions", remedy="lower data.min_count"
+        )
+    return vocabulary
+
+
+def fresh_captioner(recipe: Recipe, header: FeatureHeader, words: int, value_width: int) -> Captioner:
+    """Return a captioner with initial weights, for features with ``header`` and so many ``words``."""
+    sizes = {"vocabulary_size": words, "feature_width": header.width, "locations": header.locations}
+    if value_width:
+        sizes["value_width"] = value_width
+        config_class = CAPTIONERS[recipe.captioner].config_class
+        if "value_width" not in {field.name for field in fields(config_class)}:
+            raise UsageError(
+                f"{recipe.captioner} has no values beside its features",
+                remedy="leave out --values, or give the stream as --features",
+            )
+    captioner = build(recipe.captioner, {**sizes, **recipe.model})
+    check_specificity(captioner, recipe.decoding)
+    if limit := recipe.training.init_range:
+        for parameter in captioner.parameters():
+            torch.nn.init.uniform_(parameter, -limit, limit)
+    return captioner

@@ -5,6 +5,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from optuna import load_study
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
+from optuna.trial import FrozenTrial
 from safetensors.torch import save_file
 from toy import Run, Toy, write_video
 
@@ -19,6 +23,11 @@ SETTINGS = [
     "search.model.hidden=[16]",
 ]
 SET = [part for setting in SETTINGS for part in ("--set", setting)]
+
+
+def trials_of(run: Path) -> list[FrozenTrial]:
+    storage = JournalStorage(JournalFileBackend(str(run / "search.journal")))
+    return load_study(study_name="capvid", storage=storage).trials
 
 
 @pytest.fixture
@@ -41,14 +50,14 @@ def test_a_search_from_the_command_line(capvid: Run, command: list[object], tmp_
     run = tmp_path / "run"
     code, out, err = capvid(*command, "--search", 2)
     assert code == 0 and "captions/s" in out, err
-    trials = [json.loads(line) for line in (run / "search.jsonl").read_text().splitlines()]
-    assert set(trials[0]["values"]) >= {"training.learning_rate", "model.hidden", "model.dropout"}
+    trials = trials_of(run)
+    assert set(trials[0].params) >= {"training.learning_rate", "model.hidden", "model.dropout"}
     said = err.splitlines()
     assert sum(line.startswith("12 videos, 12 captions an epoch") for line in said) == 1
     assert sum(line.startswith("  epoch ") for line in said) == 8
     first = next(line for line in said if line.startswith("trial 1/2"))
-    rate = trials[0]["values"]["training.learning_rate"]
-    assert f"val CIDEr-D {trials[0]['val_cider']:.3f} *" in first and f"  learning_rate {rate:.3g}" in first
+    rate = trials[0].params["training.learning_rate"]
+    assert f"val CIDEr-D {trials[0].value:.3f} *" in first and f"  learning_rate {rate:.3g}" in first
 
     code, out, err = capvid(*command, "--search", 4, "--resume", "--plot", tmp_path / "best.svg")
     assert code == 0 and (tmp_path / "best.svg").is_file(), err
@@ -58,23 +67,23 @@ def test_a_search_from_the_command_line(capvid: Run, command: list[object], tmp_
         "trial 3/4",
         "trial 4/4",
     ]
-    trials = [json.loads(line) for line in (run / "search.jsonl").read_text().splitlines()]
-    ranked = sorted(trials, key=lambda trial: (-trial["val_cider"], trial["number"]))
+    ranked = sorted(trials_of(run), key=lambda trial: (-trial.value, trial.number))  # type: ignore[operator]
     table = out.splitlines()
     assert "smoothing" in table[1] and "dropout" in table[1]
     shown = [line.split()[:2] for line in table[3:7]]
-    assert shown == [[str(trial["number"]), f"{100 * trial['val_cider']:.1f}"] for trial in ranked]
+    assert shown == [[str(trial.number + 1), f"{100 * trial.value:.1f}"] for trial in ranked]
     best = ranked[0]
-    assert f"best: trial {best['number']}, after" in err and f"* best: epoch {best['epoch']};" in out
+    assert f"best: trial {best.number + 1}; saved in {run / 'best'}, after" in err
+    assert f"* best: epoch {best.user_attrs['epoch']};" in out
     assert "test split" in table and (run / "test.json").is_file()
-    assert f"{best['values']['training.learning_rate']}" in (run / "README.md").read_text()
+    assert f"{best.params['training.learning_rate']}" in (run / "README.md").read_text()
 
     code, _, err = capvid(*command, "--resume")
     assert code == 2 and "holds a search; give --search N to go on with it" in err
     code, _, err = capvid(*command, "--search", 4)
     assert code == 2 and "holds a training run already; choose another -o, --resume or --overwrite" in err
     code, _, err = capvid(*command, "--overwrite")
-    assert code == 0 and not (run / "search.json").exists() and not (run / "trials").exists()
+    assert code == 0 and not (run / "search.journal").exists() and not (run / "trials").exists()
     code, _, err = capvid(*command, "--search", 4, "--resume")
     assert code == 2 and "holds a training run that is no search; leave out --search" in err
 

@@ -13,7 +13,7 @@ import pytest
 
 from capvid.backbones.catalog import backbones
 from capvid.cli.app import main
-from capvid.training.recipe_files import recipe_names
+from capvid.training.recipe import recipe_names
 
 
 def complete(words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> list[str]:

@@ -11,9 +11,8 @@ from safetensors.torch import save_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from toy import Run
 
-from capvid.cli._training import ROWS, kept_rows, print_summary, sparkline
-from capvid.training.evaluation import Evaluation
-from capvid.training.reporters import EpochResult
+from capvid.cli.train import ROWS, kept_rows, print_summary, sparkline
+from capvid.training.runs import TrainingResult
 
 SIZES = ["embedding=12", "hidden=16", "attention=8", "projection=16", "output=16", "memory_rows=4"]
 SETTINGS = [
@@ -97,7 +96,7 @@ def test_pictures_that_cannot_be_drawn_are_refused_before_training(
     capvid: Run, command: list[object], tmp_path: Path
 ) -> None:
     code, _, err = capvid(*command, "--plot", tmp_path / "run.xls")
-    assert code == 2 and err.startswith(f"error: {tmp_path}/run.xls: no picture has the suffix '.xls'")
+    assert code == 2 and err.startswith(f"error: {tmp_path}/run.xls: no image format has the suffix '.xls'")
     code, _, err = capvid(*command, "--plot", tmp_path / "data.jsonl" / "a.png")
     assert code == 2 and f"{tmp_path}/data.jsonl: is a file, not a folder" in err
     assert not (tmp_path / "run").exists()
@@ -109,9 +108,16 @@ def shown(count: int, best: int, scores: dict[str, float] | None = None, *, widt
         for n in range(1, count + 1)
     ]
     console = Console(width=width, highlight=False)
-    test = Evaluation(scores, {"a": ["x", "y"], "b": ["x", "y"]}) if scores else None
+    result = TrainingResult(
+        folder=Path("run"),
+        epoch=best,
+        val_cider=best / 100 or 0.4,
+        epochs=rows,
+        scores=scores or {},
+        captions={"a": ["x", "y"], "b": ["x", "y"]},
+    )
     with console.capture() as caught:
-        print_summary(rows, EpochResult(best, 0.0, best / 100 or 0.4, True, 0.0, 0.0, {}), test, console)
+        print_summary(result, console)
     lines = caught.get().splitlines()
     assert max(map(len, lines)) <= width
     return lines

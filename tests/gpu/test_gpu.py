@@ -35,7 +35,6 @@ from capvid.features.feature_file import save_features
 from capvid.pipeline import CaptionPipeline
 from capvid.training.optimization import bf16_in_hardware
 from capvid.training.recipe import load_recipe
-from capvid.training.self_critical import SelfCriticalTrainer
 from capvid.training.trainer import Trainer
 
 DEVICE = torch.device(os.environ.get("CAPVID_TEST_DEVICE", "cuda"))
@@ -272,7 +271,7 @@ def test_self_critical_training_raises_its_reward(tmp_path: Path) -> None:
     before = toy_trainer(tmp_path, "m3", "training.epochs=6", "training.average=0.0")
     before.run()
     settings = ["learning_rate=4e-3", "epochs=6", "patience=6", "batch_size=5", "samples=8"]
-    fine = SelfCriticalTrainer(
+    fine = Trainer(
         load_recipe("m3-small", [*SMALL, "training.average=0.0", *(f"self_critical.{s}" for s in settings)]),
         start=load_checkpoint(before.folder),
         videos=before.videos,

@@ -498,9 +498,9 @@ skip-bad = true
 
 
 def _recipe_text(name: str) -> bytes:
-    from capvid.training.recipe_files import read_recipe as text_of
+    from capvid.training.recipe import RECIPES
 
-    return text_of(name).encode()
+    return (RECIPES / f"{name}.toml").read_bytes()
 
 
 def _recipe(name: str, folder: Path) -> Path:

@@ -21,7 +21,6 @@ from test_resume import Breaks, BrokenError, resumed  # noqa: E402
 from capvid.captioners.checkpoint import load_checkpoint  # noqa: E402
 from capvid.training.recipe import load_recipe  # noqa: E402
 from capvid.training.reporters import Reporters  # noqa: E402
-from capvid.training.self_critical import SelfCriticalTrainer  # noqa: E402
 from capvid.training.trainer import Trainer  # noqa: E402
 
 # 20 captions in batches of 7, 7 and 6: two processes have unequal shares
@@ -58,7 +57,7 @@ def begun(folder: Path, name: str, *settings: str) -> Trainer:
 def fine_tuned(before: Trainer) -> Trainer:
     """Self-critical, from a captioner that is trained already."""
     settings = ["self_critical.learning_rate=4e-3", "self_critical.epochs=3", "self_critical.batch_size=7"]
-    made = SelfCriticalTrainer(
+    made = Trainer(
         load_recipe("m3-small", [*SMALL, *settings]),
         start=load_checkpoint(before.folder),
         videos=before.videos,

@@ -24,9 +24,8 @@ from capvid.features.feature_store import FeatureStore
 from capvid.metrics.cider import CiderD
 from capvid.text.vocabulary import BOS, EOS
 from capvid.training import evaluation as module
-from capvid.training.evaluation import UncalibratedError, calibrate, evaluate, fit, fit_others
+from capvid.training.evaluation import UncalibratedError, calibrate, evaluate, fit, generic_captions
 from capvid.training.recipe import load_recipe
-from capvid.training.self_critical import SelfCriticalTrainer
 from capvid.training.trainer import Trainer
 
 VIDEOS = 120
@@ -188,7 +187,7 @@ def test_a_fine_tuned_captioner_is_calibrated_anew(tmp_path: Path) -> None:
     before.run()
     start = load_checkpoint(before.folder)
     settings = ["epochs=2", "learning_rate=2e-3", "samples=4", "batch_size=10"]
-    made = SelfCriticalTrainer(
+    made = Trainer(
         replace(
             load_recipe("m3-small", [*TRAINING, *(f"self_critical.{setting}" for setting in settings)]),
             model=before.recipe.model,
@@ -242,9 +241,9 @@ def test_of_many_videos_some_are_taken(tmp_path: Path, monkeypatch: pytest.Monke
     made.run()
     checkpoint = load_checkpoint(made.folder)
     val = [video for video in made.videos if video.split == "val"]
-    monkeypatch.setattr(module, "LEAST_VIDEOS", 40)
+    monkeypatch.setattr(module, "MIN_VIDEOS", 40)
     every_second = calibrate(checkpoint, val[::2], made.store, DecodingOptions())
-    monkeypatch.setattr(module, "MOST_VIDEOS", 60)
+    monkeypatch.setattr(module, "MAX_VIDEOS", 60)
     assert calibrate(checkpoint, val, made.store, DecodingOptions()) == every_second
 
 
@@ -256,11 +255,11 @@ def test_what_counts_as_generic() -> None:
     for name in ("v1", "v2"):
         spoken[name] = spoken["v0"]
     right = {name: captions[0] for name, captions in spoken.items()}
-    assert not fit_others(right, spoken).any()
+    assert not generic_captions(right, spoken).any()
     spoken["v3"] = right["v3"] = spoken["v0"]
-    found = fit_others({name: str(caption[0]) for name, caption in spoken.items()}, spoken)
+    found = generic_captions({name: str(caption[0]) for name, caption in spoken.items()}, spoken)
     assert found.tolist() == [True] * 4 + [False] * 17
-    assert fit_others(dict.fromkeys(spoken, "something else"), spoken).all()
+    assert generic_captions(dict.fromkeys(spoken, "something else"), spoken).all()
 
 
 def test_the_curve_of_kinds_that_do_not_overlap() -> None:

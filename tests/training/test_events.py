@@ -39,7 +39,7 @@ def timeless(found: Points) -> Points:
 
 def run(made: Trainer, *others: Reporter, every: float = 0.0) -> Points:
     """Train with events beside other reporters; gives what stands in them, however it ended."""
-    with Events(made.folder / "events", every=every) as events:
+    with contextlib.closing(Events(made.folder / "events", every=every)) as events:
         made.reporter = Reporters(events, *others)
         with contextlib.suppress(BrokenError):
             made.run()
@@ -114,7 +114,7 @@ def test_an_epoch_that_ended_without_its_state_is_told_once(
                 raise BrokenError
 
     made = new("run")
-    with Events(made.folder / "events", every=0.0) as events:
+    with contextlib.closing(Events(made.folder / "events", every=0.0)) as events:
         made.reporter = Reporters(events, Dies()) if told else Reporters(Dies(), events)
         with pytest.raises(BrokenError):
             made.run()
@@ -184,7 +184,10 @@ def test_a_full_disk_ends_the_run_and_it_can_be_resumed(new: Callable[[str], Tra
                 events._file = full
 
     made = new("run")
-    with Path("/dev/full").open("wb", buffering=0) as full, Events(made.folder / "events", every=0) as events:
+    with (
+        Path("/dev/full").open("wb", buffering=0) as full,
+        contextlib.closing(Events(made.folder / "events", every=0)) as events,
+    ):
         made.reporter = Reporters(events, Fills())
         with pytest.raises(TrainingError, match=r"cannot be written \(No space left on device\); make"):
             made.run()

@@ -129,14 +129,14 @@ def test_a_disk_that_fills(tmp_path: Path, whole: dict[str, Any], size: int) -> 
 def test_memory_that_ends(tmp_path: Path, whole: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """A batch that is too large for it; what was kept goes on, in smaller parts if one likes."""
     made = begun(tmp_path / "run", Silent())
-    forward = made.objective.forward
+    forward = made.loss.forward
 
     def greedy(*arguments: Any) -> torch.Tensor:
         if made.progress.epoch == 2 and made.progress.batch == 1:
             return torch.empty(2**50)
         return forward(*arguments)
 
-    monkeypatch.setattr(made.objective, "forward", greedy)
+    monkeypatch.setattr(made.loss, "forward", greedy)
     with pytest.raises(
         TrainingMemoryError, match=r"^out of memory in epoch 2, batch 2; .*best keeps epoch 1"
     ) as e:

@@ -15,7 +15,7 @@ from capvid.datasets.dataset import CaptionedVideo, Segment
 from capvid.errors import CheckpointError, DataError, UsageError
 from capvid.features.feature_store import FeatureStore
 from capvid.training.recipe import load_recipe
-from capvid.training.reporters import EpochResult
+from capvid.training.reporters import EpochResult, Reporter
 from capvid.training.trainer import Trainer
 
 NOUNS = ["man", "woman", "dog", "cat", "girl"]
@@ -46,20 +46,16 @@ SMALL = [*TRAINING, *(f"model.{name}={value}" for name, value in SIZES["m3"].ite
 MAPS = {"ham"}
 
 
-class Silent:
+class Silent(Reporter):
     def __init__(self) -> None:
         self.results: list[EpochResult] = []
         self.steps = 0
-
-    def started(self, **_: Any) -> None: ...
 
     def stepped(self, **_: Any) -> None:
         self.steps += 1
 
     def finished_epoch(self, result: EpochResult) -> None:
         self.results.append(result)
-
-    def finished(self, best: EpochResult, scores: dict[str, float]) -> None: ...
 
 
 class LearnedError(Exception):

@@ -17,8 +17,8 @@ from capvid.decoding.beam_search import decode_paragraphs
 from capvid.decoding.decoding_options import DecodingOptions
 from capvid.errors import RecipeError
 from capvid.text.vocabulary import BOS, EOS, PAD
-from capvid.training import trainer as module
-from capvid.training.objectives import fresh, with_own_memory
+from capvid.training import objectives as module
+from capvid.training.objectives import least_repeated, with_own_memory
 from capvid.training.recipe import load_recipe
 
 GREEDY = DecodingOptions(max_length=6)
@@ -43,11 +43,11 @@ def test_each_segment_is_taught_what_repeats_the_least() -> None:
         [[5], [1, 2], [3, 4, 5, 6, 7]],
     ]
     # before the second 123, 234 and 345 were said; before the third 912 and 129 as well
-    assert fresh(paragraphs, [[1, 2, 3, 4, 5], [9, 1, 2, 9]]) == [[1, 2, 3, 4], [1, 2], [7, 8, 9]]
-    assert fresh(paragraphs, [[7, 8, 9], [1, 2, 3]]) == [[1, 2, 3, 4], [1, 2, 3, 4], [3, 4, 5, 6, 7]]
-    assert fresh(paragraphs, [[], []]) == paragraphs[0]
-    assert fresh(paragraphs[:1], [[1, 2, 3, 4], [7, 8, 9]]) == paragraphs[0]
-    assert fresh([[[4]]], []) == [[4]]
+    assert least_repeated(paragraphs, [[1, 2, 3, 4, 5], [9, 1, 2, 9]]) == [[1, 2, 3, 4], [1, 2], [7, 8, 9]]
+    assert least_repeated(paragraphs, [[7, 8, 9], [1, 2, 3]]) == [[1, 2, 3, 4], [1, 2, 3, 4], [3, 4, 5, 6, 7]]
+    assert least_repeated(paragraphs, [[], []]) == paragraphs[0]
+    assert least_repeated(paragraphs[:1], [[1, 2, 3, 4], [7, 8, 9]]) == paragraphs[0]
+    assert least_repeated([[[4]]], []) == [[4]]
 
 
 @pytest.mark.parametrize("variant", ["mart", "transformer-xl"])
@@ -66,7 +66,7 @@ def test_what_it_writes_greedily_is_remembered(variant: str) -> None:
     for video, segment in ((0, 0), (0, 1), (1, 0)):
         sentence = [BOS, *said[video][segment]]
         assert own[video][segment] == sentence + [PAD] * (len(own[0][0]) - len(sentence))
-    chosen = [fresh(*pair) for pair in zip(PARAGRAPHS, said, strict=True)]
+    chosen = [least_repeated(*pair) for pair in zip(PARAGRAPHS, said, strict=True)]
     for video, segments in enumerate(chosen):
         for segment, sentence in enumerate(segments):
             assert [word for word in made.inputs[video, segment].tolist() if word] == [BOS, *sentence]

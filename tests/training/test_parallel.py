@@ -16,8 +16,8 @@ from variants import VARIANTS, make
 
 from capvid.datasets.batches import Batch
 from capvid.text.vocabulary import BOS, EOS, PAD
-from capvid.training.objectives import Objective
-from capvid.training.optimization import shares_of
+from capvid.training.objectives import TeacherForcedLoss
+from capvid.training.optimization import shards_of
 
 LAUNCH = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2"]
 LAUNCH += [
@@ -63,9 +63,9 @@ def test_a_batch_in_parts_is_the_whole_batch(tmp_path: Path, name: str) -> None:
 
 def test_a_batch_is_not_taken_in_more_parts_than_it_has_captions(tmp_path: Path) -> None:
     made = trainer(tmp_path, "m3", *STEPS)
-    shares = list(shares_of(made.batches, 1, 0, 500, made.accelerator))
-    assert sorted(len(share.parts) for share in shares) == [6, 7, 7]
-    assert all(share.words == sum(int((p.targets != PAD).sum()) for p in share.parts) for share in shares)
+    shards = list(shards_of(made.batches, 1, 0, 500, made.accelerator))
+    assert sorted(len(shard.micro_batches) for shard in shards) == [6, 7, 7]
+    assert all(s.words == sum(int((b.targets != PAD).sum()) for b in s.micro_batches) for s in shards)
 
 
 @pytest.mark.slow
@@ -120,5 +120,5 @@ def test_the_least_share_reaches_every_parameter(variant: str) -> None:
     for targets in (torch.tensor([[5, EOS]]), torch.full((1, 2), PAD)):
         captioner.zero_grad(set_to_none=True)
         batch = Batch(features, mask, inputs, targets)
-        Objective(captioner, 0.1)(batch.features, batch.mask, batch.inputs, batch.targets).backward()
+        TeacherForcedLoss(captioner, 0.1)(batch).backward()
         assert [name for name, p in captioner.named_parameters() if p.grad is None] == []

@@ -9,7 +9,7 @@ from matplotlib.colors import to_rgb
 from PIL import Image
 
 from capvid.errors import UsageError
-from capvid.training.reporters import SUFFIXES, EpochResult, draw, save_plot
+from capvid.training.reporters import SUFFIXES, draw, save_plot
 
 
 def rows(count: int) -> list[dict[str, Any]]:
@@ -20,9 +20,9 @@ def rows(count: int) -> list[dict[str, Any]]:
     ]
 
 
-def best_of(some: list[dict[str, Any]]) -> EpochResult:
+def best_of(some: list[dict[str, Any]]) -> tuple[int, float]:
     row = max(some, key=lambda row: row["val_cider"])
-    return EpochResult(row["epoch"], row["loss"], row["val_cider"], True, 1.0, 1.0, {})
+    return row["epoch"], row["val_cider"]
 
 
 @pytest.mark.slow
@@ -37,7 +37,7 @@ def test_curves_and_the_best_epoch(tmp_path: Path, count: int) -> None:
     assert list(lower.lines[0].get_xdata()) == epochs
     assert lower.lines[0].get_ydata() == pytest.approx([100 * row["val_cider"] for row in some])
     (star,) = (line for line in lower.lines if line.get_marker() == "*")
-    assert star.get_xydata().tolist() == [[best.epoch, 100 * best.cider]]
+    assert star.get_xydata().tolist() == [[best[0], 100 * best[1]]]
     assert (upper.get_ylabel(), lower.get_xlabel(), upper.get_title()) == (
         "training loss",
         "epoch",
@@ -52,7 +52,7 @@ def test_curves_and_the_best_epoch(tmp_path: Path, count: int) -> None:
         assert picture.size == (1200, 675)
         pixels = np.asarray(picture.convert("RGB"))
     figure.savefig(tmp_path / "again.png")  # lays it out
-    x, y = lower.transData.transform((best.epoch, 100 * best.cider))
+    x, y = lower.transData.transform((best[0], 100 * best[1]))
     wanted = [round(255 * part) for part in to_rgb(lower.lines[0].get_color())]
     assert pixels[674 - round(y), round(x)].tolist() == wanted  # the star is filled there
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
@@ -60,7 +60,7 @@ def test_curves_and_the_best_epoch(tmp_path: Path, count: int) -> None:
 
 def test_a_captioner_that_was_not_bettered(tmp_path: Path) -> None:
     """The best is what it scored before it was fine-tuned, and the curve begins there."""
-    figure = draw(rows(2), EpochResult(0, 0.0, 0.5, True, 0.0, 0.0, {}), title="")
+    figure = draw(rows(2), (0, 0.5), title="")
     upper, lower = figure.axes
     assert list(lower.lines[0].get_xdata()) == [0, 1, 2] and lower.lines[0].get_ydata()[0] == 50
     assert list(upper.lines[0].get_xdata()) == [1, 2]
@@ -83,8 +83,8 @@ def test_suffixes_are_known_to_matplotlib() -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("run.docx", r"run\.docx: no picture has the suffix '\.docx'; choose \.eps, .*\.png"),
-        ("run", "no picture has the suffix ''"),
+        ("run.docx", r"run\.docx: no image format has the suffix '\.docx'; choose \.eps, .*\.png"),
+        ("run", "no image format has the suffix ''"),
         ("folder.png", r"folder\.png: is a folder; give the name of a file"),
     ],
 )

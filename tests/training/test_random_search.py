@@ -11,6 +11,10 @@ from typing import Any
 
 import pytest
 import torch
+from optuna import load_study
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
+from optuna.trial import FrozenTrial
 from safetensors.torch import load_file, save_file
 from test_loop import SMALL, Silent, data
 from test_resume import Breaks, BrokenError, outcome
@@ -21,9 +25,9 @@ from capvid.checkpoints.publishing import load_run
 from capvid.datasets.dataset import CaptionedVideo
 from capvid.errors import CheckpointError, DataError, RecipeError, TrainingError, UsageError
 from capvid.features.feature_store import FeatureStore
-from capvid.training.hyperparameter_search import Search, Trial, draw, filled, forget_search
-from capvid.training.recipe import Range, Recipe, load_recipe
-from capvid.training.recipe_files import recipe_names
+from capvid.training.hyperparameter_search import JOURNAL, STUDY, Search, draw, forget_search, with_values
+from capvid.training.recipe import Range, Recipe, load_recipe, recipe_names
+from capvid.training.reporters import Reporter
 from capvid.training.trainer import Trainer
 
 RATES = "search.training.learning_rate={low = 1e-4, high = 2e-2, log = true}"
@@ -38,20 +42,20 @@ def recipe(*settings: str, ranges: tuple[str, ...] = (RATES, "search.model.hidde
     return replace(found, search={name: found.search[name] for name in named})
 
 
-class Told:
+class Told(Reporter):
     """Notes the trials; breaks the search off after a number of steps."""
 
     def __init__(self, steps: int = 0) -> None:
         self.epochs = Breaks(steps) if steps else Silent()
         self.begun: list[int] = []
-        self.over: list[tuple[Trial, bool]] = []
+        self.over: list[tuple[FrozenTrial, bool]] = []
         self.started, self.stepped = self.epochs.started, self.epochs.stepped
         self.finished_epoch, self.finished = self.epochs.finished_epoch, self.epochs.finished
 
     def started_trial(self, number: int, recipe: Recipe) -> None:
         self.begun.append(number)
 
-    def finished_trial(self, trial: Trial, *, best: bool) -> None:
+    def finished_trial(self, trial: FrozenTrial, *, best: bool) -> None:
         self.over.append((trial, best))
 
 
@@ -64,9 +68,19 @@ def search(folder: Path, chosen: Recipe | None = None, *, trials: int = 3, **opt
 
 
 def lines(folder: Path) -> list[dict[str, Any]]:
-    """What ``search.jsonl`` says, but the time."""
-    rows = [json.loads(line) for line in (folder / "search.jsonl").read_text().splitlines()]
-    return [{key: value for key, value in row.items() if key != "seconds"} for row in rows]
+    """Finished trials in the journal of a search, by what they gave."""
+    storage = JournalStorage(JournalFileBackend(str(folder / JOURNAL)))
+    return [
+        {
+            "number": trial.number + 1,
+            "values": trial.params,
+            "val_cider": trial.value,
+            "epoch": trial.user_attrs["epoch"],
+            "cause": trial.user_attrs["cause"],
+            "state": trial.state.name,
+        }
+        for trial in load_study(study_name=STUDY, storage=storage).trials
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -117,7 +131,7 @@ def test_both_ends_of_every_recipes_ranges_make_a_captioner(name: str) -> None:
             option: (drawn.low, drawn.high)[end] if isinstance(drawn, Range) else drawn[end]
             for option, drawn in chosen.search.items()
         }
-        made = filled(chosen, values)
+        made = with_values(chosen, values)
         assert not made.search
         for option, value in values.items():
             section, _, key = option.partition(".")
@@ -145,8 +159,8 @@ def test_the_papers_hyper_parameters_are_those_of_their_recipes() -> None:
         ("search.model.depth=[1]", "search.model.depth: no such model option; known are"),
         ("search.self_critical.samples=[2,3]", "search.self_critical.samples: not understood; write"),
         ("search.learning_rate=[1e-3]", "search.learning_rate: not understood; write search.model|data"),
-        ("search.training.epochs=3", "search.training.epochs = 3: not what can be drawn from; write"),
-        ("search.training.epochs=[]", r"search.training.epochs = \[\]: not what can be drawn from"),
+        ("search.training.epochs=3", "search.training.epochs = 3: neither choices nor a range; write"),
+        ("search.training.epochs=[]", r"search.training.epochs = \[\]: neither choices nor a range"),
         ("search.training.epochs=[3, 0]", "search.training.epochs must be an integer between 1 .*, got 0"),
         ("search.training.optimizer=['sgd']", "search.training.optimizer must be one of adam, .*, got 'sgd'"),
         ("search.training.epochs={low=1.5, high=3}", "search.training.epochs must be an integer .*, got 1.5"),
@@ -174,9 +188,12 @@ def test_the_papers_hyper_parameters_are_those_of_their_recipes() -> None:
         ("search.model.hidden={low=1, high=9, step=3}", "step = 3: must be positive and lead from low = 1"),
         ("search.model.hidden={low=1, high=9, step=0}", "step = 0: must be positive"),
         ("search.model.hidden={low=1, high=9, step=-2}", "step = -2: must be positive"),
-        ("search.model.hidden={low=1, high=9, step=0.5}", "step = 0.5: expected a whole number"),
+        ("search.model.hidden={low=1, high=9, step=0.5}", "step = 0.5: expected an integer"),
         ("search.model.hidden={low=1}", "search.model.hidden: a range has two ends"),
-        ("search.model.hidden={low=1, max=9}", "search.model.hidden.max: no part of a range; known are low"),
+        (
+            "search.model.hidden={low=1, max=9}",
+            "search.model.hidden.max: no such key of a range; known are low",
+        ),
         ("search.model.standardise={low=false, high=true}", "only numbers have a range; write choices"),
     ],
 )
@@ -206,7 +223,7 @@ def test_ranges_in_a_file_and_from_the_command_line(tmp_path: Path) -> None:
 def test_the_best_trial_becomes_the_run(whole: Search) -> None:
     rows = lines(whole.folder)
     assert [row["number"] for row in rows] == [1, 2, 3] == whole.reporter.begun  # type: ignore[attr-defined]
-    assert {row["status"] for row in rows} == {"done"}
+    assert {row["state"] for row in rows} == {"COMPLETE"}
     assert [row["values"] for row in rows] == [
         draw(whole.recipe.search, seed=1, number=number) for number in (1, 2, 3)
     ]
@@ -236,7 +253,7 @@ def test_a_trial_is_the_run_that_its_recipe_gives(whole: Search, tmp_path: Path)
     values = draw(whole.recipe.search, seed=1, number=2)
     videos, store = data(tmp_path)
     alone = Trainer(
-        filled(whole.recipe, values),
+        with_values(whole.recipe, values),
         videos=videos,
         store=store,
         folder=tmp_path / "alone",
@@ -297,21 +314,21 @@ def test_trials_that_fail(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="mat1 and mat2"):
         search(tmp_path, trials=6, make=make).run()
     rows = lines(tmp_path / "run")
-    assert [(row["status"], row["val_cider"], row["epoch"]) for row in rows] == [("failed", None, None)] * 4
+    assert [(row["state"], row["val_cider"], row["epoch"]) for row in rows] == [("FAIL", None, None)] * 4
     assert [row["cause"] for row in rows[:3]] == ["out of memory"] * 3
     assert rows[3]["cause"] == "the loss is nan in epoch 1, batch 1; no epoch is kept yet"
     with pytest.raises(TrainingError, match="all 4 trials failed; trial 1: out of memory; change the ranges"):
         search(tmp_path, trials=4, make=make, resume=True).run()
     errors.clear()
     best, _ = search(tmp_path, trials=5, make=make, resume=True).run()
-    assert best.number == 5
+    assert best.number + 1 == 5
 
     counts = recipe("training.epochs=1", ranges=("search.data.min_count=[1,999]",))
     numbers = [draw(counts.search, seed=1, number=number)["data.min_count"] for number in (1, 2, 3)]
     assert set(numbers) == {1, 999}
     made = search(tmp_path / "counts", counts)
     made.run()
-    assert [trial.status == "failed" for trial in made.finished] == [number == 999 for number in numbers]
+    assert [trial.value is None for trial in made.finished] == [number == 999 for number in numbers]
     with pytest.raises(DataError, match="no word comes 999 times"):
         search(tmp_path / "none", recipe("data.min_count=999")).run()
 
@@ -327,7 +344,7 @@ def test_another_search_is_refused(whole: Search) -> None:
         "reporter": Told(),
         "resume": True,
     }
-    said = r"search.json: a search with another {0}; give the {0} that it was begun with, or begin anew"
+    said = r"search.journal: a search with another {0}; give the {0} that it was begun with, or begin anew"
     with pytest.raises(CheckpointError, match=said.format("recipe")):
         Search(recipe("training.seed=2"), **options)
     with pytest.raises(CheckpointError, match=said.format("ranges")):
@@ -338,13 +355,13 @@ def test_another_search_is_refused(whole: Search) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["search.json", "search.jsonl"])
-def test_damaged_notes_of_a_search(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize("damage", [slice(None, -9), slice(9, None), slice(None, None, 2), slice(0)])
+def test_damaged_notes_of_a_search(tmp_path: Path, damage: slice) -> None:
     with pytest.raises(BrokenError):
         search(tmp_path, reporter=Told(5)).run()
-    note = tmp_path / "run" / name
-    note.write_bytes(note.read_bytes()[:-9])
-    with pytest.raises(CheckpointError, match=f"{name}: damaged, no search to resume") as error:
+    journal = tmp_path / "run" / JOURNAL
+    journal.write_bytes(journal.read_bytes()[damage])
+    with pytest.raises(CheckpointError, match=r"search\.journal: damaged, no search to resume") as error:
         search(tmp_path, resume=True)
     assert "\n" not in str(error.value)
 
@@ -376,7 +393,7 @@ def test_the_test_split_is_seen_by_the_best_alone(tmp_path: Path) -> None:
     store = FeatureStore([tmp_path / "features.safetensors", tmp_path / "test.safetensors"])
     best, found = search(tmp_path, trials=2, videos=videos, store=store).run()
     assert found is not None
-    assert found.scores["CIDEr-D"] == pytest.approx(best.val_cider)  # the same videos under other names
+    assert found.scores["CIDEr-D"] == pytest.approx(best.value)  # the same videos under other names
     saved = json.loads((tmp_path / "run" / "test.json").read_text())
     assert saved == {"scores": found.scores, "captions": found.captions}
     assert [path.parent.name for path in (tmp_path / "run").rglob("test.json")] == ["run"]
@@ -401,7 +418,7 @@ def test_a_checkpoint_is_whole_while_another_takes_its_place(
 
     monkeypatch.setattr("shutil.copyfile", stops)
     with pytest.raises(BrokenError):
-        made._take_over(made._trial_folder(other.number))
+        made._copy(made._trial_folder(other.number))
     assert f"best/{WEIGHTS}" in copied
     with pytest.raises(CheckpointError, match="no captioner in this folder"):
         load_checkpoint(made.folder)
@@ -420,7 +437,7 @@ def test_a_new_search_forgets_an_old_one_and_nothing_else(tmp_path: Path) -> Non
     reporter = Told(3)
     with pytest.raises(BrokenError):
         search(tmp_path, recipe("training.seed=5"), reporter=reporter).run()
-    assert reporter.begun == [1] and not (tmp_path / "run" / "search.jsonl").exists()
+    assert reporter.begun == [1] and not lines(tmp_path / "run")
     assert sorted(path.name for path in mine.parent.iterdir()) == ["001", "007"]
     forget_search(tmp_path / "run")
     assert [path.name for path in (tmp_path / "run").rglob("*")] == ["trials", "007", "notes.txt"]

@@ -9,8 +9,7 @@ import torch
 from capvid.captioners.base import CAPTIONERS, build
 from capvid.errors import RecipeError, UsageError
 from capvid.training.optimization import AveragedWeights, learning_rate_factor, make_optimizer
-from capvid.training.recipe import TrainingOptions, load_recipe
-from capvid.training.recipe_files import recipe_names
+from capvid.training.recipe import TrainingOptions, load_recipe, recipe_names
 
 
 @pytest.mark.parametrize("name", recipe_names())

@@ -17,8 +17,7 @@ from test_loop import NOUNS, SMALL, TRAINING, VERBS, Silent, trainer
 from capvid.captioners.checkpoint import WEIGHTS
 from capvid.errors import CheckpointError, TrainingError
 from capvid.training.recipe import load_recipe
-from capvid.training.run_folder import STATE
-from capvid.training.trainer import Trainer
+from capvid.training.trainer import STATE, Trainer
 
 KILLS = 10
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from capvid.datasets.batches import Batch
 from capvid.errors import RecipeError
 from capvid.text.vocabulary import BOS, EOS, PAD
-from capvid.training import trainer as module
+from capvid.training import objectives as module
 from capvid.training.objectives import with_own_words
 from capvid.training.recipe import load_recipe
 

@@ -17,10 +17,9 @@ from capvid.decoding.decoding_options import Hypothesis
 from capvid.errors import FeatureMismatchError, UsageError
 from capvid.metrics.cider import CiderD
 from capvid.text.vocabulary import BOS, EOS
-from capvid.training import self_critical as module
-from capvid.training.optimization import shares_of
+from capvid.training import objectives as module
+from capvid.training.optimization import shards_of
 from capvid.training.recipe import load_recipe
-from capvid.training.self_critical import SelfCriticalTrainer
 from capvid.training.trainer import Trainer
 
 RATE = [
@@ -40,8 +39,8 @@ def half_trained(tmp_path: Path) -> Trainer:
     return made
 
 
-def fine_tuner(before: Trainer, *settings: str, reporter: Any = None, **options: Any) -> SelfCriticalTrainer:
-    return SelfCriticalTrainer(
+def fine_tuner(before: Trainer, *settings: str, reporter: Any = None, **options: Any) -> Trainer:
+    return Trainer(
         load_recipe("m3-small", [*SMALL, "training.average=0.0", *RATE, *settings]),
         start=load_checkpoint(before.folder),
         **{
@@ -94,12 +93,12 @@ def test_the_loss_is_that_of_the_papers(
     monkeypatch.setattr(module, "decode", noted)
     settings = ["self_critical.samples=3", f"self_critical.temperature={temperature}"]
     made = fine_tuner(half_trained, "decoding.max_length=4", *settings)
-    share = next(shares_of(made.batches, 1, 0, 1, made.accelerator))
-    lessons = made._lessons(share)
-    ((learned, weights),) = lessons.parts
-    batch = share.parts[0].to(made.device)
-    loss = made.objective(learned.features, learned.mask, learned.inputs, learned.targets, weights)
-    loss = loss / lessons.divisor
+    shard = next(shards_of(made.batches, 1, 0, 1, made.accelerator))
+    micro_batches = made.objective.micro_batches(shard, 1, bf16=False)
+    ((learned, weights),) = micro_batches.pairs
+    batch = shard.micro_batches[0].to(made.device)
+    loss = made.loss(learned, weights)
+    loss = loss / micro_batches.divisor
     told = {video.id: list(video.captions) for video in made.videos if video.split == "train"}
     scorer = CiderD(told)
     total, words, rewards = 0.0, 0, []
@@ -119,8 +118,8 @@ def test_the_loss_is_that_of_the_papers(
     assert max(rewards) > 0 and len(set(rewards)) > 5
     assert any(len(s.tokens) == 4 for some in drawn[0] for s in some)
     assert loss.item() == pytest.approx(total / words, rel=1e-4)
-    assert lessons.shown is not None and lessons.count == len(rewards)
-    assert lessons.shown.item() == pytest.approx(-sum(rewards))
+    assert micro_batches.logged is not None and micro_batches.count == len(rewards)
+    assert micro_batches.logged.item() == pytest.approx(-sum(rewards))
 
 
 def test_what_fits_other_videos_too_is_worth_less(half_trained: Trainer) -> None:
@@ -132,7 +131,7 @@ def test_what_fits_other_videos_too_is_worth_less(half_trained: Trainer) -> None
         [Hypothesis(made.vocabulary.encode(text.split()), [], 0.0) for text in (own, other, f"{own} {own}")]
         for own, other in ((v.captions[0], w.captions[0]) for v, w in zip(train, train[::-1], strict=True))
     ]
-    found = made._rewards(ids, samples)
+    found = made.objective.rewards(ids, samples)
     told = {video.id: list(video.captions) for video in made.videos if video.split == "train"}
     scorer = CiderD(told)
     for place in range(len(ids)):
@@ -167,24 +166,24 @@ def test_what_cannot_be_fine_tuned(half_trained: Trainer, tmp_path: Path) -> Non
         "reporter": Silent(),
     }
     with pytest.raises(UsageError, match="holds m3, and soft-attention-small is a recipe of soft-attention"):
-        SelfCriticalTrainer(load_recipe("soft-attention-small"), start=start, **options)
+        Trainer(load_recipe("soft-attention-small"), start=start, **options)
     alone = load_recipe("m3-small", [*SMALL, "self_critical.samples=1"])
     with pytest.raises(UsageError, match=r"self_critical.samples = 1: .*; draw at least 2"):
-        SelfCriticalTrainer(alone, start=start, **options)
+        Trainer(alone, start=start, **options)
     cold = load_recipe("m3-small", [*SMALL, "self_critical.temperature=0"])
     with pytest.raises(UsageError, match=r"self_critical.temperature = 0.0: .*; give one above 0"):
-        SelfCriticalTrainer(cold, start=start, **options)
+        Trainer(cold, start=start, **options)
     paragraphs = tmp_path / "p"
     paragraphs.mkdir()
     told = trainer(paragraphs, "mart", "training.epochs=1")
     told.run()
     with pytest.raises(UsageError, match="mart writes paragraphs, and only single captions are fine-tuned"):
-        SelfCriticalTrainer(load_recipe("mart-small"), start=load_checkpoint(told.folder), **options)
+        Trainer(load_recipe("mart-small"), start=load_checkpoint(told.folder), **options)
     other: Checkpoint = replace(start, header=replace(start.header, sampling="uniform:3"))
     options["store"] = data(tmp_path)[1]
     options["store"].header = replace(options["store"].header, sampling="uniform:9")
     with pytest.raises(FeatureMismatchError, match="sampling: trained on uniform:3, got uniform:9"):
-        SelfCriticalTrainer(load_recipe("m3-small", SMALL), start=other, **options)
+        Trainer(load_recipe("m3-small", SMALL), start=other, **options)
 
 
 def test_several_captions_of_a_video_are_scored_as_one_by_one() -> None:

@@ -19,7 +19,6 @@ from capvid.features.feature_store import FeatureStore
 from capvid.text.vocabulary import PAD
 from capvid.training.hyperparameter_search import Search
 from capvid.training.recipe import load_recipe
-from capvid.training.self_critical import SelfCriticalTrainer
 from capvid.training.trainer import Trainer
 
 
@@ -149,7 +148,7 @@ def test_self_critical_training_counts_views_as_their_video(tmp_path: Path) -> N
     trainer(tmp_path, "m3", "training.epochs=1").run()
     videos, store = with_views(tmp_path)
     settings = ["self_critical.samples=2", "self_critical.contrast=1.5", "self_critical.batch_size=23"]
-    found = SelfCriticalTrainer(
+    found = Trainer(
         load_recipe("m3-small", [*SMALL, *settings]),
         start=load_checkpoint(tmp_path / "run"),
         videos=videos,
@@ -169,21 +168,21 @@ def test_self_critical_training_counts_views_as_their_video(tmp_path: Path) -> N
     ids = ["train0", "train0", "train1", "train0", "train5", "train9"]
     told = {video.id: video.captions[0] for video in videos if video.split == "train"}
     samples = [[_said(found, told[name]), _said(found, told["train5"])] for name in ids]
-    rewards = found._rewards(ids, samples)
+    rewards = found.objective.rewards(ids, samples)
     for place, name in enumerate(ids):
         others = [ids[(place + shift) % 6] for shift in (1, 2, 3, 4)]
         for number, text in enumerate((told[name], told["train5"])):
-            scores = found.scorer.score(dict.fromkeys(told, text))[1]
+            scores = found.objective.scorer.score(dict.fromkeys(told, text))[1]
             foreign = [scores[other] for other in others if other != name]
             expected = scores[name] - 1.5 * sum(foreign) / len(foreign)
             assert rewards[place, number].item() == pytest.approx(expected)
-    same = found._rewards(["train0"] * 3, samples[:3])
+    same = found.objective.rewards(["train0"] * 3, samples[:3])
     assert same[0, 0].item() == pytest.approx(
-        found.scorer.score(dict.fromkeys(told, told["train0"]))[1]["train0"]
+        found.objective.scorer.score(dict.fromkeys(told, told["train0"]))[1]["train0"]
     )
 
 
-def _said(found: SelfCriticalTrainer, text: str) -> Any:
+def _said(found: Trainer, text: str) -> Any:
     from capvid.decoding.decoding_options import Hypothesis
 
     return Hypothesis(found.vocabulary.encode(text.split()), [], 0.0)
