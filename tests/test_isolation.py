@@ -31,7 +31,7 @@ from capvid.features import feature_file as file
 from capvid.features import prefetch as ahead
 from capvid.output import manifest, report, writers
 from capvid.output import shards as rows
-from capvid.output.shard_formats import JsonLines
+from capvid.output.shards import JsonLines
 from capvid.pipeline import CaptionGenerator, CaptionPipeline
 from capvid.utils.files import MANIFEST
 from capvid.video.segmentation import EqualSegments

@@ -1,22 +1,38 @@
-"""Options of the commands, made from the fields of options dataclasses."""
+"""Options of the commands: from dataclasses, the environment and a TOML file, and their completion.
+
+``CAPVID_CAPTION_BEAM=3`` stands for ``capvid caption --beam 3``, and so for every option of every command.
+The file named by ``--config`` or ``CAPVID_CONFIG`` has a table for each command::
+
+    [caption]
+    beam = 3
+    output-dir = "captions"
+
+    [data.check]
+    skip-bad = true
+
+The table ``[limits]`` sets the limits of :mod:`capvid.utils.limits`. The command line has precedence over the
+environment, which has precedence over the file.
+"""
 
 from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, dataclass, fields
 from enum import Enum
 from functools import wraps
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
-from capvid.cli import _completion as completion
-from capvid.utils.options import RuntimeOptions, option
+from capvid.errors import UsageError
+from capvid.utils.escaping import terminal
+from capvid.utils.limits import limits, set_limits
+from capvid.utils.options import RuntimeOptions as RuntimeOptions
+from capvid.utils.options import option
 from capvid.video import READER_NAMES
-
-__all__ = ["InputOptions", "RuntimeOptions", "ShardingOptions", "option_group", "refuse_nan"]
 
 MAX_BATCH = 4096
 MAX_FRAMES = 100_000  # as in capvid.video.frame_sampling, which is slow to import
@@ -27,8 +43,58 @@ if TYPE_CHECKING:
     Reader: Any = Enum
 else:
     Reader = Enum("Reader", [(name, name) for name in READER_NAMES], type=str)
-COMPLETIONS = {"device": completion.devices}  # by name of the field
 NO_INPUT = typer.Argument(metavar="INPUT", show_default=False)
+
+# Completion: nothing here may take long, or import torch.
+
+Candidates = list[tuple[str, str]]  # values and their descriptions
+
+
+def _candidates(incomplete: str, described: Iterable[tuple[str, str]]) -> Candidates:
+    """Return the values that begin with ``incomplete``, escaped, with their descriptions."""
+    return [(terminal(value), terminal(text)) for value, text in described if value.startswith(incomplete)]
+
+
+def complete_captioner(incomplete: str) -> Candidates:
+    """Return trained captioners; the shell completes a path if none matches."""
+    from capvid.backbones.catalog import captioners
+
+    return _candidates(incomplete, ((n, e.description) for n, e in captioners().items() if e.source))
+
+
+def complete_backbone(incomplete: str) -> Candidates:
+    """Return backbones."""
+    from capvid.backbones.catalog import backbones
+
+    return _candidates(incomplete, ((name, entry.description) for name, entry in backbones().items()))
+
+
+def complete_model(incomplete: str) -> Candidates:
+    """Return captioners, trained or not, and backbones."""
+    from capvid.backbones.catalog import captioners
+
+    described = ((name, entry.description) for name, entry in captioners().items())
+    return _candidates(incomplete, described) + complete_backbone(incomplete)
+
+
+def complete_recipe(incomplete: str) -> Candidates:
+    """Return the recipes that come with capvid."""
+    from capvid.training.recipe import all_recipes
+
+    return _candidates(incomplete, ((name, recipe["description"]) for name, recipe in all_recipes().items()))
+
+
+def complete_device(incomplete: str) -> Candidates:
+    """Return devices, whether this machine has them or not."""
+    return _candidates(incomplete, ((name, "") for name in ("auto", "cpu", "cuda", "mps")))
+
+
+def complete_precision(incomplete: str) -> Candidates:
+    """Return the number formats that backbones compute in."""
+    return _candidates(incomplete, ((name, "") for name in ("auto", "fp32", "fp16", "bf16")))
+
+
+# Options from dataclasses
 
 
 def refuse_nan(value: float | None) -> float | None:
@@ -105,27 +171,37 @@ def option_group(
         trained: fields whose default is what the captioner was trained with. If there are any, the
             command gets a dictionary of the options that have a value.
     """
-    names = names or {}
     hints = get_type_hints(group, include_extras=True)
     parameters, field_of = [], {}
     for each in fields(group):
-        name = names.get(each.name, each.name)
+        name = (names or {}).get(each.name, each.name)
         if not name:
             continue
         field_of[name] = each.name
         default = None if each.name in trained else each.default
         assert default is not MISSING
         hint: Any = hints[each.name]
-        if "choices" in each.metadata:  # typer takes choices from an Enum
+        metadata = each.metadata
+        if "choices" in metadata:  # typer takes choices from an Enum
             make_enum: Any = Enum
-            hint = make_enum(name, [(value, value) for value in each.metadata["choices"]], type=str)
-        if each.metadata:
-            hint = Annotated[
-                hint | None if each.name in trained else hint, _typer_option(name, each, trained)
-            ]
-        parameters.append(
-            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hint)
-        )
+            hint = make_enum(name, [(value, value) for value in metadata["choices"]], type=str)
+        if metadata:
+            is_number = {"int", "float"} & set(str(each.type).split(" | "))
+            shown = metadata.get("shown", each.default is not None)
+            make_option: Any = typer.Option
+            typer_option = make_option(
+                *metadata.get("flags", (f"--{name.replace('_', '-')}",)),
+                help=metadata["help"],
+                metavar=metadata.get("metavar"),
+                show_default="as in training" if each.name in trained else shown,
+                autocompletion=complete_device if each.name == "device" else None,
+                min=metadata["least"] if is_number else None,
+                max=metadata["most"] if is_number else None,
+                callback=refuse_nan if "float" in is_number else None,
+            )
+            hint = Annotated[hint | None if each.name in trained else hint, typer_option]
+        kind = inspect.Parameter.KEYWORD_ONLY
+        parameters.append(inspect.Parameter(name, kind, default=default, annotation=hint))
 
     def decorator(command: Callable[..., None]) -> Callable[..., None]:
         @wraps(command)
@@ -146,20 +222,96 @@ def option_group(
     return decorator
 
 
-def _typer_option(name: str, field: Any, trained: tuple[str, ...]) -> Any:
-    """Return the typer option of a dataclass field by its metadata."""
-    metadata = field.metadata
-    flag = f"--{name.replace('_', '-')}"
-    is_number = {"int", "float"} & set(str(field.type).split(" | "))
-    shown = "as in training" if field.name in trained else metadata.get("shown", field.default is not None)
-    make_option: Any = typer.Option
-    return make_option(
-        *metadata.get("flags", (flag,)),
-        help=metadata["help"],
-        metavar=metadata.get("metavar"),
-        show_default=shown,
-        autocompletion=COMPLETIONS.get(field.name),
-        min=metadata["least"] if is_number else None,
-        max=metadata["most"] if is_number else None,
-        callback=refuse_nan if "float" in is_number else None,
-    )
+# Values from the environment and a file
+
+
+def config_first(arguments: list[str]) -> list[str]:
+    """Return the arguments with ``--config FILE``, wherever it is before ``--``, moved to the front."""
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    for index, argument in enumerate(arguments[:end]):
+        length = 2 if argument == "--config" else int(argument.startswith("--config="))
+        if length and index + length <= end:
+            config = arguments[index : index + length]
+            return config + arguments[:index] + arguments[index + length :]
+    return arguments
+
+
+def _options(command: Any) -> dict[str, Any]:
+    """Return the parameters of a command by the names of their options, without dashes."""
+    options = {}
+    for parameter in command.params:
+        flags = [flag for flag in parameter.opts if flag.startswith("--")]
+        if parameter.param_type_name == "option" and flags:
+            options[flags[0].lstrip("-").replace("-", "_")] = parameter
+    return options
+
+
+def name_variables(command: Any, name: str, prefix: str = "CAPVID") -> None:
+    """Give every option of a command, and of its subcommands, its environment variable."""
+    prefix = f"{prefix}_{name.replace('-', '_').upper()}"
+    for option_name, parameter in _options(command).items():
+        parameter.envvar = f"{prefix}_{option_name.upper()}"
+        parameter.show_envvar = False  # that would double the length of --help
+    for subcommand, below in getattr(command, "commands", {}).items():
+        name_variables(below, subcommand, prefix)
+
+
+def read_config(path: Path, command: Any) -> dict[str, Any]:
+    """Read defaults of options, as click takes them, and put the table ``limits`` in force.
+
+    Args:
+        path: a TOML file.
+        command: click's or typer's group of all commands.
+
+    Raises:
+        UsageError: the file cannot be read, or has an unknown command or option.
+    """
+    from capvid.utils.files import read_regular
+    from capvid.utils.validation import parse_toml
+
+    try:
+        values = parse_toml(read_regular(path, max_bytes=limits().text_bytes).decode("utf-8"))
+    except OSError as error:
+        raise UsageError(f"{path}: the configuration cannot be read ({error.strerror})") from error
+    except ValueError as error:
+        raise UsageError(f"{path}: not valid TOML ({error})") from error
+    table = values.pop("limits", {})
+    if not isinstance(table, Mapping):
+        raise UsageError(f"{path}: limits = {table!r}: expected a table")
+    try:
+        set_limits(table)
+    except UsageError as error:
+        raise UsageError(f"{path}: {error.message}", remedy=error.remedy) from error
+    return _defaults(path, "", values, command)
+
+
+def _defaults(path: Path, within: str, values: Mapping[str, Any], command: Any) -> dict[str, Any]:
+    """Return the values for one command and its subcommands, by the names of their parameters."""
+    from capvid.utils.registry import did_you_mean
+
+    below = getattr(command, "commands", {})
+    options = _options(command) if within else {}
+    defaults: dict[str, Any] = {}
+    for key, value in values.items():
+        full = f"{within}.{key}" if within else key
+        parameter = options.get(key.lstrip("-").replace("-", "_"))
+        if key in below and isinstance(value, Mapping):
+            defaults[key] = _defaults(path, full, value, below[key])
+            continue
+        if parameter is None or isinstance(value, Mapping):
+            known = [*below, *([] if within else ["limits"]), *(name.replace("_", "-") for name in options)]
+            remedy = did_you_mean(key, known) or f"known are {', '.join(known)}"
+            raise UsageError(f"{path}: {full}: no such option", remedy=remedy)
+        items, expected = value if isinstance(value, list) else [value], ""
+        if any(isinstance(item, list | dict) for item in items):
+            expected = "a value or a list of values"
+        elif isinstance(value, list) and not parameter.multiple:
+            expected = "one value"
+        elif not parameter.multiple and parameter.is_flag is not isinstance(value, bool):
+            expected = "true or false" if parameter.is_flag else "a value"
+        if expected:
+            raise UsageError(f"{path}: {full} = {value!r}: expected {expected}")
+        # As text: inf is text to click, not a number that overflows.
+        single = value if parameter.is_flag else str(value)
+        defaults[str(parameter.name)] = [str(item) for item in items] if parameter.multiple else single
+    return defaults

@@ -1,4 +1,4 @@
-"""Standard streams and text in columns."""
+"""Standard streams, and text in columns."""
 
 from __future__ import annotations
 
@@ -12,14 +12,33 @@ from contextvars import ContextVar
 
 from capvid.utils.escaping import terminal
 
+debugging = ContextVar("debugging", default=False)  # whether tracebacks are wanted
 
-def prepare() -> None:
-    """Make the streams such that anything can be written, and that no file takes the place of a closed one.
+_GAP = 2
+_MIN_TEXT_WIDTH = 24  # of a column of running text
 
-    A path that is no valid text is written with backslashes. What does not go to a terminal is UTF-8, as
-    files are, unless ``PYTHONIOENCODING`` says otherwise.
+
+def prepare_streams() -> None:
+    """Open closed streams and set encodings such that any text can be written.
+
+    Paths that are not valid text are written with backslashes. Output that does not go to a terminal is
+    UTF-8, as files are, unless ``PYTHONIOENCODING`` says otherwise.
     """
-    _open_closed()
+    with suppress(OSError):
+        for number, name in enumerate(("stdin", "stdout", "stderr")):
+            if getattr(sys, name) is not None:
+                continue
+            try:
+                os.fstat(number)
+            except OSError:  # no file may get this number; writing to stdout stays an error
+                null = os.open(os.devnull, os.O_WRONLY if name == "stderr" else os.O_RDONLY)
+                if null == number:
+                    os.set_inheritable(null, True)  # nor may it be closed in processes that we start
+                else:
+                    os.dup2(null, number)
+                    os.close(null)
+            mode = "r" if name == "stdin" else "w"
+            setattr(sys, name, os.fdopen(number, mode, encoding="utf-8", closefd=False))
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             data = stream is sys.stdout and not stream.isatty() and "PYTHONIOENCODING" not in os.environ
@@ -27,46 +46,8 @@ def prepare() -> None:
             stream.reconfigure(encoding=encoding, errors="backslashreplace")
 
 
-def _open_closed() -> None:
-    """Open streams that were closed: stderr takes what nobody reads, writing to stdout stays an error."""
-    with suppress(OSError):
-        for number, (name, flags) in enumerate(
-            [("stdin", os.O_RDONLY), ("stdout", os.O_RDONLY), ("stderr", os.O_WRONLY)]
-        ):
-            if getattr(sys, name) is None:
-                _fill(number, flags)
-                mode = "r" if name == "stdin" else "w"
-                setattr(sys, name, os.fdopen(number, mode, encoding="utf-8", closefd=False))
-
-
-def _fill(number: int, flags: int) -> None:
-    try:
-        os.fstat(number)
-    except OSError:
-        null = os.open(os.devnull, flags)
-        if null == number:
-            os.set_inheritable(null, True)  # nor may it be closed in processes that we start
-        else:
-            os.dup2(null, number)
-            os.close(null)
-
-
-def print_line(text: str | os.PathLike[str] = "", *, err: bool = False) -> None:
-    """Print one line on stdout or stderr, with control characters escaped."""
-    print(terminal(text), file=sys.stderr if err else sys.stdout, flush=True)
-
-
-def stdout_error() -> OSError | None:
-    """Say what is wrong with stdout, if what was written cannot get there."""
-    try:
-        sys.stdout.flush()
-    except OSError as error:
-        return error
-    return None
-
-
-def silence() -> None:
-    """Let the interpreter's last flush of a stream that is broken go nowhere instead of raising."""
+def silence_streams() -> None:
+    """Redirect broken streams to the null device, so that the interpreter's last flush does not raise."""
     for stream, number in ((sys.stdout, 1), (sys.stderr, 2)):
         if stream.closed:
             continue
@@ -78,58 +59,50 @@ def silence() -> None:
             os.close(null)
 
 
-_GAP = 2
-_NARROWEST = 24  # that a column of running text may become
+def print_line(text: str | os.PathLike[str] = "", *, err: bool = False) -> None:
+    """Print one line on stdout or stderr, with control characters escaped."""
+    print(terminal(text), file=sys.stderr if err else sys.stdout, flush=True)
 
 
 def terminal_width() -> int | None:
-    """Columns of the terminal that stdout is; None where it is none."""
+    """Return the width in columns of the terminal on stdout; None if stdout is not a terminal."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
 def column_lines(head: Sequence[str], rows: Iterable[Sequence[str]], width: int | None) -> list[str]:
-    """Set out rows under their heads.
+    """Format rows as a table below a line of headings.
 
-    The last column is wrapped where it has to be. Where that leaves too little room for it, each row becomes
-    a paragraph: its first cell on a line, and the others below it, each after its head.
+    The last column is wrapped to the width. If that leaves too little room for it, each row becomes a
+    paragraph instead: its first cell on a line, the other cells below, each after its heading.
 
     Args:
-        head: of each column.
-        rows: as many cells each.
+        head: heading of each column.
+        rows: one cell per column each.
         width: columns of the terminal; None puts each row on one line, however long it is.
     """
     table = [[terminal(cell) for cell in row] for row in (head, *rows)]
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    before = sum(widths[:-1]) + _GAP * (len(widths) - 1)
-    room = widths[-1] if width is None else min(width - before, widths[-1])
-    if room < min(_NARROWEST, widths[-1]):
-        return _paragraphs(head, table[1:], width or 0)
+    start = sum(widths[:-1]) + _GAP * (len(widths) - 1)  # of the last column
+    room = widths[-1] if width is None else min(width - start, widths[-1])
     lines = []
+    if width is not None and room < min(_MIN_TEXT_WIDTH, widths[-1]):
+        indent = "" if width < 2 * _MIN_TEXT_WIDTH else "  "
+        for row in table[1:]:
+            lines.append(row[0])
+            for name, cell in zip(head[1:], row[1:], strict=True):
+                lines += [f"  {part}" for part in wrap(f"{name}: {cell}", width - 2, indent=indent)]
+        return lines
     for row in table:
-        start = "".join(f"{cell:<{size + _GAP}}" for cell, size in zip(row[:-1], widths[:-1], strict=True))
-        for part in wrapped(row[-1], room):
-            lines.append((start + part).rstrip())
-            start = " " * before
+        left = "".join(f"{cell:<{size + _GAP}}" for cell, size in zip(row[:-1], widths[:-1], strict=True))
+        for part in wrap(row[-1], room):
+            lines.append((left + part).rstrip())
+            left = " " * start
     return lines
 
 
-def _paragraphs(head: Sequence[str], rows: Iterable[Sequence[str]], width: int) -> list[str]:
-    lines = []
-    for row in rows:
-        lines.append(row[0])
-        for name, cell in zip(head[1:], row[1:], strict=True):
-            indent = "  " if width < 2 * _NARROWEST else "    "
-            text = f"{name}: {cell}"
-            lines += [f"  {part}" for part in wrapped(text, width - 2, indent=indent[2:])]
-    return lines
-
-
-def wrapped(text: str, width: int, *, indent: str = "") -> list[str]:
-    """Give lines of text of at most ``width``; a word that is too long for one stays whole."""
+def wrap(text: str, width: int, *, indent: str = "") -> list[str]:
+    """Return lines of text of at most ``width`` columns; longer words are not broken."""
     lines = textwrap.wrap(
         text, max(width, 8), break_long_words=False, break_on_hyphens=False, subsequent_indent=indent
     )
     return lines or [""]
-
-
-debugging = ContextVar("debugging", default=False)  # whether tracebacks are wanted

@@ -9,18 +9,18 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from enum import Enum
 from importlib import import_module
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.completion import completion_init
 from typer.core import TyperGroup
 
-from capvid.cli import _completion as completion
-from capvid.cli._config import config_first, name_variables, read_config
-from capvid.cli._terminal import debugging
+from capvid.cli._options import config_first, name_variables, read_config
+from capvid.cli._terminal import debugging, prepare_streams, print_line, silence_streams
 from capvid.utils.escaping import terminal
 from capvid.utils.limits import limits
 
@@ -44,39 +44,37 @@ def main(args: Sequence[str] | None = None) -> int:
         0 all done, 1 nothing could be done, 2 usage, 3 some inputs failed, 130 interrupted, 141 nobody reads
         stdout any more.
     """
-    from capvid.cli import _terminal as streams
     from capvid.utils.device import keep_freed_memory
 
     keep_freed_memory()
     arguments = list(sys.argv[1:] if args is None else args)
-    arguments, debug = _take_debug(arguments)
-    streams.prepare()
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    before = [argument for argument in arguments[:end] if argument != "--debug"]
+    debug = len(before) < end or os.environ.get("CAPVID_DEBUG", "") not in {"", "0"}
+    prepare_streams()
     token = debugging.set(debug)
     try:
         with _interrupts():
-            code = _run(arguments, debug=debug)
+            code = _run(before + arguments[end:])
     finally:
         debugging.reset(token)
-        streams.silence()
+        silence_streams()
     if code == INTERRUPTED and args is None:
-        threading.Thread(target=_end_at_last, daemon=True).start()
+
+        def end_process() -> None:
+            time.sleep(GRACE)
+            os._exit(INTERRUPTED)
+
+        # Python waits for other threads, and one may wait for a lock that the main thread held.
+        threading.Thread(target=end_process, daemon=True).start()
     return code
-
-
-def _end_at_last() -> None:
-    """End an interrupted process whose other threads do not.
-
-    Python waits for them, and the interrupt may have come where the main thread held a lock that they need.
-    """
-    time.sleep(GRACE)
-    os._exit(INTERRUPTED)
 
 
 @contextmanager
 def _interrupts() -> Iterator[None]:
     """Let a second Ctrl-C end the process at once, also while it cleans up after the first."""
-    ours = threading.current_thread() is threading.main_thread()
-    if not ours or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         yield
         return
 
@@ -92,22 +90,20 @@ def _interrupts() -> Iterator[None]:
             signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def _take_debug(arguments: list[str]) -> tuple[list[str], bool]:
-    """Give the arguments without ``--debug``, and whether tracebacks are wanted."""
-    end = arguments.index("--") if "--" in arguments else len(arguments)
-    kept = [argument for argument in arguments[:end] if argument != "--debug"]
-    wanted = len(kept) < end or os.environ.get("CAPVID_DEBUG", "") not in {"", "0"}
-    return kept + arguments[end:], wanted
-
-
-def _run(arguments: list[str], *, debug: bool) -> int:
-    """Run the command, turning what it raises into a line on stderr and an exit code."""
+def _run(arguments: list[str]) -> int:
+    """Run the command, turning exceptions into a line on stderr and an exit code."""
     from capvid.errors import CapvidError
 
     try:
-        _check_working_directory()
+        try:
+            os.getcwd()  # noqa: PTH109
+        except OSError as error:  # deleted: no relative path would mean anything
+            raise CapvidError(
+                f"the working directory cannot be used ({error.strerror})", remedy="change to another one"
+            ) from error
         run(arguments)
         sys.stdout.flush()
+        return 0
     except SystemExit as stop:
         if isinstance(stop.__context__, BrokenPipeError):  # typer and rich take that for a failure
             return BROKEN_PIPE
@@ -116,50 +112,35 @@ def _run(arguments: list[str], *, debug: bool) -> int:
         return INTERRUPTED
     except BrokenPipeError:
         return BROKEN_PIPE
-    except CapvidError as error:
-        _explain(f"error: {error}", debug=debug)
-        return error.exit_code
-    except OSError as error:
-        _explain(f"error: {_place(error)}{error.strerror or error}", debug=debug)
-        return 1
     except Exception as error:
-        text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-        _explain(f"internal error: {' '.join(text.split())}; run with --debug for the traceback", debug=debug)
-        return 1
-    return 0
+        return _report(error)
 
 
-def _check_working_directory() -> None:
-    """Raise CapvidError if the working directory was deleted: no relative path would mean anything."""
+def _report(error: Exception) -> int:
+    """Print an error on stderr, after its traceback when debugging, and return its exit code."""
     from capvid.errors import CapvidError
 
-    try:
-        os.getcwd()  # noqa: PTH109
-    except OSError as error:
-        raise CapvidError(
-            f"the working directory cannot be used ({error.strerror})", remedy="change to another one"
-        ) from error
-
-
-def _place(error: OSError) -> str:
-    """Where the error is, for before the message."""
-    from capvid.cli._terminal import stdout_error
-
-    if error.filename:
-        return f"{error.filename}: "
-    return "stdout: " if stdout_error() else ""
-
-
-def _explain(line: str, *, debug: bool) -> None:
-    """Print the line on stderr, after the traceback when debugging."""
-    from capvid.utils.escaping import terminal
-
+    code = 1
+    if isinstance(error, CapvidError):
+        line, code = f"error: {error}", error.exit_code
+    elif isinstance(error, OSError):
+        where = error.filename
+        if not where:
+            try:
+                sys.stdout.flush()
+            except OSError:  # so the error is that of stdout
+                where = "stdout"
+        line = f"error: {f'{where}: ' if where else ''}{error.strerror or error}"
+    else:
+        text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        line = f"internal error: {' '.join(text.split())}; run with --debug for the traceback"
     with suppress(OSError):
-        if debug:
+        if debugging.get():
             import traceback
 
-            traceback.print_exc()
-        print(terminal(line), file=sys.stderr)
+            traceback.print_exception(error)
+        print_line(line, err=True)
+    return code
 
 
 class _LazyCommands(Mapping[str, Any]):
@@ -219,30 +200,45 @@ app = typer.Typer(
 )
 
 
-def _show_version(wanted: bool) -> None:
-    """Print the version and stop."""
-    if wanted:
+SHELLS = ("bash", "zsh", "fish", "powershell", "pwsh")
+if TYPE_CHECKING:
+    Shell = Enum
+else:
+    Shell = Enum("Shell", [(name, name) for name in SHELLS], type=str)
+
+
+def _act(context: typer.Context, parameter: typer.CallbackParam, value: Any) -> None:
+    """Act on an option that precedes the command; all but ``--config`` exit."""
+    if not value:
+        return
+    if parameter.name == "config":
+        context.default_map = read_config(value, context.command)
+        return
+    if parameter.name == "version":
         from capvid.version import __version__
 
         typer.echo(f"capvid {__version__}")
-        raise typer.Exit
+    else:
+        from typer import completion
 
-
-def _take_config(context: typer.Context, path: Path | None) -> None:
-    """Let the commands take their defaults from the file."""
-    if path is not None:
-        context.default_map = read_config(path, context.command)
+        names = {"prog_name": "capvid", "complete_var": "_CAPVID_COMPLETE"}
+        if parameter.name == "show_completion":
+            typer.echo(completion.get_completion_script(shell=value.value, **names))
+        else:
+            _, path = completion.install(shell=value.value, **names)
+            print_line(f"written to {path}; it works in shells that are opened from now on", err=True)
+    raise typer.Exit
 
 
 @app.callback()
 def options(
     version: Annotated[
-        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version.")
+        bool, typer.Option("--version", callback=_act, is_eager=True, help="Show the version.")
     ] = False,
     config: Annotated[
         Path | None,
         typer.Option(
-            callback=_take_config,
+            callback=_act,
             is_eager=True,
             envvar="CAPVID_CONFIG",
             show_envvar=False,
@@ -252,18 +248,18 @@ def options(
         ),
     ] = None,
     show_completion: Annotated[
-        completion.Shell | None,
+        Shell | None,
         typer.Option(
-            callback=completion.show,
+            callback=_act,
             is_eager=True,
             show_default=False,
             help="Print a shell's script for completing names with Tab, and exit.",
         ),
     ] = None,
     install_completion: Annotated[
-        completion.Shell | None,
+        Shell | None,
         typer.Option(
-            callback=completion.install,
+            callback=_act,
             is_eager=True,
             show_default=False,
             help="Put that script where the shell reads it when it starts, and exit.",

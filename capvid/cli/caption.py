@@ -3,43 +3,49 @@
 from __future__ import annotations
 
 import io
+import os
+import shutil
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import closing, suppress
-from copy import copy
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from capvid.cli import _completion as completion
-from capvid.cli._inputs import read_inputs
-from capvid.cli._options import MAX_BATCH, InputOptions, RuntimeOptions, ShardingOptions, option_group
-from capvid.cli._progress import (
-    GOES_ON,
+from capvid.cli._batch import (
+    RESUMABLE,
     Batch,
     check_writable_file,
     check_writable_folder,
     output_file,
+    read_inputs,
+    run_sharded,
+    wants_shards,
 )
-from capvid.cli._sharded import run_sharded, wants_shards
-from capvid.cli._views import Views, check_report
+from capvid.cli._options import (
+    MAX_BATCH,
+    InputOptions,
+    RuntimeOptions,
+    ShardingOptions,
+    complete_captioner,
+    option_group,
+)
 from capvid.decoding.decoding_options import DecodingOptions
-from capvid.errors import UsageError, input_error
+from capvid.errors import CapvidError, RunError, UsageError, input_error
 from capvid.output.writers import FORMATS
 
 if TYPE_CHECKING:
-    from capvid.output.manifest import Manifest
+    from capvid.output.report import Report
     from capvid.output.results import CaptionResult
     from capvid.output.writers import Writer
     from capvid.pipeline import CaptionPipeline
     from capvid.utils.storage import VideoPath
     from capvid.video.input_set import VideoInput
 
-
 _T = TypeVar("_T")
-
 
 if TYPE_CHECKING:
     Format = Enum
@@ -62,7 +68,7 @@ def caption(
         str | None,
         typer.Option(
             show_default="the bundled one",
-            autocompletion=completion.captioners,
+            autocompletion=complete_captioner,
             help="Name of a trained captioner (see capvid models), the folder of one, or "
             "OWNER/NAME[@REVISION] on the Hugging Face Hub, pinned to the commit of its first download.",
         ),
@@ -146,7 +152,7 @@ def caption(
     if output:
         check_writable_file(output)
     if report:
-        check_report(report, output)
+        _check_report(report, output)
 
     def load_pipeline(device: str) -> CaptionPipeline:
         from capvid.pipeline import load
@@ -181,9 +187,8 @@ def caption(
             form.value if form else "jsonl",
             (runtime, sharding),
         )
-        batch.finish()
         return
-    videos = input_set.find(batch)
+    videos = list(input_set.videos(batch))
     if not videos:
         batch.finish()
     from capvid.utils.storage import Storage
@@ -199,63 +204,169 @@ def caption(
     if folder:
         check_writable_folder(folder)
     records = attention and writer.records_attention
-    with Views(pipeline, report=report, charts=attention and not records, named=batch.many) as views:
-        run = _Run(pipeline, batch, views, fail_fast=inputs.fail_fast)
-        settings: dict[str, Any] = {"settings": pipeline.settings, "attention": records}
+    settings: dict[str, Any] = {"settings": pipeline.settings, "attention": records}
+    run = _Run(pipeline, batch, inputs.fail_fast, charts=attention and not records, report=report)
+    with ExitStack() as stack:
+        if report:
+            from capvid.output.report import Report
+
+            page = Report(report, model=pipeline.model, settings=pipeline.settings)
+            run.page = stack.enter_context(page)
         if folder:
-            _caption_into_folder(run, videos, folder, writer, settings, overwrite=inputs.overwrite)
-        elif output:
-            _caption_into_file(run, videos, output, writer, settings)
-        else:
-            with writer(stream=sys.stdout, many=batch.many, **settings) as out:
-                run.caption(videos, _Stream(out), data_on_stdout=True)
+            run.caption_into_folder(videos, folder, writer, settings, overwrite=inputs.overwrite)
+            batch.finish()
+            return
+        if output:
+            batch.interrupted = f"; {output} was not written"
+        stream = io.StringIO() if output else sys.stdout
+        with writer(stream=stream, many=batch.many, **settings) as out:
+            run.caption(videos, out.render, out.append, data_on_stdout=output is None)
+        if output and isinstance(stream, io.StringIO) and (batch.done or writer.records_errors):
+            from capvid.utils.files import atomic_write_text
+
+            atomic_write_text(output.resolve(), stream.getvalue())  # a link stays one
     batch.finish()
 
 
-class _Run:
-    """Captions videos one after the other; each result is shown, written and counted."""
+def _check_report(path: Path, output: Path | None) -> None:
+    """Check that the page can be written, before any work is done.
 
-    def __init__(self, pipeline: CaptionPipeline, batch: Batch, views: Views, *, fail_fast: bool) -> None:
-        self.pipeline = pipeline
-        self.batch = batch
-        self.views = views
-        self.fail_fast = fail_fast
+    Raises:
+        UsageError: it cannot, or its name may be that of something else.
+    """
+    if path.suffix.lower() not in (".html", ".htm"):  # a video, say, would be replaced
+        raise UsageError(f"{path}: not the name of a page", remedy="give --report a name that ends in .html")
+    if output is not None and output.resolve() == path.resolve():
+        raise UsageError(f"{path}: the captions go there", remedy="give -o and --report two names")
+    check_writable_file(path)
+
+
+@dataclass
+class _Run:
+    """Captions videos one after the other; each result is rendered, written and counted.
+
+    Attributes:
+        pipeline: the pipeline that captions.
+        batch: state of the run.
+        fail_fast: whether to stop at the first failure.
+        charts: whether to draw the attention as charts on stderr.
+        report: path of the HTML page that results are added to as well.
+    """
+
+    pipeline: CaptionPipeline
+    batch: Batch
+    fail_fast: bool
+    charts: bool
+    report: Path | None
+    page: Report | None = None
+    warned: bool = False  # that the captioner has no attention
 
     def caption(
-        self, videos: Sequence[VideoInput], target: _Stream | _Folder, *, data_on_stdout: bool = False
+        self,
+        videos: Sequence[VideoInput],
+        render: Callable[[CaptionResult], str],
+        append: Callable[[str], None],
+        *,
+        data_on_stdout: bool = False,
     ) -> None:
-        """Caption videos and write each result to the target as soon as it is there."""
-        batch, paths = self.batch, [video.path for video in videos]
-        with (
-            closing(self.pipeline.stream(paths)) as results,
-            batch.progress(len(paths), data_on_stdout=data_on_stdout),
-        ):
-            for result in results:
-                result = self._write(result, target)
-                batch.advance()
-                batch.lost(result.path, result.lost)
-                if result.error is not None:
-                    batch.failed(result.error)
-                    if self.fail_fast:
-                        return
+        """Caption videos, and render and append each result as soon as it is ready."""
+        batch = self.batch
 
-    def _write(self, result: CaptionResult, target: _Stream | _Folder) -> CaptionResult:
-        """Write a result, or an error in its place if it cannot be written; return what was written."""
-        batch, good = self.batch, result.error is None
-        batch.done += good  # before it is written: what a reader has seen is counted
-        try:
-            generic = any(segment.captions[0].generic for segment in result.segments)
-            text, lines = target.render(result), self.views.show(result)
-            batch.generic += generic
-        except Exception as cause:
-            error = input_error(result.path, cause)
-            batch.done -= good
-            result = result.failed(error) if good else result
-            text, lines = _attempt(target.render, result) or "", _attempt(self.views.show, result) or []
-        target.append(text)
-        for line in lines:
-            batch.say(line)
-        return result
+        def write(result: CaptionResult) -> CapvidError | None:
+            good = result.error is None
+            batch.done += good  # before it is written: what a reader has seen is counted
+            try:
+                text = render(result)
+                text.encode("utf-8")  # otherwise one word could make the whole document unwritable
+                lines = self.show(result)
+                batch.generic += any(segment.captions[0].generic for segment in result.segments)
+            except Exception as cause:
+                error = input_error(result.path, cause)
+                batch.done -= good
+                result = result.failed(error) if good else result
+                text, lines = _attempt(render, result) or "", _attempt(self.show, result) or []
+            append(text)
+            for line in lines:
+                batch.say(line)
+            return result.error
+
+        results = self.pipeline.stream([video.path for video in videos])
+        batch.run(results, write, total=len(videos), fail_fast=self.fail_fast, data_on_stdout=data_on_stdout)
+
+    def show(self, result: CaptionResult) -> list[str]:
+        """Add a result to the page, and return its charts as lines for stderr.
+
+        Raises:
+            RunError: the page cannot be written, which concerns every input.
+        """
+        lines: list[str] = []
+        if self.charts:
+            from capvid.output.attention_chart import attention_lines, levels_for
+
+            try:
+                width = os.get_terminal_size(sys.stderr.fileno()).columns
+            except (OSError, ValueError):  # no terminal, or a stream that is no file
+                width = shutil.get_terminal_size().columns
+            levels = levels_for(sys.stderr.encoding)
+            lines = attention_lines(result, width=width, levels=levels, named=self.batch.many)
+            if result.error is None and not lines and not self.warned:
+                self.warned = True
+                lines = [f"note: {result.model} has no attention over frames to show"]
+        if self.page is not None:
+            try:
+                self.page.add(result)
+            except OSError as error:
+                if error.errno is None:  # not by the system: an image that Pillow does not know
+                    raise
+                raise RunError(f"{self.report}: {error.strerror}") from error
+        return lines
+
+    def caption_into_folder(
+        self,
+        videos: Sequence[VideoInput],
+        folder: Path,
+        writer: type[Writer],
+        settings: dict[str, Any],
+        *,
+        overwrite: bool,
+    ) -> None:
+        """Write each result to its own file; skip finished videos, unless the page needs them again."""
+        from capvid.output.manifest import Manifest
+        from capvid.utils.files import MANIFEST, atomic_write_text, remove_leftovers
+
+        batch, pipeline = self.batch, self.pipeline
+        batch.interrupted = RESUMABLE
+        names = {video.path: f"{video.key}.{writer.extension}" for video in videos}
+        for path, name in names.items():
+            if name == MANIFEST:
+                names[path] = f"{path.name}.{writer.extension}"
+        remove_leftovers([folder / MANIFEST, *(folder / name for name in names.values())])
+        attention = {"attention": True} if settings["attention"] else {}
+        kept: set[VideoPath] = set()
+        with Manifest(folder, model=pipeline.model, settings={**pipeline.settings, **attention}) as manifest:
+            for path, name in names.items():
+                with suppress(Exception):  # captioning it shows what is wrong with it
+                    if not overwrite and manifest.is_done(path, name):
+                        kept.add(path)
+
+            def write_file(result: CaptionResult) -> str:
+                if result.path in kept:
+                    return ""
+                name = names[result.path]
+                with output_file(result.path, folder):
+                    if result.error is None or writer.records_errors:
+                        text = io.StringIO()
+                        with writer(stream=text, many=False, **settings) as out:
+                            out.write(result)
+                        atomic_write_text(folder / name, text.getvalue())
+                    manifest.note(result, name)
+                return ""  # nothing is left to append
+
+            todo = [video for video in videos if self.page is not None or video.path not in kept]
+            batch.skipped = len(videos) - len(todo)
+            if self.page is not None and kept:
+                batch.say(f"note: {len(kept)} done already: captioned again for the page, their files stay")
+            self.caption(todo, write_file, lambda text: None)
 
 
 def _attempt(record: Callable[[CaptionResult], _T], failed: CaptionResult) -> _T | None:
@@ -265,118 +376,3 @@ def _attempt(record: Callable[[CaptionResult], _T], failed: CaptionResult) -> _T
     except Exception as cause:
         input_error(failed.path, cause)
         return None
-
-
-class _Stream:
-    """A document on a stream that takes the results of all videos."""
-
-    def __init__(self, writer: Writer) -> None:
-        self.writer = writer
-        self._draft = writer
-
-    def render(self, result: CaptionResult) -> str:
-        """Render a result completely before any of it is written."""
-        self._draft = self.writer  # until the result is rendered
-        draft, text = copy(self.writer), io.StringIO()
-        draft.stream = text
-        draft.write(result)
-        text.getvalue().encode("utf-8")  # otherwise one word could make the whole document unwritable
-        self._draft = draft
-        return text.getvalue()
-
-    def append(self, text: str) -> None:
-        """Write a rendered result."""
-        stream = self.writer.stream
-        vars(self.writer).update(vars(self._draft))
-        self.writer.stream = stream
-        stream.write(text)
-        stream.flush()
-
-
-class _Folder:
-    """A folder that takes a file for each video, with a manifest of what became of them."""
-
-    def __init__(
-        self,
-        folder: Path,
-        manifest: Manifest,
-        writer: type[Writer],
-        settings: dict[str, Any],
-        names: dict[VideoPath, str],
-    ) -> None:
-        self.folder = folder
-        self.manifest = manifest
-        self.writer = writer
-        self.settings = settings
-        self.names = names
-        self.kept: set[VideoPath] = set()  # videos that are captioned again for the page only
-
-    def render(self, result: CaptionResult) -> str:
-        """Write a result's file, and its line in the manifest."""
-        from capvid.utils.files import atomic_write_text
-
-        if result.path in self.kept:
-            return ""
-        name = self.names[result.path]
-        with output_file(result.path, self.folder):
-            if result.error is None or self.writer.records_errors:
-                text = io.StringIO()
-                with self.writer(stream=text, many=False, **self.settings) as out:
-                    out.write(result)
-                atomic_write_text(self.folder / name, text.getvalue())
-            self.manifest.note(result, name)
-        return ""
-
-    def append(self, text: str) -> None:
-        """Do nothing: the file is written already."""
-
-
-def _caption_into_file(
-    run: _Run, videos: Sequence[VideoInput], path: Path, writer: type[Writer], settings: dict[str, Any]
-) -> None:
-    """Write all results to one file, which is replaced at the end unless there is nothing to write."""
-    from capvid.utils.files import atomic_write_text
-
-    run.batch.interrupted = f"; {path} was not written"
-    text = io.StringIO()
-    with writer(stream=text, many=run.batch.many, **settings) as out:
-        run.caption(videos, _Stream(out))
-    if run.batch.done or writer.records_errors:
-        atomic_write_text(path.resolve(), text.getvalue())  # a link stays one
-
-
-def _caption_into_folder(
-    run: _Run,
-    videos: Sequence[VideoInput],
-    folder: Path,
-    writer: type[Writer],
-    settings: dict[str, Any],
-    *,
-    overwrite: bool,
-) -> None:
-    """Write each result to its own file; skip what is done, unless a page needs it again."""
-    from capvid.output.manifest import Manifest
-    from capvid.utils.files import MANIFEST, remove_leftovers
-
-    batch, pipeline = run.batch, run.pipeline
-    batch.interrupted = GOES_ON
-    names = {video.path: f"{video.key}.{writer.extension}" for video in videos}
-    for path, name in names.items():
-        if name == MANIFEST:
-            names[path] = f"{path.name}.{writer.extension}"
-    remove_leftovers([folder / MANIFEST, *(folder / name for name in names.values())])
-    attention = {"attention": True} if settings["attention"] else {}
-    with Manifest(folder, model=pipeline.model, settings={**pipeline.settings, **attention}) as manifest:
-        target = _Folder(folder, manifest, writer, settings, names)
-        for path, name in names.items():
-            with suppress(Exception):  # captioning it shows what is wrong with it
-                if not overwrite and manifest.is_done(path, name):
-                    target.kept.add(path)
-        again = run.views.has_page
-        todo = [video for video in videos if again or video.path not in target.kept]
-        batch.skipped = len(videos) - len(todo)
-        if again and target.kept:
-            batch.say(
-                f"note: {len(target.kept)} done already: captioned again for the page, their files stay"
-            )
-        run.caption(todo, target)

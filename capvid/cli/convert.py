@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from capvid.cli import _completion as completion
-from capvid.cli._progress import check_writable_file
+from capvid.cli._batch import check_writable_file
+from capvid.cli._options import complete_backbone
 from capvid.cli._terminal import print_line
 from capvid.errors import UsageError
 
@@ -23,7 +23,7 @@ def convert(
             "--as",
             show_default="the one whose tensors these are",
             help="Name of the backbone.",
-            autocompletion=completion.backbones,
+            autocompletion=complete_backbone,
         ),
     ] = None,
     output: Annotated[
@@ -46,20 +46,21 @@ def convert(
     from capvid.backbones.conversion import convert
     from capvid.backbones.weights import own_file_name
 
-    found = convert(file, backbone=backbone)
+    conversion = convert(file, backbone=backbone)
     if output is None:
-        output = file.parent / own_file_name(found.entry)
+        output = file.parent / own_file_name(conversion.entry)
         _check(output, file)
-    digest = found.save(output)
-    names = found.left_out
+    digest = conversion.save(output)
+    names = conversion.left_out
     more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
     left_out = f", left out: {', '.join(names[:_NAMED])}{more}" if names else ""
     print_line(
-        f"{output}: {len(found.tensors)} tensors of {found.entry.name}, sha256 {digest}{left_out}", err=True
+        f"{output}: {len(conversion.tensors)} tensors of {conversion.entry.name}, sha256 {digest}{left_out}",
+        err=True,
     )
-    known = None if found.entry.source.startswith("bundled:") else found.entry.sha256
+    known = None if conversion.entry.source.startswith("bundled:") else conversion.entry.sha256
     if known is not None and known != digest:
-        print_line(f"warning: {found.entry.name} takes only the file with sha256 {known}", err=True)
+        print_line(f"warning: {conversion.entry.name} takes only the file with sha256 {known}", err=True)
     print_line(output)
 
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from capvid.cli._progress import SOME_FAILED
+from capvid.cli._batch import SOME_FAILED
 from capvid.cli._terminal import print_line
 from capvid.datasets.dataset import dataset_help
 from capvid.errors import DataError

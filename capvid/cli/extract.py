@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import closing
 from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from capvid.cli import _completion as completion
-from capvid.cli._inputs import read_inputs
+from capvid.cli._batch import (
+    RESUMABLE,
+    Batch,
+    check_writable_folder,
+    output_file,
+    read_inputs,
+    run_sharded,
+    wants_shards,
+)
 from capvid.cli._options import (
     MAX_BATCH,
     MAX_FRAMES,
@@ -20,26 +26,25 @@ from capvid.cli._options import (
     InputOptions,
     RuntimeOptions,
     ShardingOptions,
+    complete_backbone,
+    complete_precision,
     option_group,
 )
-from capvid.cli._progress import GOES_ON, Batch, check_writable_folder, output_file
-from capvid.cli._sharded import run_sharded, wants_shards
-from capvid.errors import UsageError, input_error
+from capvid.errors import CapvidError, UsageError, input_error
 
 if TYPE_CHECKING:
     from capvid.backbones.backbone import Backbone
+    from capvid.features.extraction import ExtractionResult
     from capvid.features.prefetch import Variants
     from capvid.utils.storage import VideoPath
     from capvid.video.frame_sampling import Sampling
     from capvid.video.input_set import VideoInput
 
 
-class Format(str, Enum):
-    """The formats of ``--format``."""
-
-    safetensors = "safetensors"
-    webdataset = "webdataset"
-    parquet = "parquet"
+if TYPE_CHECKING:
+    Format: Any = Enum
+else:
+    Format = Enum("Format", [(name, name) for name in ("safetensors", "webdataset", "parquet")], type=str)
 
 
 @option_group("inputs", InputOptions)
@@ -52,7 +57,7 @@ def extract(
         typer.Option(
             show_default=False,
             help="Name of a backbone; repeat it for further streams.",
-            autocompletion=completion.backbones,
+            autocompletion=complete_backbone,
         ),
     ],
     output: Annotated[
@@ -108,7 +113,7 @@ def extract(
         str,
         typer.Option(
             help="auto, fp32, fp16 or bf16: auto takes fp16 where that is fast and safe.",
-            autocompletion=completion.precisions,
+            autocompletion=complete_precision,
         ),
     ] = "auto",
     batch_size: Annotated[
@@ -140,7 +145,14 @@ def extract(
             remedy="put their files into a folder and give that",
         )
     if views:
-        _check_single_frames(backbone)
+        from capvid.backbones.catalog import backbone_entry
+
+        for name in backbone:
+            if clip := backbone_entry(name).clip:  # its frames would each be augmented differently
+                raise UsageError(
+                    f"{name} sees clips of {clip.frames} frames, and --views are of single frames",
+                    remedy="leave out --views, or that backbone",
+                )
     chosen = read_sampling(sampling, frames=frames, clean=clean)
     input_set = read_inputs(inputs, timeout=runtime.seconds)
     sharded = wants_shards(sharding, output, form and form.value)
@@ -178,14 +190,20 @@ def extract(
             form.value if form else Format.webdataset.value,
             (runtime, sharding),
         )
-        batch.finish()
         return
-    videos = input_set.find(batch)
+    videos = list(input_set.videos(batch))
     if not videos:
         batch.finish()
-    _check_names(videos, views)
+    from capvid.features.feature_store import view_key
     from capvid.utils.storage import Storage
 
+    view_keys = {view_key(video.key, number): video for video in videos for number in range(1, views + 1)}
+    for video in videos:
+        if other := view_keys.get(video.key):
+            raise UsageError(
+                f"{video.path}: its features would have the name of a view of {other.path}",
+                remedy="rename the video, or extract it into another folder",
+            )
     folder = Storage(output).local
     assert folder is not None  # otherwise there are shards
     check_writable_folder(folder)
@@ -196,7 +214,7 @@ def extract(
 
 
 def read_sampling(text: str | None, *, frames: int | None, clean: bool) -> Sampling:
-    """Read which frames to take: ``text``, or so many ``frames``, 28 if neither is given.
+    """Return the sampling that ``text`` describes, or uniform sampling of ``frames`` frames, 28 by default.
 
     Raises:
         UsageError: both ``--frames`` and ``--sampling``, or a sampling that is not understood.
@@ -207,31 +225,6 @@ def read_sampling(text: str | None, *, frames: int | None, clean: bool) -> Sampl
         raise UsageError("--frames and --sampling exclude each other", remedy="give one of them")
     text = text or f"uniform:{frames or 28}"
     return parse_sampling(text if not clean or text.endswith("+clean") else f"{text}+clean")
-
-
-def _check_single_frames(backbones: Sequence[str]) -> None:
-    """Raise UsageError if a backbone sees clips, whose frames would each be seen in another way."""
-    from capvid.backbones.catalog import backbone_entry
-
-    for name in backbones:
-        if clip := backbone_entry(name).clip:
-            raise UsageError(
-                f"{name} sees clips of {clip.frames} frames, and --views are of single frames",
-                remedy="leave out --views, or that backbone",
-            )
-
-
-def _check_names(videos: Sequence[VideoInput], views: int) -> None:
-    """Raise UsageError if a video has the name of a view of another."""
-    from capvid.features.feature_store import view_key
-
-    names = {view_key(video.key, number): video for video in videos for number in range(1, views + 1)}
-    for video in videos:
-        if other := names.get(video.key):
-            raise UsageError(
-                f"{video.path}: its features would have the name of a view of {other.path}",
-                remedy="rename the video, or extract it into another folder",
-            )
 
 
 @dataclass(frozen=True)
@@ -257,12 +250,22 @@ class ExtractionJob:
         return cls(video.path, video.key, folder, variants, targets)
 
     def rest(self, backbones: Sequence[Backbone], sampling: Sampling) -> ExtractionJob:
-        """Return what is not done yet."""
-        left = [n for n, path in enumerate(self.targets) if not _is_done(path, backbones, sampling)]
+        """Return the job without the files that hold features of these backbones and sampling."""
+        from capvid.features.feature_file import load_header
+
+        streams, left = tuple(backbone.header for backbone in backbones), []
+        for number, path in enumerate(self.targets):
+            try:
+                header = load_header(path)
+            except Exception:  # whatever is wrong with the file, it will be replaced
+                left.append(number)
+                continue
+            if header.streams != streams or header.sampling != sampling.spec():
+                left.append(number)
         return replace(
             self,
-            variants=tuple(self.variants[n] for n in left),
-            targets=tuple(self.targets[n] for n in left),
+            variants=tuple(self.variants[number] for number in left),
+            targets=tuple(self.targets[number] for number in left),
         )
 
 
@@ -282,12 +285,12 @@ def extract_into(
     from capvid.utils.files import remove_leftovers
 
     inputs = inputs or InputOptions()
-    batch.interrupted = GOES_ON
+    batch.interrupted = RESUMABLE
     rests = jobs if inputs.overwrite else [job.rest(backbones, sampling) for job in jobs]
     todo = {job.path: job for job in rests if job.targets}
     batch.skipped = len(jobs) - len(todo)
     remove_leftovers(path for job in jobs for path in job.targets)
-    extracted = extraction.extract(
+    results = extraction.extract(
         todo.values(),
         backbones,
         sampling,
@@ -296,31 +299,18 @@ def extract_into(
         timeout=runtime.seconds,
         reader=runtime.reader,
     )
-    with closing(extracted) as results, batch.progress(len(todo), data_on_stdout=False):
-        for result in results:
-            batch.advance()
-            batch.lost(result.path, result.lost)
-            job = todo[result.path]
-            try:
-                if result.error is not None or result.features is None:
-                    raise result.error or UsageError(f"{result.path}: no features")
-                variants = (result.features, *result.further)
-                with output_file(result.path, job.folder):
-                    for path, features in zip(job.targets, variants, strict=True):
-                        save_features(path, features)
-                batch.done += 1
-            except Exception as cause:
-                batch.failed(input_error(result.path, cause))
-                if inputs.fail_fast:
-                    return
 
+    def write(result: ExtractionResult) -> CapvidError | None:
+        job = todo[result.path]
+        try:
+            if result.error is not None or result.features is None:
+                raise result.error or UsageError(f"{result.path}: no features")
+            with output_file(result.path, job.folder):
+                for path, features in zip(job.targets, (result.features, *result.further), strict=True):
+                    save_features(path, features)
+        except Exception as cause:
+            return input_error(result.path, cause)
+        batch.done += 1
+        return None
 
-def _is_done(path: Path, backbones: Sequence[Backbone], sampling: Sampling) -> bool:
-    """Whether the file holds whole features made with these backbones and this sampling."""
-    from capvid.features.feature_file import load_header
-
-    try:
-        header = load_header(path)
-    except Exception:  # whatever is wrong with the file, it will be replaced
-        return False
-    return header.streams == tuple(b.header for b in backbones) and header.sampling == sampling.spec()
+    batch.run(results, write, total=len(todo), fail_fast=inputs.fail_fast)

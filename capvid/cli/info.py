@@ -1,4 +1,4 @@
-"""``capvid info``: what the reader sees in a video."""
+"""``capvid info``: properties of a video and its sampled frames."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ def info(
 
     sampling = UniformSampling(frames)
     with open_video(video, reader=reader.value) as source:
-        seen, times = source.info, source.frame_times()
+        properties, times = source.info, source.frame_times()
     chosen = sampling.choose(times)
     rows = {
         "video": str(video),
-        "reader": f"{seen.reader} ({seen.why})",
-        "codec": seen.codec,
-        "size": f"{seen.width} x {seen.height}",
-        "duration": f"{seen.duration:.3f} s",
-        "frames": f"{seen.num_frames} ({seen.fps:.3f} per second on average)",
+        "reader": f"{properties.reader} ({properties.why})",
+        "codec": properties.codec,
+        "size": f"{properties.width} x {properties.height}",
+        "duration": f"{properties.duration:.3f} s",
+        "frames": f"{properties.num_frames} ({properties.fps:.3f} per second on average)",
         "sampling": sampling.spec(),
     }
-    if seen.rotation:
-        rows["rotation"] = f"turned by {seen.rotation} degrees clockwise"
-    if seen.lost:
-        rows["lost"] = f"{seen.lost} frames that cannot be decoded"
+    if properties.rotation:
+        rows["rotation"] = f"turned by {properties.rotation} degrees clockwise"
+    if properties.lost:
+        rows["lost"] = f"{properties.lost} frames that cannot be decoded"
     for name, value in rows.items():
         print_line(f"{name + ':':<10} {value}")
     print_line("sampled:")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from capvid.cli import _completion as completion
+from capvid.cli._options import complete_model
 from capvid.cli._terminal import print_line
 from capvid.errors import UsageError
 from capvid.utils.escaping import json_text
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def models(
     name: Annotated[
         str | None,
-        typer.Argument(metavar="[NAME]", show_default=False, autocompletion=completion.models),
+        typer.Argument(metavar="[NAME]", show_default=False, autocompletion=complete_model),
     ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print JSON, with everything that is known.")
@@ -31,147 +31,99 @@ def models(
     the networks that see the frames; those that are not here yet are downloaded when they are first used, or
     have to be got (capvid models NAME says where).
     """
-    from capvid.backbones.catalog import backbones, captioners, model_card
-
-    if name is None and not as_json:
-        _show_all(list(captioners().values()), list(backbones().values()))
-    elif name is None:
-        entries: list[CaptionerEntry | BackboneEntry] = [*captioners().values(), *backbones().values()]
-        typer.echo(json_text([_record(entry) for entry in entries], indent=1))
-    elif as_json:
-        typer.echo(json_text(_record(_find(name)), indent=1))
-    else:
-        entry = _find(name)
-        rows = _rows(entry)
-        width = max(map(len, rows)) + 1
-        for key, value in rows.items():
-            print_line(f"{key + ':':<{width}} {value}")
-        if (card := model_card(entry.name)) is not None:
-            typer.echo(f"\n{card.rstrip()}")
-
-
-def _find(name: str) -> CaptionerEntry | BackboneEntry:
-    """Find the captioner or backbone of that name.
-
-    Raises:
-        UsageError: there is neither.
-    """
-    from capvid.backbones.catalog import backbone_entry, backbones, captioners
+    from capvid.backbones.catalog import backbone_entry, backbones, captioners, model_card
     from capvid.utils.registry import did_you_mean
 
-    for captioner in captioners().values():
-        if name in (captioner.name, captioner.repository):
-            return captioner
+    entries: list[CaptionerEntry | BackboneEntry] = [*captioners().values(), *backbones().values()]
+    if name is None:
+        if as_json:
+            typer.echo(json_text([_record(entry) for entry in entries], indent=1))
+        else:
+            _list_models(list(captioners().values()), list(backbones().values()))
+        return
+    entry = next((each for each in captioners().values() if name in (each.name, each.repository)), None)
     try:
-        return backbone_entry(name)
+        selected = entry or backbone_entry(name)
     except UsageError as error:
         known = [*captioners(), *backbones()]
         remedy = did_you_mean(name, known) or f"there are {', '.join(known)}"
         raise UsageError(f"unknown model {name!r}", remedy=remedy) from error
+    if as_json:
+        typer.echo(json_text(_record(selected), indent=1))
+        return
+    rows = _rows(selected)
+    width = max(map(len, rows)) + 1
+    for key, value in rows.items():
+        print_line(f"{key + ':':<{width}} {value}")
+    if (card := model_card(selected.name)) is not None:
+        typer.echo(f"\n{card.rstrip()}")
 
 
-def _show_all(captioners: Sequence[CaptionerEntry], backbones: Sequence[BackboneEntry]) -> None:
-    """Print both tables: at the terminal's width, or with everything on one line for each when piped."""
+def _list_models(captioners: Sequence[CaptionerEntry], backbones: Sequence[BackboneEntry]) -> None:
+    """Print both tables: at the terminal's width, or with all columns, one line per model, when piped."""
+    from capvid.backbones.catalog import default_captioner
     from capvid.backbones.weights import is_here
-    from capvid.cli._terminal import column_lines, terminal_width, wrapped
+    from capvid.cli._terminal import column_lines, terminal_width, wrap
 
     width = terminal_width()
     here = {entry.name: "yes" if is_here(entry) else "no" for entry in backbones}
+    lines: list[str]
     if width is None:
-        rows = [(c.name, c.description, c.paper, _trained(c)) for c in captioners]
-        _print(column_lines(("captioner", "description", "paper", "trained"), rows, None))
-        print_line()
-        wide = [
-            (b.name, ", ".join(b.layers), _megabytes(b.bytes), b.licence, b.source, here[b.name])
-            for b in backbones
+        rows = [
+            (
+                c.name,
+                c.description,
+                c.paper,
+                f"{_size(c)}, comes with capvid" if c.bundled else c.source or "-",
+            )
+            for c in captioners
         ]
-        _print(column_lines(("backbone", "layers", "size", "licence", "source", "here"), wide, None))
-        return
-    typer.echo("Captioners\n")
-    for captioner in captioners:
-        print_line(captioner.name if captioner.source is None else f"{captioner.name} ({_terms(captioner)})")
-        for text in (captioner.description, captioner.paper):
-            _print(f"    {line}" for line in wrapped(text, width - 4))
-    typer.echo("\nBackbones\n")
-    narrow = [(b.name, here[b.name], _megabytes(b.bytes), _place(b), b.licence) for b in backbones]
-    _print(column_lines(("backbone", "here", "size", "from", "licence"), narrow, width))
-    typer.echo("\ncapvid models NAME shows all about one, capvid train --list what can be trained.")
-
-
-def _print(lines: Iterable[str]) -> None:
+        lines = [*column_lines(("captioner", "description", "paper", "trained"), rows, None), ""]
+        wide = [(b.name, ", ".join(b.layers), _size(b), b.licence, b.source, here[b.name]) for b in backbones]
+        lines += column_lines(("backbone", "layers", "size", "licence", "source", "here"), wide, None)
+    else:
+        lines = ["Captioners", ""]
+        for entry in captioners:
+            terms = ""
+            if entry.repository is not None:
+                terms = f" (--model {entry.repository}, {entry.licence})"
+            elif entry.source is not None:
+                default = "; taken where --model is not given" if entry.name == default_captioner() else ""
+                terms = f" (comes with capvid, {_size(entry)}, {entry.licence}{default})"
+            lines.append(f"{entry.name}{terms}")
+            for text in (entry.description, entry.paper):
+                lines += [f"    {line}" for line in wrap(text, width - 4)]
+        lines += ["", "Backbones", ""]
+        origins = {"bundled": "capvid", "hub": "the Hub", "file": "your file", "none": "-"}
+        narrow = []
+        for backbone in backbones:
+            kind = backbone.source.partition(":")[0]
+            origin = origins.get(kind, kind)
+            narrow.append((backbone.name, here[backbone.name], _size(backbone), origin, backbone.licence))
+        lines += column_lines(("backbone", "here", "size", "from", "licence"), narrow, width)
+        lines += ["", "capvid models NAME shows all about one, capvid train --list what can be trained."]
     for line in lines:
         print_line(line)
 
 
-def _rows(entry: CaptionerEntry | BackboneEntry) -> dict[str, str]:
-    """What is shown of a single model."""
-    from capvid.backbones.catalog import BackboneEntry
-
-    return _backbone_rows(entry) if isinstance(entry, BackboneEntry) else _captioner_rows(entry)
-
-
-def _captioner_rows(entry: CaptionerEntry) -> dict[str, str]:
-    recipes = ", ".join(_recipes(entry))
-    rows = {
-        "captioner": entry.name,
-        "description": entry.description,
-        "paper": entry.paper,
-        "code": entry.file,
-        "weights": entry.source or "none come with capvid: train it",
-        "recipes": f"{recipes} (capvid train RECIPE)" if recipes else "-",
-    }
-    if entry.source is not None:
-        rows |= {
-            "size": _megabytes(entry.bytes),
-            "sha256": entry.sha256 or "recorded at the first download",
-            "licence": entry.licence or "-",
-        }
-    return rows
-
-
-def _backbone_rows(entry: BackboneEntry) -> dict[str, str]:
-    from capvid.backbones.weights import is_here
-
-    layers = (
-        f"{name} ({layer.width if layer.locations is None else f'{layer.locations} x {layer.width}'})"
-        for name, layer in entry.layers.items()
-    )
-    return {
-        "backbone": entry.name,
-        "also called": ", ".join(entry.aliases) or "-",
-        "description": entry.description,
-        "origin": entry.origin,
-        "licence": entry.licence,
-        "source": entry.source,
-        "file": entry.file,
-        "size": _megabytes(entry.bytes),
-        "sha256": _digest(entry),
-        "layers": ", ".join(layers),
-        "default layer": entry.default_layer,
-        "input": entry.describe_input(),
-        "here": "yes" if is_here(entry) else f"no; {_how(entry)}",
-    }
-
-
 def _record(entry: CaptionerEntry | BackboneEntry) -> dict[str, Any]:
-    """Everything that is known of a model, for programs."""
+    """Return all metadata of a model, for programs."""
     from capvid.backbones.catalog import BackboneEntry, default_captioner
     from capvid.backbones.weights import is_here
+    from capvid.training.recipe import all_recipes
 
     if not isinstance(entry, BackboneEntry):
+        recipes = all_recipes().items()
         return {
             "kind": "captioner",
             "name": entry.name,
             "description": entry.description,
             "paper": entry.paper,
             "code": entry.file,
-            "source": entry.source,
-            "licence": entry.licence,
-            "bytes": entry.bytes,
-            "sha256": entry.sha256,
+            **{name: getattr(entry, name) for name in ("source", "licence", "bytes", "sha256")},
             "here": entry.bundled,
             "default": entry.name == default_captioner(),
-            "recipes": _recipes(entry),
+            "recipes": [name for name, recipe in recipes if recipe.get("captioner") == entry.name],
         }
     layers = {
         name: {"locations": layer.locations, "width": layer.width} for name, layer in entry.layers.items()
@@ -194,46 +146,44 @@ def _record(entry: CaptionerEntry | BackboneEntry) -> dict[str, Any]:
     }
 
 
-def _recipes(entry: CaptionerEntry) -> list[str]:
-    """Names of the recipes that train this captioner."""
-    from capvid.training.recipe import all_recipes
-
-    return [name for name, recipe in all_recipes().items() if recipe.get("captioner") == entry.name]
-
-
-def _trained(entry: CaptionerEntry) -> str:
-    return f"{_megabytes(entry.bytes)}, comes with capvid" if entry.bundled else entry.source or "-"
-
-
-def _terms(entry: CaptionerEntry) -> str:
-    """What is to be known of a captioner that comes trained."""
-    from capvid.backbones.catalog import default_captioner
-
-    if entry.repository is not None:
-        return f"--model {entry.repository}, {entry.licence}"
-    default = "; taken where --model is not given" if entry.name == default_captioner() else ""
-    return f"comes with capvid, {_megabytes(entry.bytes)}, {entry.licence}{default}"
-
-
-def _digest(entry: BackboneEntry) -> str:
-    if entry.source == "none":
-        return "-"
-    downloaded = entry.source.startswith(("hub:", "torchvision:"))
-    return entry.sha256 or ("recorded at the first download" if downloaded else "not known beforehand")
-
-
-def _place(entry: BackboneEntry) -> str:
-    """Where the weights come from, in a word or two."""
-    kind = entry.source.partition(":")[0]
-    return {"bundled": "capvid", "hub": "the Hub", "file": "your file", "none": "-"}.get(kind, kind)
-
-
-def _how(entry: BackboneEntry) -> str:
-    """How weights that are not here get here."""
-    if entry.source.startswith("file:"):
-        return "get the file, capvid convert it if need be, and give it with --weights or CAPVID_WEIGHTS"
-    return "downloaded when it is first used"
+def _rows(entry: CaptionerEntry | BackboneEntry) -> dict[str, str]:
+    """Return the record of a model as text, for people."""
+    record = _record(entry)
+    digest = record["sha256"] or "recorded at the first download"
+    if record["kind"] == "captioner":
+        recipes = ", ".join(record["recipes"])
+        terms = {"size": _size(entry), "sha256": digest, "licence": record["licence"] or "-"}
+        return {
+            "captioner": record["name"],
+            **{key: record[key] for key in ("description", "paper", "code")},
+            "weights": record["source"] or "none come with capvid: train it",
+            "recipes": f"{recipes} (capvid train RECIPE)" if recipes else "-",
+            **(terms if record["source"] is not None else {}),
+        }
+    source = record["source"]
+    if source == "none":
+        digest = "-"
+    elif not source.startswith(("hub:", "torchvision:")):
+        digest = record["sha256"] or "not known beforehand"
+    download = "downloaded when it is first used"
+    if source.startswith("file:"):
+        download = "get the file, capvid convert it if need be, and give it with --weights or CAPVID_WEIGHTS"
+    layers = []
+    for name, layer in record["layers"].items():
+        locations = "" if layer["locations"] is None else f"{layer['locations']} x "
+        layers.append(f"{name} ({locations}{layer['width']})")
+    return {
+        "backbone": record["name"],
+        "also called": ", ".join(record["aliases"]) or "-",
+        **{key: record[key] for key in ("description", "origin", "licence", "source", "file")},
+        "size": _size(entry),
+        "sha256": digest,
+        "layers": ", ".join(layers),
+        "default layer": record["default_layer"],
+        "input": record["input"],
+        "here": "yes" if record["here"] else f"no; {download}",
+    }
 
 
-def _megabytes(size: int | None) -> str:
-    return f"{size / 1e6:.0f} MB" if size else "-"
+def _size(entry: CaptionerEntry | BackboneEntry) -> str:
+    return f"{entry.bytes / 1e6:.0f} MB" if entry.bytes else "-"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from capvid.cli._progress import check_writable_file
+from capvid.cli._batch import check_writable_file
 from capvid.cli._terminal import print_line
 from capvid.errors import DataError, UsageError
 from capvid.utils.escaping import json_text, terminal

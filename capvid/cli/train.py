@@ -12,9 +12,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from capvid.cli import _completion as completion
-from capvid.cli._options import MAX_SEED, MAX_TRIALS, RuntimeOptions
-from capvid.cli._progress import Batch, check_writable_folder, training_bar
+from capvid.cli._batch import Batch, check_writable_folder, training_bar
+from capvid.cli._options import (
+    MAX_SEED,
+    MAX_TRIALS,
+    RuntimeOptions,
+    complete_backbone,
+    complete_device,
+    complete_recipe,
+)
 from capvid.cli._terminal import column_lines, print_line, terminal_width
 from capvid.datasets.dataset import known_specs
 from capvid.errors import DataError, UsageError
@@ -40,7 +46,7 @@ def train(
         typer.Argument(
             help="Name of a recipe (see --list), or a .toml file.",
             show_default=False,
-            autocompletion=completion.recipes,
+            autocompletion=complete_recipe,
         ),
     ] = None,
     data: Annotated[
@@ -76,7 +82,7 @@ def train(
         typer.Option(
             show_default="capvid-small",
             help="With --videos: name of a backbone; repeat it for further streams.",
-            autocompletion=completion.backbones,
+            autocompletion=complete_backbone,
         ),
     ] = None,
     sampling: Annotated[
@@ -142,7 +148,7 @@ def train(
         typer.Option(min=0, max=MAX_SEED, help="Random seed of weights, batches, dropout and --search."),
     ] = None,
     device: Annotated[
-        str, typer.Option(help="Device: auto, cpu, cuda, cuda:N or mps.", autocompletion=completion.devices)
+        str, typer.Option(help="Device: auto, cpu, cuda, cuda:N or mps.", autocompletion=complete_device)
     ] = "auto",
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run in the folder.")] = False,
     plot: Annotated[

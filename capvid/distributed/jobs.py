@@ -1,12 +1,12 @@
 """Stages of a large run, and the engine that runs them on this machine.
 
-Every engine runs the same three stages: :attr:`Job.decoding` decodes inputs, :meth:`Job.rows` computes a row
-for each decoded video, and :class:`~capvid.output.shards.ShardFolder` checks rows and writes them as shards.
+Every engine runs the same three stages: ``Job.decoding`` decodes inputs, ``Job.rows`` computes a row for
+each decoded video, and :class:`~capvid.output.shards.ShardFolder` checks rows and writes them as shards. A
+job can be sent to another process.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -32,34 +32,6 @@ if TYPE_CHECKING:
 _Result = TypeVar("_Result", CaptionResult, ExtractionResult)
 
 
-class Job(ABC):
-    """What a large run computes; can be sent to another process.
-
-    Attributes:
-        kind: contents of the shards, ``captions`` or ``features``.
-    """
-
-    kind: ClassVar[str]
-
-    @property
-    @abstractmethod
-    def decoding(self) -> DecodeStage:
-        """The first stage: how inputs are decoded."""
-
-    @abstractmethod
-    def rows(self, videos: Iterable[Video]) -> Iterator[Row]:
-        """Run the second stage: yield a row for each decoded video, in order."""
-
-    @property
-    @abstractmethod
-    def head(self) -> dict[str, Any]:
-        """Everything that all rows depend on, as JSON values."""
-
-    @abstractmethod
-    def on(self, device: torch.device | str) -> Job:
-        """Return the same job on another device."""
-
-
 def _rows(results: Iterable[_Result], make_row: Callable[[_Result], Row]) -> Iterator[Row]:
     """Yield the rows of results; one that cannot be made is the error of its video."""
     for result in results:
@@ -71,7 +43,7 @@ def _rows(results: Iterable[_Result], make_row: Callable[[_Result], Row]) -> Ite
 
 
 @dataclass(frozen=True, kw_only=True)
-class CaptionJob(Job):
+class CaptionJob:
     """Captions by a captioner; with ``attention``, records include its weights over the frames."""
 
     kind: ClassVar[str] = "captions"
@@ -91,7 +63,7 @@ class CaptionJob(Job):
 
     @property
     def head(self) -> dict[str, Any]:
-        """The model and all settings."""
+        """Everything that all rows depend on, as JSON values: the model and all settings."""
         settings = {**self.pipeline.settings, "attention": self.attention}
         return {"schema_version": SCHEMA_VERSION, "model": self.pipeline.model, "settings": settings}
 
@@ -101,7 +73,7 @@ class CaptionJob(Job):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExtractJob(Job):
+class ExtractJob:
     """Features by backbones, one stream each, which compute ``batch_size`` frames together."""
 
     kind: ClassVar[str] = "features"
@@ -131,6 +103,9 @@ class ExtractJob(Job):
     def on(self, device: torch.device | str) -> ExtractJob:
         """Return the same backbones on another device."""
         return replace(self, backbones=[backbone.on(device) for backbone in self.backbones])
+
+
+Job = CaptionJob | ExtractJob
 
 
 def run_here(

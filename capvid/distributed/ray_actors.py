@@ -2,17 +2,24 @@
 
 Blocks travel between actors as a column of pickled objects: inputs, decoded videos, rows. An error that
 concerns all inputs travels the same way, and so do the inputs of blocks that are given up.
+
+The processes of a machine share the memory of a job's weights: tensors become arrays, which a Ray object
+store holds once per machine and other processes see in place. The rest of the pickle is small.
 """
 
 from __future__ import annotations
 
+import io
 import os
 import pickle
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from capvid.errors import CapvidError, UsageError
 from capvid.features.prefetch import DecodeStage, Video
@@ -78,8 +85,6 @@ class Computing:
     def __init__(self, packed_job: Sequence[Any], folder: str, tally: Any) -> None:
         import ray
         import torch
-
-        from capvid.distributed.weight_sharing import put_together
 
         _change_folder(folder)
         torch.set_num_threads(1)  # there are as many actors as cores
@@ -163,3 +168,54 @@ def unpack(table: Any) -> Iterator[Any]:
     """Yield the objects of a table, which this run has packed itself."""
     for value in table.column("object"):
         yield pickle.loads(value.as_buffer())
+
+
+def take_apart(value: Any) -> tuple[bytes, list[np.ndarray]]:
+    """Return the pickle of a value without its tensors, and these as arrays in memory order."""
+    import torch
+    from ray import cloudpickle
+    from torch import Tensor, nn
+
+    arrays: list[np.ndarray] = []
+    indices: dict[int, int] = {}
+    tensors: list[Tensor] = []  # kept alive, so that no id is used twice
+
+    class Pickler(cloudpickle.CloudPickler):
+        def persistent_id(self, value: Any) -> Any:
+            if not isinstance(value, Tensor):
+                return None
+            order = sorted(range(value.dim()), key=lambda dim: -value.stride()[dim])
+            if id(value) not in indices:
+                indices[id(value)] = len(arrays)
+                tensors.append(value)
+                data = value.detach().cpu().permute(order).contiguous()
+                # Numpy has no bfloat16: integers of the same size take its place.
+                bits = torch.int16 if data.dtype is torch.bfloat16 else data.dtype
+                arrays.append(data.view(bits).numpy())
+            dtype = str(value.dtype).removeprefix("torch.")
+            return indices[id(value)], order, dtype, isinstance(value, nn.Parameter)
+
+    file = io.BytesIO()
+    Pickler(file, protocol=5).dump(value)
+    return file.getvalue(), arrays
+
+
+def put_together(rest: bytes, arrays: Sequence[np.ndarray]) -> Any:
+    """Return the value; its tensors are on the CPU, need no gradient and share memory with ``arrays``."""
+    import torch
+    from torch import Tensor, nn
+
+    tensors: dict[int, Tensor] = {}
+
+    class Unpickler(pickle.Unpickler):
+        def persistent_load(self, key: Any) -> Any:
+            index, order, dtype, is_parameter = key
+            if index not in tensors:
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")  # the arrays are read-only, and nobody writes to them
+                    tensor = torch.from_numpy(arrays[index])
+                tensor = tensor.view(getattr(torch, dtype)).permute(np.argsort(order).tolist())
+                tensors[index] = nn.Parameter(tensor, requires_grad=False) if is_parameter else tensor
+            return tensors[index]
+
+    return Unpickler(io.BytesIO(rest)).load()

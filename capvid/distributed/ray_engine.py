@@ -19,7 +19,16 @@ from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdo
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
-from capvid.distributed.ray_actors import Computing, Decoding, Tally, Writing, pack, unpack, write_shard
+from capvid.distributed.ray_actors import (
+    Computing,
+    Decoding,
+    Tally,
+    Writing,
+    pack,
+    take_apart,
+    unpack,
+    write_shard,
+)
 from capvid.errors import CapvidError, UsageError, VideoError
 from capvid.features.prefetch import Video
 from capvid.version import __version__
@@ -67,8 +76,6 @@ def run_on_ray(
     if first is None:  # no need to start a cluster
         return
     remaining = chain([first], remaining)
-    from capvid.distributed.weight_sharing import take_apart
-
     with ExitStack() as stack:
         stack.enter_context(without_chatter())
         ray = begin_ray(address)
@@ -261,26 +268,24 @@ def without_chatter() -> Iterator[None]:
     if os.environ.get("CAPVID_DEBUG"):
         yield
         return
+
+    def filtered(stream: Any, descriptor: int) -> Any:
+        try:
+            if stream.fileno() != descriptor:
+                return stream
+        except (OSError, ValueError, AttributeError):
+            return stream
+        file = os.fdopen(os.dup(descriptor), "wb", buffering=0)
+        return _QuietStream(file, write_through=True, encoding=stream.encoding, errors=stream.errors)
+
     sys.stdout.flush()
     sys.stderr.flush()
     stderr, null = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     try:
-        with redirect_stdout(_quiet(sys.stdout, 1)), redirect_stderr(_quiet(sys.stderr, 2)):
+        with redirect_stdout(filtered(sys.stdout, 1)), redirect_stderr(filtered(sys.stderr, 2)):
             os.dup2(null, 2)
             yield
     finally:
         os.dup2(stderr, 2)
         os.close(stderr)
         os.close(null)
-
-
-def _quiet(stream: Any, descriptor: int) -> Any:
-    """Return the same stream without Ray's lines, if it writes to the descriptor."""
-    try:
-        if stream.fileno() != descriptor:
-            return stream
-    except (OSError, ValueError, AttributeError):
-        return stream
-    file = os.fdopen(os.dup(descriptor), "wb", buffering=0)
-    options: dict[str, Any] = {"encoding": stream.encoding, "errors": stream.errors}
-    return _QuietStream(file, write_through=True, **options)

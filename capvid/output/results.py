@@ -126,11 +126,24 @@ def make_record(
         settings: everything besides the model that the captions depend on.
         attention: whether to record each word's weights over the frames and the times of these frames.
     """
-    segments = [_segment_record(result, segment, attention=attention) for segment in result.segments]
+    segments = []
+    for segment in result.segments:
+        times = None
+        if attention and result.times is not None:
+            times = [round(float(time), _DECIMALS) for time in result.times[segment.frames]]
+        change = [round(value, _DECIMALS) for value in segment.memory_change]
+        segments.append(
+            {
+                "start": round(segment.start, _DECIMALS),
+                "end": None if segment.end is None else round(segment.end, _DECIMALS),
+                "caption": segment.captions[0].text,
+                "captions": [_caption_record(each, times, attention=attention) for each in segment.captions],
+                **({"memory_change": change} if change else {}),
+            }
+        )
+    captions: Any = segments[0]["captions"] if segments else []
     if result.paragraph:
         captions = [_caption_record(caption) for caption in result.captions]
-    else:
-        captions = segments[0]["captions"] if segments else []
     name, _, revision = result.model.partition("@")
     record: dict[str, Any] = json_value(
         {
@@ -153,20 +166,6 @@ def error_record(error: CapvidError | None) -> dict[str, str] | None:
     if error is None:
         return None
     return {"kind": error.kind, "message": utf8_text(error.message), "remedy": utf8_text(error.remedy)}
-
-
-def _segment_record(result: CaptionResult, segment: Segment, *, attention: bool) -> dict[str, Any]:
-    times = None
-    if attention and result.times is not None:
-        times = [round(float(time), _DECIMALS) for time in result.times[segment.frames]]
-    change = [round(value, _DECIMALS) for value in segment.memory_change]
-    return {
-        "start": round(segment.start, _DECIMALS),
-        "end": None if segment.end is None else round(segment.end, _DECIMALS),
-        "caption": segment.captions[0].text,
-        "captions": [_caption_record(each, times, attention=attention) for each in segment.captions],
-        **({"memory_change": change} if change else {}),
-    }
 
 
 def _caption_record(

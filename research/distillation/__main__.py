@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from capvid.cli._progress import training_bar
+from capvid.cli._batch import training_bar
 from capvid.datasets.loading import load_captions
 from capvid.errors import CapvidError, UsageError
 from capvid.features.feature_store import FeatureStore

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from toy import Run, Toy
 
-from capvid.cli._config import config_first
+from capvid.cli._options import config_first
 
 
 def beam_of(capvid: Run, *command: object) -> int:

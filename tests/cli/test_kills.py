@@ -14,7 +14,7 @@ import pytest
 from ready import Ready
 from toy import Toy, write_video
 
-from capvid.cli._progress import SOME_FAILED
+from capvid.cli._batch import SOME_FAILED
 
 pytestmark = pytest.mark.slow
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from capvid.cli import _progress as common
+from capvid.cli import _batch as common
 from capvid.errors import CapvidError, UsageError
 from capvid.utils.options import RuntimeOptions
 

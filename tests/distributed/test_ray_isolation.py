@@ -14,8 +14,7 @@ from webdataset import read_webdataset
 
 from capvid.backbones.backbone import load_backbone
 from capvid.features.extraction import extract
-from capvid.output.shard_formats import WebDataset
-from capvid.output.shards import Row, ShardFolder, features_row
+from capvid.output.shards import Row, ShardFolder, WebDataset, features_row
 from capvid.video.frame_sampling import UniformSampling
 
 SUPPORT = Path(__file__).parents[1] / "support"

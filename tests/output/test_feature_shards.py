@@ -20,8 +20,7 @@ from capvid.features.feature_file import (
     load_features,
     save_features,
 )
-from capvid.output.shard_formats import ParquetFeatures, WebDataset
-from capvid.output.shards import Row, ShardFolder, ShardFormat, features_row
+from capvid.output.shards import ParquetFeatures, Row, ShardFolder, ShardFormat, WebDataset, features_row
 from capvid.utils.digests import identity
 from capvid.utils.storage import Blob
 

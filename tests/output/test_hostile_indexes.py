@@ -13,8 +13,7 @@ from test_records import SETTINGS, result
 
 from capvid.errors import CapvidError, DataError
 from capvid.output.manifest import Manifest
-from capvid.output.shard_formats import JsonLines, ParquetCaptions, WebDataset
-from capvid.output.shards import HEAD, ShardFolder
+from capvid.output.shards import HEAD, JsonLines, ParquetCaptions, ShardFolder, WebDataset
 from capvid.utils.files import MANIFEST
 from capvid.utils.storage import StorageError
 

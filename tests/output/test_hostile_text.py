@@ -22,8 +22,15 @@ from test_records import SETTINGS, result
 from capvid.errors import CapvidError
 from capvid.output.attention_chart import attention_lines
 from capvid.output.results import Caption, CaptionResult, WordScore
-from capvid.output.shard_formats import JsonLines, ParquetCaptions, WebDataset
-from capvid.output.shards import Row, ShardFolder, ShardFormat, caption_row
+from capvid.output.shards import (
+    JsonLines,
+    ParquetCaptions,
+    Row,
+    ShardFolder,
+    ShardFormat,
+    WebDataset,
+    caption_row,
+)
 from capvid.output.writers import FORMATS
 from capvid.scoring.predictions import read_predictions
 from capvid.scoring.score_files import write_scores

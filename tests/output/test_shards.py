@@ -9,8 +9,7 @@ import fsspec
 import pytest
 
 from capvid.errors import DataError, UsageError
-from capvid.output.shard_formats import JsonLines, ParquetCaptions
-from capvid.output.shards import HEAD, Row, ShardFolder, ShardFormat
+from capvid.output.shards import HEAD, JsonLines, ParquetCaptions, Row, ShardFolder, ShardFormat
 from capvid.utils.digests import identity
 from capvid.utils.storage import Storage
 

@@ -366,7 +366,7 @@ def read_recipe(path: Path) -> None:
 def read_config(path: Path) -> None:
     """Read option defaults."""
 
-    from capvid.cli._config import read_config
+    from capvid.cli._options import read_config
     from capvid.cli.app import root_command
 
     read_config(path, root_command())

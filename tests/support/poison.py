@@ -12,8 +12,7 @@ from capvid.backbones.backbone import load_backbone
 from capvid.distributed import ray_engine as on_ray
 from capvid.distributed.jobs import ExtractJob
 from capvid.features.prefetch import Video
-from capvid.output.shard_formats import WebDataset
-from capvid.output.shards import Row, ShardFolder
+from capvid.output.shards import Row, ShardFolder, WebDataset
 from capvid.video.frame_sampling import UniformSampling
 from capvid.video.input_set import iter_videos
 

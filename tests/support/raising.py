@@ -14,8 +14,7 @@ from capvid.distributed.jobs import ExtractJob
 from capvid.distributed.ray_engine import run_on_ray
 from capvid.features.extraction import ExtractionResult
 from capvid.features.prefetch import Video
-from capvid.output.shard_formats import WebDataset
-from capvid.output.shards import Row, ShardFolder, features_row
+from capvid.output.shards import Row, ShardFolder, WebDataset, features_row
 from capvid.video.frame_sampling import UniformSampling
 from capvid.video.input_set import iter_videos
 

@@ -1,4 +1,4 @@
-"""Output formats: one writer class per format, writing results to a stream as they come.
+"""Output formats: one writer class per format, rendering results one by one.
 
 A new format is a new module in this package with a :class:`Writer` registered in :data:`FORMATS`. ``--help``
 imports the modules here, so import heavy libraries inside functions.
@@ -7,11 +7,11 @@ imports the modules here, so import heavy libraries inside functions.
 from __future__ import annotations
 
 import csv
+import io
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, TextIO
 
 from capvid.errors import DataError
@@ -21,9 +21,6 @@ from capvid.utils.registry import Registry
 
 if TYPE_CHECKING:
     from capvid.output.results import CaptionResult
-
-
-COLUMNS = ("video", "start", "end", "caption", "logprob")
 
 
 @dataclass(kw_only=True, eq=False)
@@ -41,37 +38,47 @@ class Writer(ABC):
         records_errors: whether a failed input leaves a record in the output.
         records_attention: whether the format can hold attention.
         single: whether a document holds one video only.
+        head: text before the first result.
+        empty: whether no result has been written.
     """
 
     extension: ClassVar[str]
     records_errors: ClassVar[bool] = False
     records_attention: ClassVar[bool] = False
     single: ClassVar[bool] = False
+    head: ClassVar[str] = ""
 
     stream: TextIO
     many: bool
     settings: Mapping[str, Any]
     attention: bool = False
-
-    def begin(self) -> None:  # noqa: B027 - optional
-        """Write what precedes the first result."""
+    empty: bool = True
 
     @abstractmethod
-    def write(self, result: CaptionResult) -> None:
-        """Write one result and flush the stream."""
+    def render(self, result: CaptionResult) -> str:
+        """Return the text of one result, as it follows those already written."""
 
-    def end(self) -> None:  # noqa: B027 - optional
-        """Write what follows the last result."""
+    def append(self, text: str) -> None:
+        """Write a rendered result and flush the stream."""
+        self.stream.write(text)
+        self.stream.flush()
+        self.empty = self.empty and not text
+
+    def write(self, result: CaptionResult) -> None:
+        """Render one result completely, then write it."""
+        self.append(self.render(result))
+
+    def tail(self) -> str:
+        """Return the text after the last result."""
+        return ""
 
     def __enter__(self) -> Writer:
-        self.begin()
+        self.stream.write(self.head)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if not isinstance(error, OSError):  # an interrupted document is ended, a broken stream left alone
-            self.end()
+            self.stream.write(self.tail())
             self.stream.flush()
 
 
@@ -84,11 +91,10 @@ class TextWriter(Writer):
 
     extension = "txt"
 
-    def write(self, result: CaptionResult) -> None:
-        """Write the captions of one result; nothing for one that failed."""
+    def render(self, result: CaptionResult) -> str:
+        """Return the captions of one result; nothing for one that failed."""
         path = f"{terminal(result.path)}\t" if self.many else ""
-        self.stream.write("".join(f"{path}{terminal(caption.text)}\n" for caption in result.captions))
-        self.stream.flush()
+        return "".join([f"{path}{terminal(caption.text)}\n" for caption in result.captions])
 
 
 @FORMATS.register("json")
@@ -98,19 +104,15 @@ class JsonWriter(Writer):
     extension = "json"
     records_errors = True
     records_attention = True
-    separator = "["
 
-    def write(self, result: CaptionResult) -> None:
-        """Write one record, indented."""
+    def render(self, result: CaptionResult) -> str:
+        """Return one record, indented."""
         text = json_text(make_record(result, self.settings, attention=self.attention), indent=2)
-        self.stream.write(f"{self.separator}\n{text}" if self.many else f"{text}\n")
-        self.separator = ","
-        self.stream.flush()
+        return f"{'[' if self.empty else ','}\n{text}" if self.many else f"{text}\n"
 
-    def end(self) -> None:
-        """Close the list."""
-        if self.many:
-            self.stream.write("[]\n" if self.separator == "[" else "\n]\n")
+    def tail(self) -> str:
+        """Return the end of the list."""
+        return ("[]\n" if self.empty else "\n]\n") if self.many else ""
 
 
 @FORMATS.register("jsonl")
@@ -121,29 +123,27 @@ class JsonLinesWriter(Writer):
     records_errors = True
     records_attention = True
 
-    def write(self, result: CaptionResult) -> None:
-        """Write one record."""
-        self.stream.write(json_text(make_record(result, self.settings, attention=self.attention)) + "\n")
-        self.stream.flush()
+    def render(self, result: CaptionResult) -> str:
+        """Return one record."""
+        return json_text(make_record(result, self.settings, attention=self.attention)) + "\n"
 
 
-class SubtitleWriter(Writer):
-    """The best captions as subtitles: a cue for each segment, or one for the complete video."""
+@FORMATS.register("srt")
+class SubRipWriter(Writer):
+    """The best captions as SubRip subtitles: a cue for each segment, or one for the complete video."""
 
+    extension = "srt"
     single = True
-    decimal_mark: ClassVar[str]
+    decimal_mark: ClassVar[str] = ","
+    escape = staticmethod(srt_text)
 
-    @staticmethod
-    @abstractmethod
-    def escape(text: str) -> str:
-        """Return the text of a cue."""
-
-    def write(self, result: CaptionResult) -> None:
-        """Write the cues; nothing for a video that failed.
+    def render(self, result: CaptionResult) -> str:
+        """Return the cues; nothing for a video that failed.
 
         Raises:
             DataError: the duration of the video is unknown.
         """
+        cues = []
         for number, segment in enumerate(result.segments, 1):
             if segment.end is None or not math.isfinite(1000 * segment.end):
                 raise DataError(
@@ -151,8 +151,8 @@ class SubtitleWriter(Writer):
                     remedy="give the video, or choose another --format",
                 )
             times = f"{self._timestamp(segment.start)} --> {self._timestamp(segment.end)}"
-            self.stream.write(f"{number}\n{times}\n{self.escape(segment.captions[0].text)}\n\n")
-        self.stream.flush()
+            cues.append(f"{number}\n{times}\n{self.escape(segment.captions[0].text)}\n\n")
+        return "".join(cues)
 
     def _timestamp(self, time: float) -> str:
         seconds, milliseconds = divmod(round(1000 * time), 1000)
@@ -160,26 +160,14 @@ class SubtitleWriter(Writer):
         return f"{minutes // 60:02}:{minutes % 60:02}:{seconds:02}{self.decimal_mark}{milliseconds:03}"
 
 
-@FORMATS.register("srt")
-class SubRipWriter(SubtitleWriter):
-    """SubRip subtitles."""
-
-    extension = "srt"
-    decimal_mark = ","
-    escape = staticmethod(srt_text)
-
-
 @FORMATS.register("vtt")
-class WebVttWriter(SubtitleWriter):
-    """WebVTT subtitles."""
+class WebVttWriter(SubRipWriter):
+    """The same cues as WebVTT subtitles."""
 
     extension = "vtt"
+    head = "WEBVTT\n\n"
     decimal_mark = "."
     escape = staticmethod(vtt_text)
-
-    def begin(self) -> None:
-        """Write the signature of the format."""
-        self.stream.write("WEBVTT\n\n")
 
 
 @FORMATS.register("tsv")
@@ -187,22 +175,20 @@ class TsvWriter(Writer):
     """Table of captions, one row each, the best of a segment first; cells separated by tabs, unquoted."""
 
     extension = "tsv"
+    head = "video\tstart\tend\tcaption\tlogprob\n"
 
-    def begin(self) -> None:
-        """Write the column names."""
-        self._write_row(COLUMNS)
-
-    def write(self, result: CaptionResult) -> None:
-        """Write a row for each caption; none for a video that failed."""
+    def render(self, result: CaptionResult) -> str:
+        """Return a row for each caption; none for a video that failed."""
+        rows = []
         for segment in result.segments:
             start, end = f"{segment.start:.3f}", "" if segment.end is None else f"{segment.end:.3f}"
             for caption in segment.captions:
                 logprob = f"{caption.logprob:.6f}" if math.isfinite(caption.logprob) else ""
-                self._write_row([table_cell(result.path), start, end, table_cell(caption.text), logprob])
-        self.stream.flush()
+                rows.append([table_cell(result.path), start, end, table_cell(caption.text), logprob])
+        return self._table(rows)
 
-    def _write_row(self, cells: Sequence[str]) -> None:
-        self.stream.write("\t".join(cells) + "\n")
+    def _table(self, rows: list[list[str]]) -> str:
+        return "".join(["\t".join(row) + "\n" for row in rows])
 
 
 @FORMATS.register("csv")
@@ -210,6 +196,9 @@ class CsvWriter(TsvWriter):
     """The same table as CSV."""
 
     extension = "csv"
+    head = "video,start,end,caption,logprob\n"
 
-    def _write_row(self, cells: Sequence[str]) -> None:
-        csv.writer(self.stream, lineterminator="\n").writerow(cells)
+    def _table(self, rows: list[list[str]]) -> str:
+        text = io.StringIO()
+        csv.writer(text, lineterminator="\n").writerows(rows)
+        return text.getvalue()

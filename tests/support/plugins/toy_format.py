@@ -12,7 +12,6 @@ class ToyWriter(Writer):
 
     extension = "toy"
 
-    def write(self, result: CaptionResult) -> None:
-        """Write the captions of one result."""
-        self.stream.write("".join(f"{caption.text.upper()}\n" for caption in result.captions))
-        self.stream.flush()
+    def render(self, result: CaptionResult) -> str:
+        """Return the captions of one result."""
+        return "".join(f"{caption.text.upper()}\n" for caption in result.captions)

@@ -1,0 +1,500 @@
+"""A run over many inputs: its input set, progress, summary and exit code, and its results in shards."""
+
+from __future__ import annotations
+
+import io
+import re
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import typer
+
+from capvid.cli._options import InputOptions, RuntimeOptions, ShardingOptions
+from capvid.cli._terminal import debugging, print_line
+from capvid.errors import CapvidError, FeatureFileError, RunError, UsageError, is_disk_full
+from capvid.utils.escaping import terminal
+from capvid.utils.limits import limits
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from capvid.distributed.jobs import Job
+    from capvid.features.extraction import ExtractionResult
+    from capvid.output.results import CaptionResult
+    from capvid.output.shards import Row
+    from capvid.utils.digests import Part
+    from capvid.utils.storage import VideoPath
+    from capvid.video.input_set import VideoInput
+
+SOME_FAILED = 3  # exit code
+RESUMABLE = "; the same command goes on from there"
+MAX_SHARDS = 1_000_000
+VIDEOS_PER_FILE = {"captions": 1000, "features": 100}
+
+
+_R = TypeVar("_R", "CaptionResult", "ExtractionResult", "Row")
+
+
+def training_bar(console: Console, note: str) -> Progress:
+    """Return a progress bar for training, on a terminal only; ``note`` formats the fields of its task."""
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=None),
+        TextColumn(note),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+        console=console,
+        disable=not console.is_terminal,
+        transient=True,
+    )
+
+
+@dataclass
+class Batch:
+    """The state of one run over many inputs: counts, the progress bar, and lines on stderr.
+
+    Attributes:
+        verb: past participle for the summary ("captioned").
+        many: whether there are several inputs; a single one gets neither bar nor summary.
+        interrupted: suffix of the interrupt message.
+    """
+
+    verb: str
+    many: bool
+    done: int = 0
+    skipped: int = 0
+    generic: int = 0
+    interrupted: str = ""
+    errors: list[CapvidError] = field(default_factory=list)
+    begun: float = field(default_factory=time.monotonic)
+    _progress: Progress | None = None
+
+    def run(
+        self,
+        results: Generator[_R, None, None],
+        write: Callable[[_R], CapvidError | None],
+        *,
+        total: int | None,
+        fail_fast: bool,
+        data_on_stdout: bool = False,
+    ) -> None:
+        """Write results as they come, and report failures.
+
+        Args:
+            results: results, closed at the end.
+            write: function that writes a result and counts it, or returns the error of its input.
+            total: number of inputs, if known.
+            fail_fast: whether to stop at the first failure.
+            data_on_stdout: whether results go to stdout line by line.
+        """
+        with closing(results), self.progress(total, data_on_stdout=data_on_stdout):
+            for result in results:
+                error = write(result)
+                self.advance()
+                if result.lost:
+                    what = "1 frame" if result.lost == 1 else f"{result.lost} frames"
+                    self.say(f"warning: {result.path}: {what} could not be decoded; the others were used")
+                if error is not None:
+                    self.failed(error)
+                    if fail_fast:
+                        return
+
+    def failed(self, error: CapvidError) -> None:
+        """Count a failed input and print why on one line, after the traceback of a bug when debugging."""
+        self.errors.append(error)
+        if error.trace and debugging.get():
+            for line in error.trace.splitlines():
+                self.say(line)
+        self.say(f"error: {error}")
+
+    def say(self, line: str) -> None:
+        """Print one line on stderr, above the progress bar if there is one."""
+        if self._progress is None:
+            with suppress(OSError):  # nobody listens any more: no reason to stop
+                print_line(line, err=True)
+        else:
+            self._progress.console.print(terminal(line), markup=False, highlight=False, soft_wrap=True)
+
+    def advance(self) -> None:
+        """Move the progress bar by one input."""
+        if self._progress is not None:
+            self._progress.advance(self._progress.task_ids[0])
+
+    @contextmanager
+    def progress(self, total: int | None, *, data_on_stdout: bool) -> Iterator[None]:
+        """Show a bar on stderr while the block runs; report the number of inputs done on an interrupt.
+
+        There is a bar only on a terminal, and not where the data go to the same terminal line by line.
+        """
+        try:
+            if not self.many or not sys.stderr.isatty() or (data_on_stdout and sys.stdout.isatty()):
+                yield
+                return
+            from rich.console import Console
+            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+            columns = (
+                TextColumn("{task.description}"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TimeRemainingColumn(),
+            )
+            console = Console(stderr=True)
+            with Progress(*columns, console=console, transient=True, redirect_stdout=False) as self._progress:
+                self._progress.add_task(self.verb, total=total)
+                try:
+                    yield
+                finally:
+                    self._progress = None
+        except KeyboardInterrupt:
+            of = "" if total is None else f" of {total}"
+            self.say(f"interrupted: {self.done}{of} {self.verb}{self.interrupted}")
+            raise
+
+    def finish(self) -> None:
+        """Print the summary of a batch and exit if the exit code is not 0.
+
+        Raises:
+            typer.Exit: an input failed.
+        """
+        self.summarise()
+        if self.errors:
+            raise typer.Exit(self.exit_code)
+
+    def summarise(self) -> None:
+        """Print the summary of a batch."""
+        if self.many:
+            skipped = f", {self.skipped} skipped (already done)" if self.skipped else ""
+            failed = f", {len(self.errors)} failed" if self.errors else ""
+            seconds = time.monotonic() - self.begun
+            speed = f" in {seconds:.1f} s ({self.done / seconds:.1f} a second)" if self.done else ""
+            generic = f", {self.generic} likely generic" if self.generic else ""
+            self.say(f"{self.done} {self.verb}{speed}{skipped}{failed}{generic}")
+        elif self.generic:
+            self.say("note: likely generic: such a caption fits many videos")
+
+    @property
+    def exit_code(self) -> int:
+        """0 if all inputs are done, 3 if some failed; if nothing could be done that of the error."""
+        if not self.errors:
+            return 0
+        if self.done or self.skipped:
+            return SOME_FAILED
+        return self.errors[0].exit_code if len(self.errors) == 1 else 1
+
+
+# Inputs
+
+
+@dataclass(frozen=True, kw_only=True)
+class InputSet:
+    """The inputs of a command.
+
+    Attributes:
+        options: arguments, list file, and how folders are searched.
+        many: whether this is a batch: several inputs, a list, a pattern, a folder or an archive.
+        text: the list, if it came from stdin.
+        part: the part of the inputs to work on; None takes all.
+        timeout: seconds for fetching the list, and for each request when inputs are listed; None disables it.
+    """
+
+    options: InputOptions
+    many: bool
+    text: bytes | None
+    part: Part | None
+    timeout: float | None
+
+    def videos(self, batch: Batch, *, lazily: bool = False) -> Iterable[VideoInput]:
+        """Return the videos that the inputs stand for; an input that gives none counts as failed.
+
+        Args:
+            batch: the run that counts failures.
+            lazily: whether to search during iteration, in constant memory.
+
+        Raises:
+            CapvidError: the first failure, with ``fail_fast``.
+        """
+        from capvid.utils.digests import identity
+        from capvid.video.input_set import find_videos, iter_videos
+
+        part, search = self.part, iter_videos if lazily else find_videos
+        videos = search(
+            self.options.inputs or [],
+            listed=() if self.options.from_file is None else self._listed(self.options.from_file, batch),
+            recursive=self.options.recursive,
+            failed=None if self.options.fail_fast else batch.failed,
+            timeout=self.timeout,
+        )
+        return videos if part is None else (video for video in videos if identity(video.path) in part)
+
+    def _listed(self, source: str, batch: Batch) -> Iterator[VideoPath]:
+        """Yield the entries of the list; an empty list counts as failed."""
+        from capvid.utils.storage import located
+        from capvid.video.input_lists import read_list, read_paths
+
+        entries = (
+            read_list(located(source), self.options.column, timeout=self.timeout)
+            if self.text is None
+            else read_paths(io.BytesIO(self.text))
+        )
+        empty = True
+        for entry in entries:
+            empty = False
+            yield entry
+        if empty:
+            error = CapvidError(f"{source}: there is no path in this list")
+            if self.options.fail_fast:
+                raise error
+            batch.failed(error)
+
+
+def read_inputs(options: InputOptions, *, timeout: float | None) -> InputSet:
+    """Check the input options of a command, and read a list on stdin.
+
+    Raises:
+        UsageError: no input, an unreadable list, or a part that does not exist.
+    """
+    from capvid.utils.storage import Blob, located
+    from capvid.video.input_lists import open_list
+    from capvid.video.input_set import EXTENSIONS, stands_for_many
+
+    source, inputs, text = options.from_file, options.inputs or [], None
+    part = None if options.shard is None else _read_part(options.shard)
+    if "" in inputs:
+        raise UsageError(
+            "an INPUT is empty", remedy="give a video, a folder or an address, . for this folder"
+        )
+    if source is None and not inputs:
+        raise UsageError("no input", remedy="give a video, a folder, or a list with --from-file")
+    if source is None and options.column is not None:
+        raise UsageError("--column is for --from-file", remedy="leave it out")
+    if source == "-":
+        if options.column is not None:
+            raise UsageError("a list on stdin has no columns", remedy="leave out --column")
+        text = sys.stdin.buffer.read(limits().list_bytes + 1)
+        if len(text) > limits().list_bytes:
+            raise UsageError(
+                f"the list on stdin is larger than the limit of {limits().list_bytes} bytes",
+                remedy="give it as a file",
+            )
+    elif source is not None:
+        path = located(source)
+        if path.suffix.lower() in EXTENSIONS:
+            raise UsageError(f"{source}: is a video, not a list of paths", remedy="leave out --from-file")
+        if not isinstance(path, Blob):
+            open_list(path).close()
+    many = source is not None or len(inputs) != 1 or stands_for_many(located(inputs[0]))
+    return InputSet(options=options, many=many, text=text, part=part, timeout=timeout)
+
+
+def _read_part(text: str) -> Part:
+    """Parse the part of the inputs to work on, such as ``2/8``.
+
+    Raises:
+        UsageError: there is no such part.
+    """
+    from capvid.utils.digests import Part
+
+    match = re.fullmatch("([0-9]{1,7})/([0-9]{1,7})", text)
+    if match is None:
+        raise UsageError(
+            f"--shard {text}: not understood", remedy="write it as 2/8, the second of eight parts"
+        )
+    number, parts = map(int, match.groups())
+    if parts > MAX_SHARDS:
+        raise UsageError(f"--shard {text}: too many parts", remedy=f"use at most {MAX_SHARDS}")
+    if not 1 <= number <= parts:
+        remedy = f"give one of 1/{match[2]} to {match[2]}/{match[2]}"
+        raise UsageError(f"--shard {text}: there is no such part", remedy=remedy)
+    return Part(number, parts)
+
+
+# Outputs
+
+
+def check_writable_file(path: Path) -> None:
+    """Check that a file can be written at the path, before any work is done.
+
+    Raises:
+        UsageError: it cannot.
+    """
+    if path.is_dir():
+        raise UsageError(f"{path}: is a folder", remedy="give the name of a file, or use --output-dir")
+    if path.exists() and not path.is_file():  # a device or a pipe would be replaced by a file
+        raise UsageError(f"{path}: is not a regular file", remedy="leave out -o to write to stdout")
+    if not path.parent.is_dir():
+        raise UsageError(f"{path}: there is no folder {path.parent}", remedy="make the folder first")
+    check_writable_folder(path.parent)
+
+
+def check_writable_folder(path: Path) -> None:
+    """Create the folder if necessary and check that files can be written in it, before any work is done.
+
+    Raises:
+        UsageError: they cannot.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except FileExistsError as error:
+        raise UsageError(f"{path}: is a file, not a folder") from error
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be made ({error.strerror})") from error
+    try:
+        with tempfile.TemporaryFile(dir=path):
+            pass
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be written ({error.strerror})") from error
+
+
+@contextmanager
+def output_file(path: VideoPath, folder: Path) -> Iterator[None]:
+    """Turn a failure to write the file of one input into that input's error.
+
+    Args:
+        path: path or address of the input.
+        folder: output folder of the run.
+
+    Raises:
+        CapvidError: the file cannot be written.
+        RunError: nothing can be written to the folder any more.
+    """
+    try:
+        yield
+    except (OSError, FeatureFileError) as error:
+        cause = error if isinstance(error, OSError) else error.__cause__
+        if not isinstance(cause, OSError):
+            raise
+        reason = cause.strerror or cause
+        if is_disk_full(cause):
+            raise RunError(f"{cause.filename or folder}: {reason}") from error
+        try:
+            check_writable_folder(folder)
+        except UsageError as unusable:
+            raise RunError(unusable.message) from error
+        raise CapvidError(f"{path}: its output cannot be written to {folder} ({reason})") from error
+
+
+# Sharded runs
+
+
+def wants_shards(sharding: ShardingOptions, folder: str | None, form: str | None) -> bool:
+    """Return whether results go into shards, which requires a folder.
+
+    Raises:
+        UsageError: options that exclude each other.
+    """
+    from capvid.utils.storage import Storage
+
+    on_ray = sharding.engine == "ray"
+    if sharding.ray_address and not on_ray:
+        raise UsageError("--ray-address is for --engine ray", remedy="give that too, or leave it out")
+    sharded = on_ray or sharding.videos_per_file is not None or sharding.retry_failed
+    sharded = sharded or form in ("parquet", "webdataset")  # formats that exist as shards only
+    sharded = sharded or (folder is not None and Storage(folder).local is None)
+    if sharded and folder is None:
+        raise UsageError("shards need a folder or an address that takes them", remedy="give --output-dir")
+    return sharded
+
+
+def run_sharded(
+    make_job: Callable[[str], Job],
+    inputs: InputSet,
+    batch: Batch,
+    folder: str,
+    form: str,
+    options: tuple[RuntimeOptions, ShardingOptions],
+) -> None:
+    """Run a job for all videos that are not in the shards yet, and finish the batch.
+
+    Args:
+        make_job: function that makes the job on a device.
+        inputs: the videos.
+        batch: state of the run.
+        folder: path or address for the shards.
+        form: name of the shards' format.
+        options: how the run is computed.
+
+    Raises:
+        UsageError: the engine is missing, or the folder holds something else.
+        CapvidError: an error that concerns all videos.
+        typer.Exit: a video failed.
+    """
+    from capvid.output.shards import HEAD, SHARD_FORMATS, ShardFolder
+    from capvid.utils.digests import identity
+    from capvid.utils.files import remove_leftovers
+    from capvid.utils.storage import Storage
+
+    runtime, sharding = options
+    on_ray, overwrite = sharding.engine == "ray", inputs.options.overwrite
+    if overwrite and inputs.part is not None:
+        raise UsageError(
+            "--overwrite would remove the shards of all parts",
+            remedy="choose another folder, or empty it first",
+        )
+    if on_ray:
+        _check_ray(runtime)
+    local = Storage(folder).local
+    if local is not None:
+        check_writable_folder(local)
+        remove_leftovers([local / HEAD])
+    batch.interrupted = RESUMABLE
+    job = make_job("cpu" if on_ray else runtime.device)  # on Ray each actor moves its own networks
+    shards = ShardFolder(folder, kind=job.kind, form=SHARD_FORMATS[f"{job.kind}/{form}"](), head=job.head)
+    shards.begin(overwrite=overwrite)
+    done = shards.done(retry_failed=sharding.retry_failed)
+
+    def todo() -> Iterator[VideoInput]:
+        for video in inputs.videos(batch, lazily=True):
+            if identity(video.path) in done:
+                batch.skipped += 1
+            else:
+                yield video
+
+    def count(row: Row) -> CapvidError | None:
+        if row.error is None:
+            batch.done += 1
+            batch.generic += row.generic
+            return None
+        error = CapvidError(row.error)
+        error.trace = row.trace
+        return error
+
+    per_file = sharding.videos_per_file or VIDEOS_PER_FILE[job.kind]
+    settings: dict[str, Any] = {"per_file": per_file, "timeout": runtime.seconds}
+    if on_ray:
+        from capvid.distributed.ray_engine import run_on_ray
+
+        gpu = None if runtime.device == "auto" else runtime.device.startswith("cuda")
+        rows = run_on_ray(job, shards, todo(), address=sharding.ray_address, gpu=gpu, **settings)
+    else:
+        from capvid.distributed.jobs import run_here
+
+        rows = run_here(job, shards, todo(), workers=runtime.num_workers, **settings)
+    batch.run(rows, count, total=None, fail_fast=inputs.options.fail_fast)
+    batch.finish()
+
+
+def _check_ray(runtime: RuntimeOptions) -> None:
+    """Check that Ray is installed, before anything is loaded.
+
+    Raises:
+        UsageError: it is not, or options concern this machine alone.
+    """
+    from importlib.util import find_spec
+
+    if find_spec("ray") is None:
+        raise UsageError("--engine ray needs Ray Data", remedy="pip install 'capvid[ray]'")
+    if runtime.workers is not None:
+        raise UsageError("--workers is for --engine local", remedy="leave it out: Ray shares out the cores")
+    if runtime.device not in ("auto", "cpu", "cuda"):
+        raise UsageError(f"--device {runtime.device} with --engine ray", remedy="use auto, cpu or cuda")
