@@ -61,7 +61,7 @@ def measure(
     if way == "capvid":
         from capvid.metrics.meteor.meteor_scorer import meteor_scores as scores
     else:
-        from capvid.metrics.meteor.java_meteor import meteor_scores as scores
+        from capvid.metrics.java import meteor_scores as scores
     corpus, _ = scores(predictions, references)
     seconds = time.perf_counter() - start
     stop.set()

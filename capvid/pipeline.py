@@ -27,9 +27,8 @@ from capvid.captioners.checkpoint import Checkpoint
 from capvid.captioners.layers import pad_frames, pad_segments
 from capvid.checkpoints.lookup import find_captioner, load_captioner
 from capvid.decoding.beam_search import as_tokens, check_repetition, decode, decode_paragraphs
-from capvid.decoding.confidence import Calibration, logprobs_of_average
 from capvid.decoding.decoding_options import DecodingOptions, Hypothesis
-from capvid.decoding.rescoring import check_specificity, in_double, rescore
+from capvid.decoding.rescoring import Calibration, check_specificity, in_double, logprobs_of_average, rescore
 from capvid.errors import (
     CapvidError,
     CheckpointError,
@@ -44,8 +43,8 @@ from capvid.features.feature_file import Features, load_features
 from capvid.features.prefetch import DecodeStage, Video, decode_video, fetched, holds_features
 from capvid.output.results import Caption, CaptionResult, Segment, WordScore
 from capvid.utils.device import resolve_device
-from capvid.utils.limits import limits
 from capvid.utils.storage import VideoPath, located
+from capvid.utils.validation import limits
 from capvid.video.frame_sampling import ChosenTimes, Sampling, UniformSampling, parse_sampling
 from capvid.video.frame_source import ArraySource
 from capvid.video.worker_pool import WorkerPool

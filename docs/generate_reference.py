@@ -24,7 +24,7 @@ from capvid.cli.app import root_command
 from capvid.decoding.decoding_options import DecodingOptions
 from capvid.features.feature_file import FeatureHeader, Features, StreamHeader
 from capvid.training import recipe as recipes
-from capvid.utils.limits import Limits
+from capvid.utils.validation import Limits
 
 DOCS = Path(__file__).resolve().parent
 REFERENCE = DOCS / "reference"

@@ -21,9 +21,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from capvid.errors import UsageError
-from capvid.utils.limits import GIB, limits
 from capvid.utils.registry import Registry
-from capvid.utils.validation import bounded, checked_fields
+from capvid.utils.validation import GIB, bounded, checked_fields, limits
 
 Trace = dict[str, Tensor]
 Carried = dict[str, Tensor]

@@ -21,8 +21,7 @@ from capvid.errors import CapvidError, CheckpointError, FeatureMismatchError
 from capvid.features.feature_file import FeatureHeader
 from capvid.text.vocabulary import Vocabulary
 from capvid.utils.files import atomic_path, atomic_write_text, open_regular, read_regular
-from capvid.utils.limits import MIB, limits
-from capvid.utils.validation import bounded, checked_fields, choice, parse_json, short
+from capvid.utils.validation import MIB, bounded, checked_fields, choice, limits, parse_json, short
 
 WEIGHTS = "captioner.safetensors"
 CONFIG = "captioner.json"
@@ -53,7 +52,7 @@ class Checkpoint:
         name: name of the captioner.
         info: notes of the training run: recipe, epoch, scores, ``max_frames`` per video (or segment) and
             which ``frames`` these are (:func:`limited`), ``max_words`` of a caption; ``generic``, the
-            calibration (:class:`capvid.decoding.confidence.Calibration`), if there is one.
+            calibration (:class:`capvid.decoding.rescoring.Calibration`), if there is one.
         folder: folder it was loaded from.
         sees: whether it reads frames itself, so that its features are in no file.
     """

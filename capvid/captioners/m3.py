@@ -125,3 +125,33 @@ class M3(AttentiveCaptioner):
             "read_decoder": w_decode,
         }
         return (context, h), state.after({"h": h, "c": c, "memory": memory}), trace
+
+
+@CAPTIONERS.register("soft-attention")
+class SoftAttention(AttentiveCaptioner):
+    """The baseline SA of the M3 paper: Yao et al., "Describing Videos by Exploiting ..." (2015).
+
+    An LSTM whose further input is the attended frame; attention is guided by the previous hidden state.
+    """
+
+    name = "soft-attention"
+    config_class = AttentiveConfig
+
+    def __init__(self, config: AttentiveConfig) -> None:
+        width = self.frame_width(config)
+        super().__init__(config, extra_width=width)
+        self.attention = AdditiveAttention(query=config.hidden, value=width, width=config.attention)
+
+    def encode(self, features: Tensor, mask: Tensor) -> State:
+        """Return the first state of features (B, T, D), real by ``mask`` (B, T)."""
+        frames = self.frames(features, mask)
+        h, c = first_state(self.initial, frames, mask)
+        video = {"frames": frames, "keys": self.attention.key(frames), "mask": mask}
+        return State(video, {"h": h, "c": c})
+
+    def advance(self, word_gates: Tensor, state: State) -> tuple[tuple[Tensor, ...], State, Trace]:
+        """Attend by h_{t-1}, then the LSTM: context (B, D') and h_t (B, H), state, trace."""
+        video, h, c = state.video, state.memory["h"], state.memory["c"]
+        context, weights = self.attention(h, video["keys"], video["frames"], video["mask"])
+        h, c = self.cell(word_gates, context, h, c)
+        return (context, h), state.after({"h": h, "c": c}), {"attention": weights}

@@ -16,7 +16,7 @@ from capvid.features.feature_file import FeatureHeader
 from capvid.hub import client as hub
 from capvid.hub.client import record, recorded
 from capvid.utils.files import file_digest
-from capvid.vlm.git_files import GIT, GIT_CONFIG, GIT_OPTIONAL, GIT_REQUIRED, model_type
+from capvid.vlm.git import GIT_CONFIG, GIT_OPTIONAL, GIT_REQUIRED, GIT_TYPE, model_type
 
 WEIGHTS_FOLDER = "weights"
 _NAME = re.compile(r"(?P<repository>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w.-]+(?:/[\w.-]+)*))?", re.ASCII)
@@ -131,7 +131,7 @@ def fetch_model(name: str) -> HubModel:
         hub.fetch(repo, WEIGHTS)
         return model
     repo, kind = replace(repo, all_files=True), model_type(folder)
-    if kind != GIT:
+    if kind != GIT_TYPE:
         what = "no captioner" if kind is None else f"a model of the type {kind}, which capvid cannot use"
         raise HubError(f"{repo}: {what}", remedy=_USABLE)
     for filename in GIT_OPTIONAL:

@@ -35,17 +35,15 @@ def load_captioner(
 ) -> tuple[Checkpoint, Callable[[], Sequence[Backbone]], str]:
     """Load the captioner in a folder; return it, a loader of its backbones, and its name for results."""
     if not holds_checkpoint(folder):
-        from capvid.vlm.git_files import GIT, GIT_CONFIG, model_type, weights_file
+        from capvid.vlm.git import GIT_CONFIG, GIT_TYPE, load_git, model_type, weights_file
 
-        if model_type(folder) == GIT:
-            from capvid.vlm.git import load_git
-
+        if model_type(folder) == GIT_TYPE:
             if weights is not None:
                 raise UsageError("GIT has its own weights", remedy="leave out --weights")
-            name = published.repository if published else GIT
+            name = published.repository if published else GIT_TYPE
             checkpoint, backbone = load_git(folder, name=name, device=device)
             digest = _digest(folder / GIT_CONFIG, weights_file(folder)) if published is None else ""
-            return checkpoint, lambda: [backbone], published.label if published else f"{GIT}@{digest}"
+            return checkpoint, lambda: [backbone], published.label if published else f"{GIT_TYPE}@{digest}"
     checkpoint = load_checkpoint(folder)
     home = checkpoint.folder or folder  # of a training run, its folder "best"
     return (

@@ -20,8 +20,7 @@ from capvid.checkpoints.hub_checkpoints import (
 )
 from capvid.errors import CheckpointError, UsageError
 from capvid.utils.files import file_digest, read_regular
-from capvid.utils.limits import limits
-from capvid.utils.validation import parse_json
+from capvid.utils.validation import limits, parse_json
 
 CARD = "README.md"
 RECIPE, METRICS, TEST = "recipe.json", "metrics.jsonl", "test.json"

@@ -19,7 +19,7 @@ from capvid.cli._options import InputOptions, RuntimeOptions, ShardingOptions
 from capvid.cli._terminal import debugging, print_line
 from capvid.errors import CapvidError, FeatureFileError, RunError, UsageError, is_disk_full
 from capvid.utils.escaping import terminal
-from capvid.utils.limits import limits
+from capvid.utils.validation import limits
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -10,8 +10,8 @@ The file named by ``--config`` or ``CAPVID_CONFIG`` has a table for each command
     [data.check]
     skip-bad = true
 
-The table ``[limits]`` sets the limits of :mod:`capvid.utils.limits`. The command line has precedence over the
-environment, which has precedence over the file.
+The table ``[limits]`` sets the limits of :mod:`capvid.utils.validation`. The command line has precedence over
+the environment, which has precedence over the file.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ import typer
 
 from capvid.errors import UsageError
 from capvid.utils.escaping import terminal
-from capvid.utils.limits import limits, set_limits
 from capvid.utils.options import RuntimeOptions as RuntimeOptions
 from capvid.utils.options import option
+from capvid.utils.validation import limits, set_limits
 from capvid.video import READER_NAMES
 
 MAX_BATCH = 4096

@@ -22,7 +22,7 @@ from typer.core import TyperGroup
 from capvid.cli._options import config_first, name_variables, read_config
 from capvid.cli._terminal import debugging, prepare_streams, print_line, silence_streams
 from capvid.utils.escaping import terminal
-from capvid.utils.limits import limits
+from capvid.utils.validation import limits
 
 BROKEN_PIPE = 141  # as a shell shows programs that SIGPIPE ends
 INTERRUPTED = 130

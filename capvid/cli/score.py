@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import platform
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from capvid.cli._batch import check_writable_file
 from capvid.cli._terminal import print_line
 from capvid.errors import DataError, UsageError
-from capvid.utils.escaping import json_text, terminal
+from capvid.utils.escaping import json_text, table_cell, terminal
+from capvid.utils.files import atomic_write_text
 from capvid.version import __version__
 
 if TYPE_CHECKING:
@@ -22,46 +24,14 @@ if TYPE_CHECKING:
 
     from capvid.metrics.metric import Texts
     from capvid.scoring.comparison import Comparison
-    from capvid.scoring.references import Said, Wanted
+    from capvid.scoring.references import MatchedPredictions, ReferenceSet
     from capvid.scoring.scorer import Scores
 
 
-class Tokenizer(str, Enum):
-    """The tokenizers of ``--tokenizer``."""
-
-    auto = "auto"
-    ptb = "ptb"
-    builtin = "builtin"
-    none = "none"
-
-
-class Missing(str, Enum):
-    """What ``--missing`` does about videos without a prediction."""
-
-    error = "error"
-    empty = "empty"
-    skip = "skip"
-
-
-class Engine(str, Enum):
-    """The engines of ``--meteor-engine``."""
-
-    auto = "auto"
-    builtin = "builtin"
-    java = "java"
-
-
-class Form(str, Enum):
-    """The forms of ``--references-format``."""
-
-    coco = "coco"
-    msrvtt = "msrvtt"
-    msvd = "msvd"
-    activitynet = "activitynet"
-    youcook2 = "youcook2"
-    captions = "captions"
-    paragraphs = "paragraphs"
-    jsonl = "jsonl"
+Tokenizer = Literal["auto", "ptb", "builtin", "none"]
+Missing = Literal["error", "empty", "skip"]
+Engine = Literal["auto", "builtin", "java"]
+Form = Literal["coco", "msrvtt", "msvd", "activitynet", "youcook2", "captions", "paragraphs", "jsonl"]
 
 
 def score(
@@ -80,11 +50,11 @@ def score(
     tokenizer: Annotated[
         Tokenizer,
         typer.Option(help="builtin (auto is the same); ptb, Stanford's, needs Java; none splits at spaces."),
-    ] = Tokenizer.auto,
+    ] = "auto",
     missing: Annotated[
         Missing,
-        typer.Option(help="Videos without a prediction: error; empty, they said nothing; skip, left out."),
-    ] = Missing.error,
+        typer.Option(help="Videos without a prediction: error; empty, an empty caption; skip, left out."),
+    ] = "error",
     references_format: Annotated[
         Form | None,
         typer.Option(
@@ -96,7 +66,7 @@ def score(
     ] = None,
     meteor_engine: Annotated[
         Engine, typer.Option(help="builtin (auto is the same), or java, the published one.")
-    ] = Engine.auto,
+    ] = "auto",
     per_video: Annotated[
         Path | None,
         typer.Option(show_default=False, help="File for each video's scores: .json, .jsonl, .csv or .tsv."),
@@ -116,27 +86,26 @@ def score(
     """
     from capvid.scoring.comparison import compare
     from capvid.scoring.references import load_predictions, load_references
-    from capvid.scoring.score_files import check_suffix
     from capvid.scoring.scorer import score_texts
 
     chosen = _chosen(metrics, paragraph=paragraph)
-    if paragraph and tokenizer is not Tokenizer.auto:
+    if paragraph and tokenizer != "auto":
         raise UsageError(
             "--tokenizer is for captions", remedy="leave it out: paragraphs are split as MART does"
         )
     if per_video is not None:
         check_suffix(per_video)
         check_writable_file(per_video)
-    form = references_format.value if references_format else ""
+    form = references_format or ""
     wanted = load_references(references, form=form, paragraphs=paragraph)
     paths = [predictions, other] if other else [predictions]
-    said = [load_predictions(path, wanted, paragraphs=paragraph, missing=missing.value) for path in paths]
-    for note in dict.fromkeys(note for one in said for note in one.notes):
+    predicted = [load_predictions(path, wanted, paragraphs=paragraph, missing=missing) for path in paths]
+    for note in dict.fromkeys(note for one in predicted for note in one.notes):
         print_line(f"note: {note}", err=True)
-    texts = _texts(said, wanted, tokenizer.value, missing.value, paragraph=paragraph)
+    texts = _texts(predicted, wanted, tokenizer, missing, paragraph=paragraph)
     options: dict[str, Any] = {
         "metrics": chosen,
-        "meteor_engine": meteor_engine.value,
+        "meteor_engine": meteor_engine,
         "meteor_needed": metrics is not None,
     }
     comparison = compare(texts[0], texts[1], **options) if other else None
@@ -148,13 +117,13 @@ def score(
     scored = Scored(
         paths=[str(path) for path in paths],
         wanted=wanted,
-        said=said,
+        predicted=predicted,
         texts=texts[0],
         scores=scores,
         comparison=comparison,
-        tokenizer="mart" if paragraph else "builtin" if tokenizer is Tokenizer.auto else tokenizer.value,
-        meteor_engine="builtin" if meteor_engine is Engine.auto else meteor_engine.value,
-        missing=missing.value,
+        tokenizer="mart" if paragraph else "builtin" if tokenizer == "auto" else tokenizer,
+        meteor_engine="builtin" if meteor_engine == "auto" else meteor_engine,
+        missing=missing,
     )
     if per_video is not None:
         write_videos(per_video, scored)
@@ -165,7 +134,7 @@ def score(
 
 
 def _chosen(metrics: str | None, *, paragraph: bool) -> tuple[str, ...]:
-    """The metrics to be scored; those that are not named may be left out if they are not installed."""
+    """Return the metrics to compute; by default all that are installed."""
     from capvid.scoring.scorer import check_metrics, metric_names
 
     if metrics is None:
@@ -179,48 +148,56 @@ def _chosen(metrics: str | None, *, paragraph: bool) -> tuple[str, ...]:
     return chosen
 
 
-def _texts(said: list[Said], wanted: Wanted, tokenizer: str, missing: str, *, paragraph: bool) -> list[Texts]:
-    """Each set of predictions beside the references, tokenised; what is skipped in one is so in all."""
+def _texts(
+    predicted: list[MatchedPredictions],
+    wanted: ReferenceSet,
+    tokenizer: str,
+    missing: str,
+    *,
+    paragraph: bool,
+) -> list[Texts]:
+    """Tokenise each set of predictions with the references; videos skipped in one are skipped in all."""
     from capvid.scoring.scorer import caption_texts, paragraph_texts
 
     references = wanted.texts
     if missing == "skip":
-        lacking = {video for one in said for video in one.missing}
+        lacking = {video for one in predicted for video in one.missing}
         references = {video: texts for video, texts in references.items() if video not in lacking}
         if not references:
             raise DataError("no video has a prediction in both files", remedy="compare their ids")
     if paragraph:
         first = set(wanted.first)
         return [
-            paragraph_texts(one.sentences, references, missing=missing, repetition_of=first) for one in said
+            paragraph_texts(one.sentences, references, missing=missing, repetition_of=first)
+            for one in predicted
         ]
-    captions = [{video: sentences[0] for video, sentences in one.sentences.items()} for one in said]
+    captions = [{video: sentences[0] for video, sentences in one.sentences.items()} for one in predicted]
     return [caption_texts(one, references, tokenizer=tokenizer, missing=missing) for one in captions]
 
 
-MOST = 10  # videos whose captions are shown side by side
+MAX_VIDEOS = 10  # whose captions are shown side by side
 WIDTH = 60  # columns of the tables at most
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scored:
-    """What was scored, how, and with what result.
+    """Scores of predictions, with inputs and settings.
 
     Attributes:
-        paths: of the predictions, and of those they are compared with.
-        wanted: the references as they were given.
-        said: what is in the files of predictions.
-        texts: what was scored of the first.
-        scores: of the first.
-        comparison: with the second, if there is one.
-        tokenizer: its name.
-        meteor_engine: its name.
-        missing: what became of videos without a prediction.
+        paths: paths of the predictions.
+        wanted: the references.
+        predicted: the matched predictions of each file.
+        texts: tokenised texts of the first.
+        scores: scores of the first.
+        comparison: comparison with the second, if any.
+        tokenizer: name of the tokenizer.
+        meteor_engine: name of the METEOR engine.
+        missing: handling of videos without a prediction.
     """
 
     paths: list[str]
-    wanted: Wanted
-    said: list[Said]
+    wanted: ReferenceSet
+    predicted: list[MatchedPredictions]
     texts: Texts
     scores: Scores
     comparison: Comparison | None
@@ -229,18 +206,18 @@ class Scored:
     missing: str
 
     def caption(self, which: int, video: str) -> str:
-        """What the first or second said of a video."""
-        return " ".join(self.said[which].sentences.get(video, []))
+        """Return the caption of a video by the first or second predictions."""
+        return " ".join(self.predicted[which].sentences.get(video, []))
 
 
 def report(scored: Scored) -> dict[str, Any]:
-    """Everything about the scores, as JSON has it."""
+    """Return the scores and how they were computed, for JSON."""
     versions = {"capvid": __version__, "python": platform.python_version()}
     if scored.tokenizer == "ptb" or ("METEOR" in scored.scores.corpus and scored.meteor_engine == "java"):
-        from capvid.metrics.java_tokenizer import java_version
+        from capvid.metrics.java import java_version
 
         versions["java"] = java_version()
-    found: dict[str, Any] = {
+    record: dict[str, Any] = {
         "predictions": scored.paths[0],
         "references": scored.wanted.names,
         "scores": scored.scores.corpus,
@@ -251,15 +228,15 @@ def report(scored: Scored) -> dict[str, Any]:
         "counts": {
             "videos": len(scored.texts.references),
             "references": sum(map(len, scored.texts.references.values())),
-            "missing": len(scored.said[0].missing),
-            "extra": len(scored.said[0].extra),
+            "missing": len(scored.predicted[0].missing),
+            "extra": len(scored.predicted[0].extra),
         },
     }
     if "METEOR" in scored.scores.corpus:
-        found["meteor_engine"] = scored.meteor_engine
+        record["meteor_engine"] = scored.meteor_engine
     if scored.comparison is not None:
-        found["compare"] = _comparison(scored, scored.comparison)
-    return found
+        record["compare"] = _comparison(scored, scored.comparison)
+    return record
 
 
 def _comparison(scored: Scored, comparison: Comparison) -> dict[str, Any]:
@@ -285,8 +262,8 @@ def _comparison(scored: Scored, comparison: Comparison) -> dict[str, Any]:
 
 
 def _most(comparison: Comparison) -> list[str]:
-    """The videos that differ most, of those that differ."""
-    return [video for video, difference in comparison.videos.items() if difference][:MOST]
+    """Return the videos that differ most."""
+    return [video for video, difference in comparison.videos.items() if difference][:MAX_VIDEOS]
 
 
 def write_videos(path: Path, scored: Scored) -> None:
@@ -296,8 +273,6 @@ def write_videos(path: Path, scored: Scored) -> None:
         UsageError: the suffix is of no format.
         OSError: the file cannot be written.
     """
-    from capvid.scoring.score_files import write_scores
-
     rows = (
         {"video": video, "caption": scored.caption(0, video), **values}
         for video, values in scored.scores.per_video.items()
@@ -340,10 +315,10 @@ def _print_comparison(out: Console, scored: Scored, comparison: Comparison) -> N
     for letter, path in zip("AB", scored.paths, strict=True):
         out.print(terminal(f"{letter}: {path}"), markup=False, soft_wrap=True)
     _table(out, ["", "A", "B", "A - B", "95 % interval", "p"], rows)
-    most = _most(comparison)
-    if most:
+    videos = _most(comparison)
+    if videos:
         out.print(f"The videos that differ most in {comparison.by}:")
-    for video in most:
+    for video in videos:
         out.print(terminal(f"{100 * comparison.videos[video]:+.1f} {video}"), markup=False, soft_wrap=True)
         for which, letter in enumerate("AB"):
             out.print(terminal(f"  {letter}: {scored.caption(which, video)}"), markup=False, soft_wrap=True)
@@ -353,8 +328,60 @@ def _table(out: Console, head: Sequence[str], rows: Sequence[Sequence[str]]) -> 
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, header_style="", padding=(0, 1 if len(head) > 6 else 2, 0, 0))
-    for place, name in enumerate(head):
-        table.add_column(name, justify="left" if place == 0 and not name else "right", no_wrap=True)
+    for column, name in enumerate(head):
+        table.add_column(name, justify="left" if column == 0 and not name else "right", no_wrap=True)
     for row in rows:
         table.add_row(*row)
     out.print(table, width=max(out.width, WIDTH))
+
+
+SUFFIXES = (".json", ".jsonl", ".csv", ".tsv")
+
+
+def check_suffix(path: Path) -> None:
+    """Check the suffix of a file name.
+
+    Raises:
+        UsageError: it is not one of :data:`SUFFIXES`.
+    """
+    if path.suffix.lower() not in SUFFIXES:
+        raise UsageError(
+            f"{path}: no format {path.suffix or 'without suffix'}", remedy=f"use {', '.join(SUFFIXES)}"
+        )
+
+
+def write_scores(path: Path, rows: Iterable[Mapping[str, Any]], columns: Sequence[str]) -> None:
+    """Write a row for each video, replacing the file at once.
+
+    Args:
+        path: whose suffix says the format.
+        rows: values by column; a value may be missing, and is null or an empty cell then.
+        columns: in their order.
+
+    Raises:
+        UsageError: the suffix is of no format.
+        OSError: the file cannot be written.
+    """
+    check_suffix(path)
+    suffix = path.suffix.lower()
+    records = [{column: row.get(column) for column in columns} for row in rows]
+    if suffix == ".json":
+        text = json_text(records, indent=1) + "\n"
+    elif suffix == ".jsonl":
+        text = "".join(json_text(record) + "\n" for record in records)
+    elif suffix == ".tsv":
+        lines = [columns, *([_cell(value) for value in record.values()] for record in records)]
+        text = "".join("\t".join(line) + "\n" for line in lines)
+    else:
+        stream = io.StringIO()
+        writer = csv.writer(stream, lineterminator="\n")
+        writer.writerow(columns)
+        writer.writerows([_cell(value) for value in record.values()] for record in records)
+        text = stream.getvalue()
+    atomic_write_text(path.resolve(), text)  # a link stays one
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, str):
+        return table_cell(value)
+    return "" if value is None else str(value)

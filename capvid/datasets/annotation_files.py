@@ -18,8 +18,7 @@ from typing import Any
 from capvid.datasets.dataset import CaptionedVideo, Segment
 from capvid.errors import DataError
 from capvid.utils.files import read_regular
-from capvid.utils.limits import limits
-from capvid.utils.validation import check_nesting
+from capvid.utils.validation import check_nesting, limits
 
 
 def whole_text(text: str) -> str:
@@ -43,7 +42,7 @@ _SPACE = re.compile(r"[ \t\n\r]*")
 
 
 @dataclass(frozen=True)
-class Place:
+class Location:
     """Where a row stands: its file, the line on which it begins, and its name there if it has one."""
 
     path: Path
@@ -58,12 +57,12 @@ class Place:
 class BadRow:
     """A row that cannot be used, why, and what to do about it."""
 
-    place: Place
+    location: Location
     reason: str
     remedy: str = ""
 
     def __str__(self) -> str:
-        return " ".join(f"{self.place}: {self.reason}".split())
+        return " ".join(f"{self.location}: {self.reason}".split())
 
 
 class RowError(Exception):
@@ -92,7 +91,7 @@ class Rows:
         self.notes: list[str] = []
 
     @contextmanager
-    def at(self, place: Place) -> Iterator[None]:
+    def at(self, location: Location) -> Iterator[None]:
         """Read one row in the block.
 
         Raises:
@@ -101,9 +100,9 @@ class Rows:
         try:
             yield
         except RowError as error:
-            self.bad.append(BadRow(place, error.reason, error.remedy))
+            self.bad.append(BadRow(location, error.reason, error.remedy))
             if not self.skip_bad:
-                raise DataError(f"{place}: {error.reason}", remedy=error.remedy) from None
+                raise DataError(f"{location}: {error.reason}", remedy=error.remedy) from None
 
 
 def find_file(folder: Path, *names: str) -> Path | None:
@@ -129,25 +128,25 @@ def find_file(folder: Path, *names: str) -> Path | None:
     return None
 
 
-def find_splits(folder: Path, files: Sequence[tuple[str, str]], rows: Rows) -> list[tuple[str, Path]]:
+def find_splits(folder: Path, names: Sequence[tuple[str, str]], rows: Rows) -> list[tuple[str, Path]]:
     """Find the file of every split, given as pairs of split and name; a missing one is noted.
 
     Raises:
         DataError: there is none of the files.
     """
-    found = []
-    for split, name in files:
+    files = []
+    for split, name in names:
         path = find_file(folder, name)
         if path is None:
             rows.notes.append(f"{folder}: no {name}, so no {split} split from there")
         else:
-            found.append((split, path))
-    if not found:
-        names = " or ".join(name for _, name in files)
+            files.append((split, path))
+    if not files:
+        listed = " or ".join(name for _, name in names)
         raise DataError(
-            f"{folder}: no {names}, here or one folder down", remedy="give the folder they are in"
+            f"{folder}: no {listed}, here or one folder down", remedy="give the folder they are in"
         )
-    return found
+    return files
 
 
 def read_bytes(path: Path) -> bytes:
@@ -200,21 +199,21 @@ def read_text(path: Path) -> str:
         ) from error
 
 
-def read_lines(path: Path, rows: Rows) -> Iterator[tuple[Place, str]]:
+def read_lines(path: Path, rows: Rows) -> Iterator[tuple[Location, str]]:
     """Give the lines of a file that are not blank; one that is not UTF-8 is a bad row.
 
     Raises:
         DataError: the file cannot be read, or a line and bad rows are not skipped.
     """
     for number, line in enumerate(read_bytes(path).split(b"\n"), 1):
-        place = Place(path, number)
-        with rows.at(place):
+        location = Location(path, number)
+        with rows.at(location):
             try:
                 text = line.decode("utf-8").rstrip("\r")
             except UnicodeDecodeError as error:
                 raise RowError(f"not UTF-8 text ({error.reason})", "save the file as UTF-8") from error
             if text.strip():
-                yield place, text
+                yield location, text
 
 
 class TextLines:
@@ -351,7 +350,7 @@ class JsonFile:
         reader.value()
         reader.end()
 
-    def items(self, name: str) -> Iterator[tuple[Place, Any]]:
+    def items(self, name: str) -> Iterator[tuple[Location, Any]]:
         """Yield the records of the list called ``name``.
 
         Raises:
@@ -359,9 +358,9 @@ class JsonFile:
         """
         reader = self._at("[", name)
         for count, line in enumerate(reader.items(), 1):
-            yield Place(self.path, line, f"record {count} of {name}"), reader.value()
+            yield Location(self.path, line, f"record {count} of {name}"), reader.value()
 
-    def members(self, *steps: str) -> Iterator[tuple[Place, str, Any]]:
+    def members(self, *steps: str) -> Iterator[tuple[Location, str, Any]]:
         """Yield the records of the object at the end of ``steps`` with their names; one may come twice.
 
         Raises:
@@ -369,7 +368,7 @@ class JsonFile:
         """
         reader = self._at("{", *steps)
         for line, name in reader.members():
-            yield Place(self.path, line, f"record {reprlib.repr(name)}"), name, reader.value()
+            yield Location(self.path, line, f"record {reprlib.repr(name)}"), name, reader.value()
 
     def _at(self, opening: str, *steps: str) -> JsonReader:
         """Return a reader at the start of the list or object at the end of ``steps``."""
@@ -398,8 +397,8 @@ def member(row: Any, key: str, kind: type | tuple[type, ...], what: str) -> Any:
     """
     value = row.get(key) if isinstance(row, dict) else None
     if not isinstance(value, kind) or isinstance(value, bool) or value in ("", [], {}):
-        found = "is missing" if value is None else f"is {reprlib.repr(value)}"
-        raise RowError(f"no {what}: {key!r} {found}", f"give every record {key!r}")
+        actual = "is missing" if value is None else f"is {reprlib.repr(value)}"
+        raise RowError(f"no {what}: {key!r} {actual}", f"give every record {key!r}")
     return value
 
 
@@ -455,16 +454,16 @@ class Lists:
 
 @dataclass
 class _Group:
-    place: Place
+    location: Location
     name: str
     split: str
     captions: list[str] = field(default_factory=list)
-    seen: bool = False
+    has_captions: bool = False
 
 
 def read_grouped(
     file: JsonFile, lists: Lists, rows: Rows, name_and_split: Callable[[Any], tuple[str, str]]
-) -> Iterator[tuple[Place, CaptionedVideo]]:
+) -> Iterator[tuple[Location, CaptionedVideo]]:
     """Put the captions to their videos; a video without any is a bad row.
 
     Raises:
@@ -472,16 +471,16 @@ def read_grouped(
     """
     groups: dict[Any, _Group] = {}
     refused: set[Any] = set()
-    for place, row in file.items(lists.videos):
-        with rows.at(place):
+    for location, row in file.items(lists.videos):
+        with rows.at(location):
             key = member(row, lists.id, (str, int), "id")
             refused.add(key)
             name, split = name_and_split(row)
             if key in groups:
                 raise RowError(f"the id {key} comes twice", "give each video one record")
-            groups[key] = _Group(place, name, split)
-    for place, row in file.items(lists.captions):
-        with rows.at(place):
+            groups[key] = _Group(location, name, split)
+    for location, row in file.items(lists.captions):
+        with rows.at(location):
             key = member(row, lists.refers, (str, int), "id")
             if key not in groups and key in refused:
                 continue  # the video's own row says why
@@ -489,38 +488,38 @@ def read_grouped(
                 raise RowError(
                     f"no record in {lists.videos} has the id {key}", "add it, or remove the caption"
                 )
-            groups[key].seen = True
+            groups[key].has_captions = True
             groups[key].captions.append(check_caption(row.get("caption")))
     for group in groups.values():
-        with rows.at(group.place):
-            if not group.seen:
+        with rows.at(group.location):
+            if not group.has_captions:
                 raise RowError(f"{group.name} has no captions", "add some, or remove the record")
             if group.captions:
-                yield group.place, CaptionedVideo(group.name, group.split, tuple(group.captions))
+                yield group.location, CaptionedVideo(group.name, group.split, tuple(group.captions))
 
 
 FRAME = 0.5  # seconds between the frames of the MART paper's features
 
 
-def read_timed(path: Path, split: str, rows: Rows) -> Iterator[tuple[Place, CaptionedVideo]]:
+def read_timed(path: Path, split: str, rows: Rows) -> Iterator[tuple[Location, CaptionedVideo]]:
     """Read a JSON object of videos by their ids, each with ``timestamps`` and ``sentences``.
 
     Raises:
         DataError: the file is not of that form, or a row is not and bad rows are not skipped.
     """
     mended: list[str] = []
-    for place, name, row in JsonFile(path).members():
-        with rows.at(place):
+    for location, name, row in JsonFile(path).members():
+        with rows.at(location):
             times = member(row, "timestamps", list, "list of times")
             sentences = member(row, "sentences", list, "list of sentences")
-            yield place, told(name, split, times, sentences, mended)
+            yield location, timed_video(name, split, times, sentences, mended)
     note_mended(path, mended, rows)
 
 
-def told(
+def timed_video(
     name: str, split: str, times: Sequence[Any], sentences: Sequence[Any], mended: list[str]
 ) -> CaptionedVideo:
-    """Make a video of its segments and the sentence about each, in the order in which they were told.
+    """Make a video of its segments and the sentence about each, in the order in which they were annotated.
 
     That order, and not that of time, is the one of the published reference paragraphs. A segment that ends
     before it begins is turned round; an empty one begins one frame earlier. Their videos go to ``mended``.

@@ -231,7 +231,7 @@ class ParagraphBatches(_Batches[ParagraphExample]):
         clips = []
         for row in rows:
             frames = row.example.frames
-            clips.append([frames[some] for some in row.drawn])
+            clips.append([frames[indices] for indices in row.drawn])
         features, mask, _ = pad_segments(clips)  # (B, S, T, D), (B, S, T)
         segments = mask.shape[1]
         paragraphs = [_first(row.choice, row.example.paragraphs) for row in rows]
@@ -285,20 +285,20 @@ def read_ahead(
     Raises:
         Exception: whatever a job raises, when its turn comes.
     """
-    found: queue.Queue[Future[_T] | None] = queue.Queue(ahead)
+    futures: queue.Queue[Future[_T] | None] = queue.Queue(ahead)
     stopped = threading.Event()
     drawing: Future[None] = Future()
 
     def draw() -> None:
         try:
             for job in jobs:
-                _put(found, pool.submit(job), stopped)
+                _put(futures, pool.submit(job), stopped)
                 if stopped.is_set():
                     break
             drawing.set_result(None)
         except BaseException as error:
             drawing.set_exception(error)
-        _put(found, None, stopped)
+        _put(futures, None, stopped)
 
     # One thread to a job: the processor's others belong to the step that goes on meanwhile. At the first
     # question a thread takes over the number that was set last, so this one settles its own before.
@@ -307,7 +307,7 @@ def read_ahead(
     drawer = threading.Thread(target=draw, name="draw-ahead", daemon=True)
     drawer.start()
     try:
-        while (future := found.get()) is not None:
+        while (future := futures.get()) is not None:
             yield future.result()
         drawing.result()
     finally:
@@ -316,11 +316,11 @@ def read_ahead(
         pool.shutdown(cancel_futures=True)
 
 
-def _put(found: queue.Queue[_T], item: _T, stopped: threading.Event) -> None:
+def _put(futures: queue.Queue[_T], item: _T, stopped: threading.Event) -> None:
     """Wait for room, unless nobody takes anything any more."""
     while not stopped.is_set():
         try:
-            found.put(item, timeout=0.05)
+            futures.put(item, timeout=0.05)
         except queue.Full:
             continue
         return

@@ -131,7 +131,7 @@ def _count(video: CaptionedVideo, report: DataReport) -> None:
     counts.segments += len(video.segments)
     counts.paragraphs += len(video.paragraphs)
     counts.sentences += sum(map(len, video.paragraphs))
-    for text in (*video.captions, *(sentence for told in video.paragraphs for sentence in told)):
+    for text in (*video.captions, *(sentence for paragraph in video.paragraphs for sentence in paragraph)):
         tokens = words(text)
         counts.words += len(tokens)
         counts.wordless += not tokens

@@ -67,16 +67,16 @@ class Lengths:
 
     def words(self, text: str) -> list[str] | None:
         """The words of a sentence as they are used; None if it is left out."""
-        found = words(text)
-        if len(found) <= self.max_words:
-            return found or None
-        return found[: self.max_words] if self.cut else None
+        tokens = words(text)
+        if len(tokens) <= self.max_words:
+            return tokens or None
+        return tokens[: self.max_words] if self.cut else None
 
 
 def tokenised(videos: Sequence[CaptionedVideo], lengths: Lengths) -> dict[str, list[list[str]]]:
     """Words of every usable caption of every video."""
     return {
-        video.id: [found for caption in video.captions if (found := lengths.words(caption))]
+        video.id: [tokens for caption in video.captions if (tokens := lengths.words(caption))]
         for video in videos
     }
 
@@ -90,9 +90,9 @@ def tokenised_paragraphs(
         usable[video.id] = []
         for paragraph in video.paragraphs:
             sentences = [lengths.words(sentence) for sentence in paragraph[:max_segments]]
-            whole = [sentence for sentence in sentences if sentence]
-            if len(whole) == len(sentences):
-                usable[video.id].append(whole)
+            complete = [sentence for sentence in sentences if sentence]
+            if len(complete) == len(sentences):
+                usable[video.id].append(complete)
     return usable
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from capvid.datasets.annotation_files import BadRow, Place, RowError, Rows, whole_text
+from capvid.datasets.annotation_files import BadRow, Location, RowError, Rows, whole_text
 from capvid.datasets.dataset import DATASET_FORMATS, CaptionedVideo, known_specs
 from capvid.errors import DataError, UsageError
 
@@ -51,31 +51,31 @@ def load_data(specs: Sequence[str], *, skip_bad: bool = False, keep_going: bool 
     """
     parsed = [parse_spec(spec) for spec in specs]
     rows = Rows(skip_bad=skip_bad)
-    found: dict[str, tuple[Place, CaptionedVideo]] = {}
+    videos: dict[str, tuple[Location, CaptionedVideo]] = {}
     failed: list[DataError] = []
     for spec in parsed:
         try:
-            _add(spec, rows, found)
+            _add(spec, rows, videos)
         except DataError as error:
             if not keep_going:
                 raise
             failed.append(error)
-    return LoadedData([video for _, video in found.values()], rows.bad, rows.notes, failed)
+    return LoadedData([video for _, video in videos.values()], rows.bad, rows.notes, failed)
 
 
-def _add(spec: Spec, rows: Rows, found: dict[str, tuple[Place, CaptionedVideo]]) -> None:
-    """Read one data set into ``found``."""
-    before, bad_before = len(found), len(rows.bad)
-    for place, video in DATASET_FORMATS[spec.kind].read(_existing(spec), rows, spec.options):
-        with rows.at(place):
+def _add(spec: Spec, rows: Rows, videos: dict[str, tuple[Location, CaptionedVideo]]) -> None:
+    """Read one data set into ``videos``."""
+    before, bad_before = len(videos), len(rows.bad)
+    for location, video in DATASET_FORMATS[spec.kind].read(_existing(spec), rows, spec.options):
+        with rows.at(location):
             whole_text(video.id)
-            if video.id in found:
+            if video.id in videos:
                 raise RowError(
-                    f"the video {video.id} comes twice (first at {found[video.id][0]})",
+                    f"the video {video.id} comes twice (first at {videos[video.id][0]})",
                     "give each video one row",
                 )
-            found[video.id] = (place, video)
-    if len(found) == before:
+            videos[video.id] = (location, video)
+    if len(videos) == before:
         bad = len(rows.bad) - bad_before
         why = f"none of its rows can be used ({rows.bad[-1]})" if bad else "no captions in this file"
         raise DataError(f"{spec.path}: {why}", remedy=f"see capvid data check {spec.kind}:{spec.path}")

@@ -22,8 +22,7 @@ from safetensors import SafetensorError, safe_open
 from capvid.backbones.catalog import UNPRINTABLE, StreamHeader, check_text
 from capvid.errors import FeatureFileError, FeatureMismatchError
 from capvid.utils.files import atomic_path, open_regular
-from capvid.utils.limits import limits
-from capvid.utils.validation import parse_json
+from capvid.utils.validation import limits, parse_json
 
 FORMAT_VERSION = 1
 HEADER_KEY = "capvid"

@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from capvid.utils.escaping import utf8_text
 from capvid.utils.files import MANIFEST, atomic_write_text, read_regular
-from capvid.utils.limits import limits
 from capvid.utils.storage import VideoPath
-from capvid.utils.validation import parse_json
+from capvid.utils.validation import limits, parse_json
 
 if TYPE_CHECKING:
     from capvid.output.results import CaptionResult

@@ -39,7 +39,7 @@ class Caption:
         text: the caption.
         logprob: log-probability of the sentence including its end; the sum of several.
         words: the words with their log-probabilities.
-        generic: whether the caption probably fits many videos (:mod:`capvid.decoding.confidence`); None if
+        generic: whether the caption probably fits many videos (:mod:`capvid.decoding.rescoring`); None if
             the captioner is not calibrated.
         traces: model internals per word and, last, for the end of the sentence, each (L + 1, W), if
             requested: ``attention`` over the frames (W = T), and others by captioner.

@@ -32,7 +32,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """Of one score: first minus second, its 95 % confidence interval, and the p-value."""
+    """Difference of one score (first minus second), its 95 % confidence interval, and p-value."""
 
     difference: float
     low: float
@@ -113,43 +113,43 @@ def _judged(difference: float, drawn: Floats) -> Difference:
 def _differences(
     first: Texts, second: Texts, both: list[Scores], samples: int, seed: int
 ) -> dict[str, Floats]:
-    """The differences of all draws, by the names of the scores."""
+    """Return the differences of all draws by score."""
     names = list(both[0].corpus)
     bleus = [name for name in names if name.startswith("BLEU")]
     means = [name for name in names if name not in bleus]
     counts = [bleu_counts(texts.predictions, first.index) for texts in (first, second)] if bleus else []
     sums = [_sums(scores.per_video, means) for scores in both]
-    found: dict[str, list[Floats]] = {name: [] for name in names}
+    drawn: dict[str, list[Floats]] = {name: [] for name in names}
     for weights in _draws(len(first.index.rows), samples, seed):
         if bleus:
             one, other = (bleu_of_counts(weights @ count) for count in counts)
             for n, name in enumerate(bleus):
-                found[name].append(one[:, n] - other[:, n])
+                drawn[name].append(one[:, n] - other[:, n])
         ones, others = (_means(weights @ values) for values in sums)
         for n, name in enumerate(means):
-            found[name].append(ones[:, n] - others[:, n])
-    return {name: np.concatenate(parts) for name, parts in found.items()}
+            drawn[name].append(ones[:, n] - others[:, n])
+    return {name: np.concatenate(parts) for name, parts in drawn.items()}
 
 
 def _draws(videos: int, samples: int, seed: int) -> Iterator[Floats]:
-    """How often each video is drawn, some samples at a time: (some, videos)."""
+    """Yield how often each video is drawn, for a block of samples at a time: (block, videos)."""
     generator = np.random.default_rng(seed)
     many = max(1, _NUMBERS_AT_ONCE // videos)
     for start in range(0, samples, many):
-        some = min(many, samples - start)
-        drawn = generator.integers(0, videos, (some, videos)) + np.arange(some)[:, None] * videos
-        yield np.bincount(drawn.ravel(), minlength=some * videos).reshape(some, videos).astype(float)
+        block = min(many, samples - start)
+        drawn = generator.integers(0, videos, (block, videos)) + np.arange(block)[:, None] * videos
+        yield np.bincount(drawn.ravel(), minlength=block * videos).reshape(block, videos).astype(float)
 
 
 def _sums(per_video: Mapping[str, Mapping[str, float]], names: list[str]) -> Floats:
-    """For each video its scores, and behind them whether it has each: (videos, 2 * scores)."""
+    """Return for each video its scores, then whether it has each: (videos, 2 * scores)."""
     values = [[video.get(name, 0.0) for name in names] for video in per_video.values()]
     there = [[float(name in video) for name in names] for video in per_video.values()]
     return np.concatenate([np.array(values), np.array(there)], axis=1)
 
 
 def _means(sums: Floats) -> Floats:
-    """Sums of scores over how many there are."""
+    """Return the mean scores from sums and counts."""
     total, count = np.split(sums, 2, axis=1)
     means: Floats = np.divide(total, count, out=np.zeros_like(total), where=count > 0)
     return means

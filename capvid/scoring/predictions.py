@@ -1,8 +1,8 @@
 """Predictions to be scored: what ``capvid caption`` writes, and what other captioners' evaluations read.
 
-What a file holds is seen from its first characters:
+The form of a file is detected from its first characters:
 
-- records of ``capvid caption``: one, a list of them, or one on each line; failed ones have said nothing;
+- records of ``capvid caption``: one, a list of them, or one on each line; failed ones have no caption;
 - a list of ``{"image_id": ..., "caption": ...}`` (also ``video_id``, ``video`` or ``id``), COCO's results;
 - an object of captions by id, or of lists of sentences, inside ``"results"`` or not (ActivityNet);
 - tables with the columns video, caption and, if need be, logprob, by commas or tabulators; these also without
@@ -22,7 +22,7 @@ from typing import Any
 
 from capvid.datasets.annotation_files import (
     JsonReader,
-    Place,
+    Location,
     RowError,
     Rows,
     TextLines,
@@ -44,15 +44,15 @@ _FORMS = (
 
 @dataclass
 class Predictions:
-    """What was predicted.
+    """Predictions of one file or folder.
 
     Attributes:
-        said: for each id a caption, or with paragraphs its sentences.
+        sentences: for each id a caption, or with paragraphs its sentences.
         failed: ids whose record says that captioning failed.
         further: how many captions were left out because a better one of the same video stood before them.
     """
 
-    said: dict[str, list[str]] = field(default_factory=dict)
+    sentences: dict[str, list[str]] = field(default_factory=dict)
     failed: list[str] = field(default_factory=list)
     further: int = 0
 
@@ -80,18 +80,18 @@ def read_predictions(path: Path, *, paragraphs: bool = False) -> Predictions:
         files = [path]
     for one in files:
         reader.read(one)
-    if not reader.found.said and not reader.found.failed:
+    if not reader.predictions.sentences and not reader.predictions.failed:
         raise DataError(f"{path}: no predictions", remedy=_FORMS)
-    return reader.found
+    return reader.predictions
 
 
 class _Reader:
-    """Reads files one after the other into ``found``."""
+    """Reads files one after the other into ``predictions``."""
 
     def __init__(self, paragraphs: bool) -> None:
         self.paragraphs = paragraphs
-        self.found = Predictions()
-        self._places: dict[str, tuple[Path, int]] = {}
+        self.predictions = Predictions()
+        self._locations: dict[str, tuple[Path, int]] = {}
         self._rows = Rows(skip_bad=False)
 
     def read(self, path: Path) -> None:
@@ -117,7 +117,7 @@ class _Reader:
 
     def _read_object(self, stream: JsonReader) -> None:
         """Read an object of captions by id, or one that has such an object as its ``results``."""
-        about = []  # what may tell of the file, beside its results
+        about = []  # members that may describe the file instead of a video
         inside = False
         for line, name in stream.members():
             if name == "results" and stream.peek() == "{":
@@ -133,20 +133,20 @@ class _Reader:
 
     def _take_record(self, stream: JsonReader, line: int) -> None:
         row = stream.value()
-        with self._rows.at(Place(stream.path, line)):
+        with self._rows.at(Location(stream.path, line)):
             if not isinstance(row, dict):
                 raise RowError(f"not a record: {reprlib.repr(row)}", _FORMS)
             name = next((row[key] for key in IDS if row.get(key) is not None), None)
             if name is None:
                 raise RowError(f"no id: none of {', '.join(IDS)}", _FORMS)
         if row.get("status") == "error":
-            self._place(stream.path, line, name)
-            self.found.failed.append(str(name))
+            self._claim(stream.path, line, name)
+            self.predictions.failed.append(str(name))
             return
         self._take(stream.path, line, name, *self._content(row))
 
     def _content(self, row: dict[str, Any]) -> tuple[Any, Sequence[Any]]:
-        """What a record says, and all captions of which it is the first."""
+        """Return the content of a record, and all captions of which it is the first."""
         if self.paragraphs:
             for key in ("segments", "sentences"):
                 if row.get(key):
@@ -161,58 +161,58 @@ class _Reader:
         first = next((line for line in source if line.strip()), "")
         tabs = "\t" in first
         head = _head(first, tabs=tabs)
-        places = _columns(head)
-        if places is None:
+        columns = _columns(head)
+        if columns is None:
             if not tabs:
                 if first:
                     raise DataError(f"{path}, line {lines.number}: no form of predictions", remedy=_FORMS)
                 return
-            places, source = (0, 1), chain([first], source)
+            columns, source = (0, 1), chain([first], source)
         before = begun = None
         start = head.index("start") if self.paragraphs and "start" in head else None
         for line, cells in _rows(source, lines, path, tabs=tabs):
-            with self._rows.at(Place(path, line)):
-                if len(cells) <= max(*places, start or 0):
+            with self._rows.at(Location(path, line)):
+                if len(cells) <= max(*columns, start or 0):
                     raise RowError(f"{len(cells)} columns", "write a video and a caption on each line")
-            video, caption = (cells[place].strip() for place in places)
+            video, caption = (cells[column].strip() for column in columns)
             segment = None if start is None else cells[start]
             if "logprob" in head and video == before:
                 if segment == begun:
-                    self.found.further += 1
+                    self.predictions.further += 1
                 else:  # the next segment of a paragraph
-                    self.found.said[as_id(video)].append(caption)
+                    self.predictions.sentences[as_id(video)].append(caption)
             else:
                 self._take(path, line, video, caption)
             before, begun = video, segment
 
     def _take(self, path: Path, line: int, name: Any, value: Any, captions: Sequence[Any] = ()) -> None:
-        """Keep what a video's prediction is, once it is seen to be one."""
-        video = self._place(path, line, name)
-        with self._rows.at(Place(path, line, f"record {reprlib.repr(video)}")):
+        """Check and keep the prediction of a video."""
+        video = self._claim(path, line, name)
+        with self._rows.at(Location(path, line, f"record {reprlib.repr(video)}")):
             sentences = [_text(one) for one in (value if isinstance(value, list) else [value])]
             if not self.paragraphs and len(sentences) != 1:
                 raise RowError(
                     f"{len(sentences)} captions for one video", "give one caption, or score with --paragraph"
                 )
-            self.found.said[video] = sentences
-            self.found.further += max(0, len(captions) - 1)
+            self.predictions.sentences[video] = sentences
+            self.predictions.further += max(0, len(captions) - 1)
 
-    def _place(self, path: Path, line: int, name: Any) -> str:
-        """The id as text, and a note of where it stands; it must be new."""
-        with self._rows.at(Place(path, line)):
+    def _claim(self, path: Path, line: int, name: Any) -> str:
+        """Return the id as text and note its location; it must be new."""
+        with self._rows.at(Location(path, line)):
             video = as_id(name)
-            if video in self._places:
-                other = self._places[video]
+            if video in self._locations:
+                other = self._locations[video]
                 raise RowError(
                     f"the id {reprlib.repr(video)} comes twice (first at {other[0]}, line {other[1]})",
                     "give each video one prediction",
                 )
-            self._places[video] = (path, line)
+            self._locations[video] = (path, line)
         return video
 
 
 def as_id(value: Any) -> str:
-    """Give an id as text: a number and the text of its digits are the same id.
+    """Return an id as text: a number and the text of its digits are the same id.
 
     Raises:
         RowError: it is neither text nor a whole number, or nothing.
@@ -225,7 +225,7 @@ def as_id(value: Any) -> str:
 
 
 def _text(value: Any) -> str:
-    """The text of a caption, or of an object that holds one."""
+    """Return the text of a caption, or of an object that holds one."""
     if isinstance(value, dict):
         value = next((value[key] for key in ("caption", "sentence", "text") if key in value), None)
     if not isinstance(value, str):
@@ -244,7 +244,7 @@ def _is_record(row: dict[str, Any]) -> bool:
 
 
 def _head(line: str, *, tabs: bool) -> list[str]:
-    """The names of columns, if a line has them."""
+    """Return the names of columns, if a line has them."""
     try:
         cells = line.split("\t") if tabs else next(csv.reader([line.rstrip("\r\n")]), [])
     except csv.Error:
@@ -253,7 +253,7 @@ def _head(line: str, *, tabs: bool) -> list[str]:
 
 
 def _columns(head: Sequence[str]) -> tuple[int, int] | None:
-    """The places of video and caption among the names of columns."""
+    """Return the indices of the video and caption columns."""
     video = next((head.index(name) for name in IDS if name in head), None)
     caption = next((head.index(name) for name in ("caption", "sentence", "text") if name in head), None)
     return None if video is None or caption is None else (video, caption)
@@ -262,7 +262,7 @@ def _columns(head: Sequence[str]) -> tuple[int, int] | None:
 def _rows(
     source: Iterable[str], lines: TextLines, path: Path, *, tabs: bool
 ) -> Iterator[tuple[int, list[str]]]:
-    """The rows of a table with the numbers of their lines; tabulators know no quotes."""
+    """Yield the rows of a table with their line numbers; tab-separated tables have no quotes."""
     if tabs:
         for line in source:
             if line.strip():
@@ -289,7 +289,7 @@ _ACTIVITYNET = re.compile(f"v_.{{{_YOUTUBE}}}")
 
 @dataclass
 class Matches:
-    """What was found.
+    """Predictions matched with references.
 
     Attributes:
         videos: for videos of the references the id of their prediction.
@@ -322,7 +322,7 @@ def match_ids(
         path = PurePosixPath(video)
         for name in {path.name, path.stem}:
             by_name.setdefault(name, []).append(video)
-    found = Matches()
+    matches = Matches()
     ambiguous: set[str] = set()
     left = list(predicted)
     for name_of in (_same, _without_suffix, _stem):
@@ -333,21 +333,21 @@ def match_ids(
             fits = [own] if own in known else [other[own]] if other.get(own) in known else []
             if not fits and name_of is _stem:
                 fits = by_name.get(own, [])
-            if len(fits) == 1 and fits[0] not in found.videos:
+            if len(fits) == 1 and fits[0] not in matches.videos:
                 claims.setdefault(fits[0], []).append(name)
             else:
                 rest.append(name)
                 ambiguous.update([name] if len(fits) > 1 else [])
         for video, names in claims.items():
             if len(names) == 1:
-                found.videos[video] = names[0]
+                matches.videos[video] = names[0]
             else:
                 rest += names
                 ambiguous.update(names)
         left = rest
-    found.extra = left
-    found.ambiguous = [name for name in left if name in ambiguous]
-    return found
+    matches.extra = left
+    matches.ambiguous = [name for name in left if name in ambiguous]
+    return matches
 
 
 def _same(name: str) -> str:
@@ -369,5 +369,5 @@ def is_activitynet(videos: Iterable[str]) -> bool:
 
 
 def activitynet_id(name: str) -> str:
-    """The id with ``v_`` before it if it lacks that."""
+    """Return the id with ``v_`` before it."""
     return f"v_{name}" if len(name) == _YOUTUBE else name

@@ -1,8 +1,8 @@
 """References to score predictions against, in the forms in which data sets publish them.
 
-What a file holds is seen from its content: COCO's ``annotations``, MSR-VTT's ``sentences``, MSVD's lines,
-ActivityNet's and YouCookII's segments with a sentence each, objects of captions or of paragraphs by id, and
-capvid's own JSONL. Only captions and ids are looked at; an empty reference is one.
+The form of a file is detected from its content: COCO's ``annotations``, MSR-VTT's ``sentences``, MSVD's
+lines, ActivityNet's and YouCookII's segments with a sentence each, objects of captions or of paragraphs by
+id, and capvid's own JSONL. Only captions and ids are looked at; an empty reference is one.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 from capvid.datasets.annotation_files import (
     JsonReader,
-    Place,
+    Location,
     RowError,
     Rows,
     TextLines,
@@ -93,25 +93,25 @@ class _Reader:
         self.form = form
         self.split = split
         self.paragraphs = paragraphs
-        self.found = References()
+        self.references = References()
         self._splits: dict[str, str] = {}  # of the ids, where the file names them
         self._rows = Rows(skip_bad=False)
 
     def finish(self) -> References:
-        """Leave out the other splits and give what is left."""
-        texts = self.found.texts
+        """Return the references of the split."""
+        texts = self.references.texts
         if self.split and texts:
             if not self._splits:
                 raise DataError(
                     f"{self.path}: its records name no split", remedy=f"leave out #split={self.split}"
                 )
-            self.found.texts = {
+            self.references.texts = {
                 video: lines for video, lines in texts.items() if self._splits.get(video) == self.split
             }
-        if not self.found.texts:
+        if not self.references.texts:
             what = f"no captions of the {self.split} split" if self.split else "no captions"
             raise DataError(f"{self.path}: {what} in this file", remedy="give a file of references")
-        return self.found
+        return self.references
 
     def read_json(self, stream: JsonReader) -> None:
         first = stream.peek_value() if self.form in ("", "jsonl") else None
@@ -119,8 +119,8 @@ class _Reader:
             isinstance(first, dict) and "id" in first and ("captions" in first or "paragraphs" in first)
         ):
             while stream.peek():
-                place = Place(self.path, stream.line)
-                with self._rows.at(place):
+                location = Location(self.path, stream.line)
+                with self._rows.at(location):
                     self._take_row(stream.value())
             return
         if stream.peek() == "[":
@@ -132,7 +132,7 @@ class _Reader:
         stream.end()
 
     def _be(self, form: str) -> None:
-        """See that what was found in the file is of the form that is wanted."""
+        """Check that the content of the file has the form asked for."""
         if self.form and form != self.form and (self.form, form) != ("youcook2", "activitynet"):
             raise DataError(
                 f"{self.path}: is of the form {form}, not {self.form}", remedy="leave out --references-format"
@@ -152,13 +152,13 @@ class _Reader:
             if name == "database" and opening == "{":
                 self._be("youcook2")
                 for inner, video in stream.members():
-                    with self._rows.at(Place(self.path, inner, f"record {reprlib.repr(video)}")):
-                        self._take_told(video, stream.value())
+                    with self._rows.at(Location(self.path, inner, f"record {reprlib.repr(video)}")):
+                        self._take_youcook2(video, stream.value())
                 return
             if name in _ABOUT:
                 stream.value()
                 return
-        with self._rows.at(Place(self.path, line, f"record {reprlib.repr(name)}")):
+        with self._rows.at(Location(self.path, line, f"record {reprlib.repr(name)}")):
             self._take_by_id(name, stream.value())
 
     def _take_by_id(self, name: str, value: Any) -> None:
@@ -176,16 +176,18 @@ class _Reader:
         else:
             raise RowError(f"no captions: {reprlib.repr(value)}", _REMEDY)
 
-    def _take_told(self, name: str, row: Any) -> None:
+    def _take_youcook2(self, name: str, row: Any) -> None:
         """Take a record of YouCookII."""
-        told = member(row, "annotations", list, "list of annotations")
-        self._add_new(name, [" ".join(_texts([member(one, "sentence", str, "sentence") for one in told]))])
+        annotations = member(row, "annotations", list, "list of annotations")
+        self._add_new(
+            name, [" ".join(_texts([member(one, "sentence", str, "sentence") for one in annotations]))]
+        )
         self._note_split(as_id(name), row, "subset")
 
     def _read_list(self, stream: JsonReader, name: str) -> None:
         """Read one of the lists of COCO and MSR-VTT: of captions, or of what they are about."""
         for count, line in enumerate(stream.items(), 1):
-            with self._rows.at(Place(self.path, line, f"record {count} of {name}")):
+            with self._rows.at(Location(self.path, line, f"record {count} of {name}")):
                 row = stream.value()
                 keys = ("id",) if name == "images" else IDS
                 key = next((one for one in keys if isinstance(row, dict) and row.get(one) is not None), "")
@@ -195,9 +197,9 @@ class _Reader:
                 if name in ("images", "videos"):
                     self._note_split(video, row, "split")
                     if isinstance(row.get("file_name"), str):
-                        self.found.aliases[PurePosixPath(row["file_name"]).stem] = video
+                        self.references.aliases[PurePosixPath(row["file_name"]).stem] = video
                 else:
-                    self.found.texts.setdefault(video, []).extend(_texts([row.get("caption")]))
+                    self.references.texts.setdefault(video, []).extend(_texts([row.get("caption")]))
 
     def _take_row(self, row: Any) -> None:
         """Take a line of JSONL."""
@@ -217,12 +219,12 @@ class _Reader:
         for line in lines:
             if not line.strip():
                 continue
-            with self._rows.at(Place(self.path, lines.number)):
+            with self._rows.at(Location(self.path, lines.number)):
                 name, tab, caption = line.rstrip("\r\n").partition("\t")
                 if not tab:
                     raise RowError("neither JSON nor an id, a tabulator and a caption", _REMEDY)
-                self.found.texts.setdefault(as_id(name), []).append(whole_text(caption))
-        if not self.found.texts:
+                self.references.texts.setdefault(as_id(name), []).append(whole_text(caption))
+        if not self.references.texts:
             return
         self._be("msvd")
         mapping = self.path.with_name(MAPPING)
@@ -230,7 +232,7 @@ class _Reader:
         for path in filter(Path.is_file, (mapping, packed)):
             for _, text in read_lines(path, self._rows):
                 clip, _, video = text.strip().partition(" ")
-                self.found.aliases[clip] = video.strip()
+                self.references.aliases[clip] = video.strip()
 
     def _note_split(self, video: str, row: dict[str, Any], key: str) -> None:
         if isinstance(row.get(key), str):
@@ -239,15 +241,15 @@ class _Reader:
     def _add_new(self, name: Any, texts: list[str]) -> None:
         """Add the references of a video that has none yet."""
         video = as_id(name)
-        if video in self.found.texts:
+        if video in self.references.texts:
             raise RowError(f"the id {reprlib.repr(video)} comes twice", "give each video one record")
         if not texts:
             raise RowError("no captions", "give it some, or remove the record")
-        self.found.texts[video] = texts
+        self.references.texts[video] = texts
 
 
 def _texts(values: list[Any]) -> list[str]:
-    """The values, which are to be texts."""
+    """Check that values are texts, and return them."""
     for value in values:
         if not isinstance(value, str):
             raise RowError(f"a caption that is not text: {reprlib.repr(value)}", "write captions as strings")
@@ -258,7 +260,7 @@ _NAMED = 5  # ids in a message at most
 
 
 @dataclass
-class Wanted:
+class ReferenceSet:
     """References.
 
     Attributes:
@@ -275,11 +277,11 @@ class Wanted:
 
 
 @dataclass
-class Said:
+class MatchedPredictions:
     """Predictions of referenced videos.
 
     Attributes:
-        sentences: for each video what was said of it; a caption is one sentence.
+        sentences: for each video its predicted sentences; a caption is one sentence.
         missing: videos of the references without a prediction.
         extra: ids of predictions that belong to no video of the references.
         notes: what else is worth knowing, a line each.
@@ -291,7 +293,7 @@ class Said:
     notes: list[str] = field(default_factory=list)
 
 
-def load_references(specs: Sequence[str], *, form: str = "", paragraphs: bool = False) -> Wanted:
+def load_references(specs: Sequence[str], *, form: str = "", paragraphs: bool = False) -> ReferenceSet:
     """Read files of references; a video has the references of all files that hold it.
 
     Args:
@@ -319,11 +321,11 @@ def load_references(specs: Sequence[str], *, form: str = "", paragraphs: bool = 
         first = first or list(texts)
     if prefixed:
         aliases.update({video.removeprefix("v_"): video for video in texts if is_activitynet([video])})
-    return Wanted(texts, first, aliases, list(specs))
+    return ReferenceSet(texts, first, aliases, list(specs))
 
 
 def _parsed(spec: str) -> tuple[Path, str]:
-    """The path of a file of references, and the split that is wanted of it."""
+    """Return the path of a references file, and the split to take."""
     name, mark, fragment = spec.rpartition("#")
     if not mark or Path(spec).exists():
         return Path(spec), ""
@@ -333,12 +335,14 @@ def _parsed(spec: str) -> tuple[Path, str]:
     return Path(name), split
 
 
-def load_predictions(path: Path, wanted: Wanted, *, paragraphs: bool = False, missing: str = "error") -> Said:
+def load_predictions(
+    path: Path, wanted: ReferenceSet, *, paragraphs: bool = False, missing: str = "error"
+) -> MatchedPredictions:
     """Read predictions and find the videos that they are about.
 
     Args:
         path: of a file, or of a folder with one for each video.
-        wanted: the references.
+        wanted: references.
         paragraphs: whether they are paragraphs.
         missing: ``error`` if no video of the references may lack one.
 
@@ -346,14 +350,16 @@ def load_predictions(path: Path, wanted: Wanted, *, paragraphs: bool = False, mi
         DataError: the file cannot be read, none of its ids is in the references, or some are missing.
     """
     read = read_predictions(path, paragraphs=paragraphs)
-    found = match_ids(read.said, wanted.texts, wanted.aliases)
-    sentences = {video: read.said[found.videos[video]] for video in wanted.texts if video in found.videos}
+    matches = match_ids(read.sentences, wanted.texts, wanted.aliases)
+    sentences = {
+        video: read.sentences[matches.videos[video]] for video in wanted.texts if video in matches.videos
+    }
     without = [video for video in wanted.texts if video not in sentences]
-    said = Said(sentences, without, found.extra)
-    if not sentences and read.said:
+    matched = MatchedPredictions(sentences, without, matches.extra)
+    if not sentences and read.sentences:
         raise DataError(
-            f"{path}: none of its {len(read.said)} ids is in the references; they are like "
-            f"{next(iter(read.said))!r}, and there like {next(iter(wanted.texts))!r}",
+            f"{path}: none of its {len(read.sentences)} ids is in the references; they are like "
+            f"{next(iter(read.sentences))!r}, and there like {next(iter(wanted.texts))!r}",
             remedy="give the references of these videos",
         )
     if without and (missing == "error" or not sentences):
@@ -363,18 +369,20 @@ def load_predictions(path: Path, wanted: Wanted, *, paragraphs: bool = False, mi
             f"{named(without)}",
             remedy="caption them too, or choose --missing empty or skip",
         )
-    if found.extra:
-        said.notes.append(f"{path}: {len(found.extra)} not in the references, left out: {named(found.extra)}")
-    if found.ambiguous:
-        said.notes.append(f"{path}: several ids fit one video by name: {named(found.ambiguous)}")
+    if matches.extra:
+        matched.notes.append(
+            f"{path}: {len(matches.extra)} not in the references, left out: {named(matches.extra)}"
+        )
+    if matches.ambiguous:
+        matched.notes.append(f"{path}: several ids fit one video by name: {named(matches.ambiguous)}")
     if read.failed:
-        said.notes.append(f"{path}: {len(read.failed)} failed to be captioned: {named(read.failed)}")
+        matched.notes.append(f"{path}: {len(read.failed)} failed to be captioned: {named(read.failed)}")
     if read.further:
-        said.notes.append(f"{path}: {read.further} captions are not the first of their video, left out")
-    return said
+        matched.notes.append(f"{path}: {read.further} captions are not the first of their video, left out")
+    return matched
 
 
 def named(ids: Sequence[str]) -> str:
-    """The first of some ids, and how many more there are."""
+    """Return the first ids for a message, and the number of further ones."""
     more = f" and {len(ids) - _NAMED} more" if len(ids) > _NAMED else ""
     return ", ".join(ids[:_NAMED]) + more

@@ -1,4 +1,4 @@
-"""From captions and references to scores by name: tokens first, then every metric that is asked for."""
+"""Scoring of captions: tokenisation, then each metric."""
 
 from __future__ import annotations
 
@@ -57,12 +57,12 @@ def score(
 
     Args:
         predictions: a caption, text or list of tokens, for every video of the references; captions of other
-            videos are left out of account.
+            videos are ignored.
         references: for each video its reference captions.
         metrics: any of ``bleu``, ``meteor``, ``rouge`` and ``cider``.
         tokenizer: ``builtin`` (``auto`` is the same); ``ptb`` for Stanford's, which needs Java; or ``none``
             for texts whose tokens are separated by single spaces already.
-        missing: what becomes of videos without a prediction: ``error``, ``empty`` (they have said nothing)
+        missing: what becomes of videos without a prediction: ``error``, ``empty`` (an empty caption)
             or ``skip`` (they are left out).
         meteor_engine: ``builtin`` (``auto`` is the same) or ``java``.
 
@@ -109,7 +109,7 @@ def score_paragraphs(
 
 
 def check_metrics(metrics: Iterable[str], *, paragraphs: bool) -> None:
-    """Refuse names that are none of a metric.
+    """Check the names of metrics.
 
     Raises:
         UsageError: there is such a name, or ``repetition`` for captions.
@@ -132,16 +132,16 @@ def caption_texts(
     """Tokenise captions; the arguments and errors are those of :func:`score`."""
     check_tokenizer(tokenizer)
     kept = _kept(predictions, references, missing)
-    said = [predictions.get(video, "") for video in kept]
+    predicted = [predictions.get(video, "") for video in kept]
     wanted = [caption for captions in kept.values() for caption in captions]
     if tokenizer == "ptb":
-        from capvid.metrics import java_tokenizer as ptb_java
+        from capvid.metrics import java as ptb_java
 
-        raw = [caption for caption in (*said, *wanted) if isinstance(caption, str)]
+        raw = [caption for caption in (*predicted, *wanted) if isinstance(caption, str)]
         ready = iter(ptb_java.tokenise(raw))
-        tokens = iter([next(ready) if isinstance(c, str) else " ".join(c) for c in (*said, *wanted)])
+        tokens = iter([next(ready) if isinstance(c, str) else " ".join(c) for c in (*predicted, *wanted)])
     else:
-        tokens = iter([tokenised(caption, tokenizer=tokenizer) for caption in (*said, *wanted)])
+        tokens = iter([tokenised(caption, tokenizer=tokenizer) for caption in (*predicted, *wanted)])
     return Texts(
         predictions={video: next(tokens) for video in kept},
         references={video: [next(tokens) for _ in captions] for video, captions in kept.items()},
@@ -168,7 +168,7 @@ def paragraph_texts(
 def _kept(
     predictions: Mapping[str, object], references: Mapping[str, Sequence[Any]], missing: str
 ) -> Mapping[str, Sequence[Any]]:
-    """The references of the videos that are scored."""
+    """Return the references of the videos that are scored."""
     if missing not in MISSING:
         raise UsageError(f"no way {missing!r} with missing ones", remedy=f"use one of: {', '.join(MISSING)}")
     check_references(references)
@@ -182,7 +182,7 @@ def _kept(
 
 
 def paragraph_text(sentences: Sequence[str]) -> str:
-    """A paragraph as MART's scripts score it: letters only, lower case, single spaces."""
+    """Return a paragraph as MART's scripts score it: letters only, lower case, single spaces."""
     joined = "".join(f"{sentence}. " for sentence in sentences)
     return " ".join(re.sub("[^a-zA-Z]", " ", joined).lower().split())
 

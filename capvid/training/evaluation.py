@@ -28,14 +28,14 @@ from capvid.datasets.examples import (
     tokenised_paragraphs,
 )
 from capvid.decoding.beam_search import decode, decode_paragraphs
-from capvid.decoding.confidence import (
+from capvid.decoding.decoding_options import DecodingOptions, Hypothesis
+from capvid.decoding.rescoring import (
     FLAGGED_FROM,
     NOTE,
     Calibration,
     generic_probability,
     logprobs_of_average,
 )
-from capvid.decoding.decoding_options import DecodingOptions, Hypothesis
 from capvid.errors import CapvidError, DataError
 from capvid.features.feature_store import NO_VIEWS, FeatureStore, Views
 from capvid.metrics.cider import CiderD

@@ -28,8 +28,7 @@ from capvid.text.vocabulary import Vocabulary
 from capvid.training.recipe import Recipe
 from capvid.training.reporters import EpochResult
 from capvid.utils.files import atomic_path, atomic_write_text, file_digest, read_regular
-from capvid.utils.limits import MIB
-from capvid.utils.validation import parse_json
+from capvid.utils.validation import MIB, parse_json
 from capvid.version import __version__
 
 RUN, VOCABULARY, FEATURES = "run.json", "vocabulary.json", "features.json"

@@ -22,7 +22,7 @@ from urllib.parse import unquote
 
 from capvid.errors import CapvidError, UsageError
 from capvid.utils.files import atomic_path, open_regular, read_regular
-from capvid.utils.limits import limits
+from capvid.utils.validation import limits
 
 _T = TypeVar("_T")
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")

@@ -17,8 +17,7 @@ from torch import Tensor
 
 from capvid.errors import WeightsError
 from capvid.utils.files import open_regular
-from capvid.utils.limits import GIB, limits
-from capvid.utils.validation import parse_json
+from capvid.utils.validation import GIB, limits, parse_json
 
 _MAX_TENSORS = 50_000
 _MAX_EXPANSION = 10  # times the size of a zip file; torch does not compress

@@ -1,29 +1,116 @@
-"""Parsing and validation of JSON, TOML and dataclass fields from untrusted sources."""
+"""Checks of untrusted input: limits on sizes, parsing of JSON and TOML, fields of dataclasses.
+
+Files and servers are not trusted about sizes: whatever a header announces is compared with the limits before
+memory is allocated. Each limit can be changed in the environment (``CAPVID_LIMIT_FRAME_PIXELS=1e9``) or in
+the ``[limits]`` table of the configuration file (``frame-pixels = 1e9``). Worker processes inherit it.
+"""
 
 from __future__ import annotations
 
 import json
 import math
+import os
 import reprlib
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, Field, field, fields
+from dataclasses import MISSING, Field, dataclass, field, fields
 from typing import Any
 
 from capvid.errors import UsageError
-from capvid.utils.limits import limits
+from capvid.utils.registry import did_you_mean
 
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
 
+_PREFIX = "CAPVID_LIMIT_"
+MIB = 1 << 20
+GIB = 1 << 30
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """The limits in force.
+
+    Attributes:
+        frame_pixels: pixels of one video frame or image. 8K video has 33 million.
+        video_frames: frames of one video, counted by its packets.
+        member_bytes: uncompressed bytes of one image in an archive.
+        remote_bytes: bytes of one object fetched from a URL.
+        list_bytes: bytes of a list of inputs fetched from a URL or read from stdin.
+        header_bytes: bytes of an index or header that is read as a whole (the ``moov`` box of an MP4).
+        feature_bytes: bytes of one feature file.
+        model_bytes: bytes of the weights of one captioner or backbone.
+        text_bytes: bytes of a configuration, manifest line, caption list, shard or other file read whole.
+        nesting: depth of nested arrays and objects in JSON and TOML.
+        worker_bytes: address space of a decoding process; 0 sets no limit.
+    """
+
+    frame_pixels: int = 8192 * 8192
+    video_frames: int = 20_000_000
+    member_bytes: int = 256 * MIB
+    remote_bytes: int = 64 * GIB
+    list_bytes: int = 1 * GIB
+    header_bytes: int = 256 * MIB
+    feature_bytes: int = 4 * GIB
+    model_bytes: int = 64 * GIB
+    text_bytes: int = 4 * GIB
+    nesting: int = 100
+    worker_bytes: int = 8 * GIB
+
+
+def limits() -> Limits:
+    """Return the limits in force: the defaults, changed by the environment.
+
+    Raises:
+        UsageError: a variable does not hold a positive number.
+    """
+    values = {}
+    for name in Limits.__dataclass_fields__:
+        variable = _PREFIX + name.upper()
+        if os.environ.get(variable):
+            values[name] = _number(variable, os.environ[variable])
+    return Limits(**values)
+
+
+def set_limits(values: Mapping[str, object]) -> None:
+    """Set limits for this process and those it starts; variables that are already set take precedence.
+
+    Args:
+        values: limits by field name, as in a configuration file; dashes count as underscores.
+
+    Raises:
+        UsageError: a name is unknown, or a value is not a positive number.
+    """
+    names = list(Limits.__dataclass_fields__)
+    for key, value in values.items():
+        name = key.replace("-", "_")
+        if name not in names:
+            known = [known.replace("_", "-") for known in names]
+            remedy = did_you_mean(key, known) or f"known limits are {', '.join(known)}"
+            raise UsageError(f"limits.{key}: no such limit", remedy=remedy)
+        _number(f"limits.{key}", value)
+        variable = _PREFIX + name.upper()
+        if not os.environ.get(variable):
+            os.environ[variable] = str(value)
+
+
+def _number(name: str, value: object) -> int:
+    try:
+        number = int(float(str(value)))
+        if number >= 0:
+            return number
+    except (ValueError, OverflowError):
+        pass
+    raise UsageError(f"{name} must be a positive number, got {value}")
+
 
 def parse_json(text: str | bytes) -> Any:
     """Parse a JSON document.
 
     Raises:
-        ValueError: not JSON, or nested more deeply than :attr:`~capvid.utils.limits.Limits.nesting`.
+        ValueError: not JSON, or nested more deeply than :attr:`~capvid.utils.validation.Limits.nesting`.
     """
     return _parse(json.loads, text)
 
@@ -32,7 +119,7 @@ def parse_toml(text: str) -> dict[str, Any]:
     """Parse a TOML document.
 
     Raises:
-        ValueError: not TOML, or nested more deeply than :attr:`~capvid.utils.limits.Limits.nesting`.
+        ValueError: not TOML, or nested more deeply than :attr:`~capvid.utils.validation.Limits.nesting`.
     """
     values: dict[str, Any] = _parse(tomllib.loads, text)
     return values

@@ -17,7 +17,7 @@ import av
 import numpy as np
 
 from capvid.errors import EmptyVideoError, TruncatedVideoError, UnsupportedCodecError, VideoError
-from capvid.utils.limits import limits
+from capvid.utils.validation import limits
 from capvid.video.frame_source import FrameSource
 from capvid.video.probe import (
     codec_of,

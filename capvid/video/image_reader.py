@@ -15,7 +15,7 @@ import numpy as np
 
 from capvid.errors import EmptyVideoError, TruncatedVideoError, VideoError
 from capvid.utils.files import open_regular
-from capvid.utils.limits import limits
+from capvid.utils.validation import limits
 from capvid.video.frame_source import FrameSource
 
 SUFFIXES = (".jpeg", ".jpg", ".png", ".webp")
@@ -82,7 +82,7 @@ class UnsuitableImageError(ValueError):
 
 
 def read_member(archive: zipfile.ZipFile, name: str) -> bytes:
-    """Read a member of a zip file of at most :attr:`~capvid.utils.limits.Limits.member_bytes`.
+    """Read a member of a zip file of at most :attr:`~capvid.utils.validation.Limits.member_bytes`.
 
     Raises:
         UnsuitableImageError: it is larger.

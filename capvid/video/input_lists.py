@@ -14,8 +14,8 @@ from typing import IO, Any, BinaryIO
 
 from capvid.errors import UsageError
 from capvid.utils.files import open_regular
-from capvid.utils.limits import limits
 from capvid.utils.storage import VideoPath, local_copy, located
+from capvid.utils.validation import limits
 
 COLUMNS = ("video", "path", "url", "file", "filename", "video_path")  # the first that exists is taken
 _BLOCK = 1 << 16  # bytes read at a time

@@ -36,7 +36,7 @@ from capvid.errors import (
     VideoError,
 )
 from capvid.utils.files import open_regular
-from capvid.utils.limits import limits
+from capvid.utils.validation import limits
 
 _HEAD = 1 << 16
 _MAX_BOXES = 1_000_000  # a day of fragmented video has fewer
@@ -114,7 +114,7 @@ def kind_of(path: Path) -> str:
 
 
 def exceeds_limit(path: Path, reason: str, limit: str) -> VideoError:
-    """Return the error for a file that exceeds ``limit``, a field of :class:`~capvid.utils.limits.Limits`."""
+    """Return the error for a file that exceeds ``limit``, a field of ``Limits``."""
     problem = f"{reason}, more than the limit of {getattr(limits(), limit)}"
     return VideoError(path, problem, remedy=f"raise CAPVID_LIMIT_{limit.upper()} if you trust the file")
 

@@ -18,7 +18,7 @@ from capvid.errors import (
     UsageError,
     VideoError,
 )
-from capvid.utils.limits import limits
+from capvid.utils.validation import limits
 from capvid.video import READER_NAMES
 from capvid.video.decord_reader import DecordSource
 from capvid.video.frame_sampling import Sampling

@@ -18,9 +18,8 @@ import numpy as np
 
 from capvid.errors import DataError, UsageError
 from capvid.utils.files import read_regular
-from capvid.utils.limits import limits
 from capvid.utils.storage import VideoPath
-from capvid.utils.validation import parse_json
+from capvid.utils.validation import limits, parse_json
 from capvid.video.frame_sampling import MAX_FRAMES, RateSampling, Sampling, UniformSampling, nearest
 
 RATE = 2.0  # frames per second that AutoSegments looks at

@@ -27,7 +27,7 @@ from typing import IO, Any, TypeVar, cast
 
 from capvid.errors import CapvidError, RemoteError, UsageError
 from capvid.utils.device import keep_freed_memory
-from capvid.utils.limits import limits
+from capvid.utils.validation import limits
 
 try:
     import resource

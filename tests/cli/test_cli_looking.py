@@ -240,7 +240,7 @@ def test_charts_in_ascii_where_the_stream_has_no_blocks(
 def test_a_captioner_without_attention_is_noted_once(
     capvid: Run, toy: Toy, video_files: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from capvid.captioners.soft_attention import SoftAttention
+    from capvid.captioners.m3 import SoftAttention
 
     advance = SoftAttention.advance
     monkeypatch.setattr(SoftAttention, "advance", lambda *given: (*advance(*given)[:2], {}))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from toy import Run
 
-from capvid.utils.limits import Limits, limits
+from capvid.utils.validation import Limits, limits
 
 VARIABLE = "CAPVID_LIMIT_FRAME_PIXELS"
 

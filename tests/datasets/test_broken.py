@@ -156,7 +156,7 @@ def test_a_bad_row_is_an_error_with_its_line_or_skipped(
     data = load_data([spec], skip_bad=True)
     assert [video.id for video in data.videos] == ["good"]
     (bad,) = data.skipped
-    assert bad.place.line == line
+    assert bad.location.line == line
     assert str(error.value) == f"{bad}; {bad.remedy}"
 
 
@@ -190,7 +190,7 @@ def test_a_line_in_another_encoding_is_a_bad_row(tmp_path: Path) -> None:
         load_data([f"tsv:{path}"])
     data = load_data([f"tsv:{path}"], skip_bad=True)
     assert [video.id for video in data.videos] == ["good", "w"]
-    assert [bad.place.line for bad in data.skipped] == [2]
+    assert [bad.location.line for bad in data.skipped] == [2]
 
 
 BYTES = [
@@ -249,7 +249,7 @@ def test_all_bad_rows_are_gathered_and_the_next_data_set_is_read(tmp_path: Path)
     path = tmp_path / "own.tsv"
     path.write_text("v\na\tb\nw\n\nc\t\n", encoding="utf-8")
     data = load_data([f"tsv:{tmp_path / 'none'}", f"tsv:{path}"], skip_bad=True, keep_going=True)
-    assert [bad.place.line for bad in data.skipped] == [1, 3, 5]
+    assert [bad.location.line for bad in data.skipped] == [1, 3, 5]
     assert [video.id for video in data.videos] == ["a"]
     assert ["no such file" in str(error) for error in data.failed] == [True]
 

@@ -99,7 +99,7 @@ def test_segments_in_seconds_need_features_with_times(tmp_path: Path) -> None:
 def test_all_unusable_rows_and_files_are_listed(tmp_path: Path) -> None:
     spec = write(tmp_path / "own.jsonl", ROWS[0], {"id": 3}, ROWS[0], {"id": "d", "captions": [""]})
     report = check_data([spec, f"msvd:{tmp_path / 'none'}"])
-    assert [row.place.line for row in report.data.skipped] == [2, 3, 4]
+    assert [row.location.line for row in report.data.skipped] == [2, 3, 4]
     said = "\n".join(report_lines(report))
     assert "unusable rows: 3\n" in said
     assert f"  {tmp_path / 'own.jsonl'}, line 4: an empty caption" in said

@@ -10,8 +10,8 @@ from capvid.backbones.catalog import BUNDLED as BUNDLED
 from capvid.captioners.base import Captioner, build
 from capvid.captioners.checkpoint import load_checkpoint
 from capvid.decoding.beam_search import decode
-from capvid.decoding.confidence import Calibration, generic_probability, logprobs_of_average
 from capvid.decoding.decoding_options import DecodingOptions
+from capvid.decoding.rescoring import Calibration, generic_probability, logprobs_of_average
 from capvid.errors import CheckpointError
 from capvid.text.vocabulary import BOS, EOS
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from capvid.errors import DataError
+from capvid.metrics.java import meteor_scores as meteor_scores_java
 from capvid.metrics.meteor import english as meteor_data
 from capvid.metrics.meteor.alignment import Alignment, Match, align
-from capvid.metrics.meteor.java_meteor import meteor_scores as meteor_scores_java
 from capvid.metrics.meteor.meteor_scorer import meteor_scores
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from capvid.errors import MetricError
-from capvid.metrics import java_tokenizer as ptb_java
+from capvid.metrics import java as ptb_java
 from capvid.scoring.scorer import score
 
 needs_jar = pytest.mark.skipif(

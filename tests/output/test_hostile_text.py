@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from pages import written as report_of
 from test_records import SETTINGS, result
 
+from capvid.cli.score import write_scores
 from capvid.errors import CapvidError
 from capvid.output.attention_chart import attention_lines
 from capvid.output.results import Caption, CaptionResult, WordScore
@@ -33,7 +34,6 @@ from capvid.output.shards import (
 )
 from capvid.output.writers import FORMATS
 from capvid.scoring.predictions import read_predictions
-from capvid.scoring.score_files import write_scores
 from capvid.utils.digests import identity
 from capvid.utils.escaping import utf8_text
 
@@ -126,7 +126,9 @@ def test_predictions_are_read_without_the_apostrophe(tmp_path: Path, form: str) 
     path = tmp_path / f"p.{form}"
     path.write_text(written(form, hostile("- a dog", "=1.mp4"), hostile("'a", "b.mp4")), encoding="utf-8")
     predictions = read_predictions(path)
-    assert {"- a dog", "'a"} == {caption for captions in predictions.said.values() for caption in captions}
+    assert {"- a dog", "'a"} == {
+        caption for captions in predictions.sentences.values() for caption in captions
+    }
 
 
 @pytest.mark.parametrize("form", [JsonLines, ParquetCaptions])

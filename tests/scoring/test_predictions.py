@@ -57,7 +57,7 @@ def test_forms(form: str, packing: str, tmp_path: Path) -> None:
     path = tmp_path / "said"
     path.write_bytes({"plain": data, "gzip": gzip.compress(data), "mark": b"\xef\xbb\xbf" + data}[packing])
     found = read_predictions(path)
-    assert found.said == said
+    assert found.sentences == said
     assert found.failed == (["a/v2.mp4"] if said is SAID else [])
     further = {"n best": 1, "list": 1, "lines": 1, "blank lines": 1, "one record": 1}
     assert found.further == further.get(form, 0)
@@ -84,7 +84,7 @@ PARAGRAPHS = {
 def test_paragraphs(form: str, tmp_path: Path) -> None:
     path = tmp_path / "said.json"
     path.write_text(PARAGRAPHS[form])
-    assert read_predictions(path, paragraphs=True).said == {"v": ["a dog.", "it runs"], "w": ["rain"]}
+    assert read_predictions(path, paragraphs=True).sentences == {"v": ["a dog.", "it runs"], "w": ["rain"]}
 
 
 @pytest.mark.parametrize("suffix", ["csv", "tsv"])
@@ -99,9 +99,9 @@ def test_the_segments_of_a_table_are_a_paragraph(suffix: str, tmp_path: Path) ->
     path = tmp_path / f"p.{suffix}"
     path.write_text("".join({"csv": ",", "tsv": "\t"}[suffix].join(row) + "\n" for row in rows))
     found = read_predictions(path, paragraphs=True)
-    assert found.said == {"a.mp4": ["a man", "a dog"], "b.mp4": ["a cat"]} and found.further == 1
+    assert found.sentences == {"a.mp4": ["a man", "a dog"], "b.mp4": ["a cat"]} and found.further == 1
     found = read_predictions(path)
-    assert found.said == {"a.mp4": ["a man"], "b.mp4": ["a cat"]} and found.further == 2
+    assert found.sentences == {"a.mp4": ["a man"], "b.mp4": ["a cat"]} and found.further == 2
 
 
 def test_a_folder(tmp_path: Path) -> None:
@@ -109,7 +109,7 @@ def test_a_folder(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text(json.dumps(RECORDS[0], indent=2))
     (tmp_path / "b" / "c.json").write_text(json.dumps(RECORDS[2], indent=2))
     (tmp_path / "b" / "notes.txt").write_text("nothing")
-    assert read_predictions(tmp_path).said == SAID
+    assert read_predictions(tmp_path).sentences == SAID
     (tmp_path / "b" / "c.json").unlink()
     with pytest.raises(DataError, match="no predictions in this folder"):
         read_predictions(tmp_path / "b")

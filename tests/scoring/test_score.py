@@ -139,8 +139,8 @@ def test_meteor_by_whichever_engine_is_there(monkeypatch: pytest.MonkeyPatch) ->
         corpus, videos = meteor_scores(said, wanted)
         return 2 * corpus, videos
 
-    for name, function in (("meteor_scorer", meteor_scores), ("java_meteor", twice)):
-        module = ModuleType(f"capvid.metrics.meteor.{name}")
+    for name, function in (("meteor.meteor_scorer", meteor_scores), ("java", twice)):
+        module = ModuleType(f"capvid.metrics.{name}")
         module.meteor_scores = function  # type: ignore[attr-defined]
         monkeypatch.setitem(sys.modules, module.__name__, module)
     every = score(PREDICTIONS, REFERENCES, metrics=["cider", "meteor", "bleu", "rouge"])

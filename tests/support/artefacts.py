@@ -410,9 +410,11 @@ def read_references(path: Path) -> None:
 
 def read_predictions(path: Path) -> None:
     """Match predictions with references and score them by CIDEr-D."""
-    from capvid.scoring.references import Wanted, load_predictions
+    from capvid.scoring.references import ReferenceSet, load_predictions
 
-    wanted = Wanted({"a": ["a man"], "b": ["a dog"], "1": ["a ball"]}, ["a", "b", "1"], {}, ["references"])
+    wanted = ReferenceSet(
+        {"a": ["a man"], "b": ["a dog"], "1": ["a ball"]}, ["a", "b", "1"], {}, ["references"]
+    )
     _each(
         lambda paragraphs: load_predictions(path, wanted, paragraphs=paragraphs, missing="empty"),  # type: ignore[arg-type, return-value]
         [False, True],

@@ -17,8 +17,8 @@ from test_resume import Breaks, BrokenError
 from capvid.captioners.checkpoint import CONFIG, WEIGHTS, Checkpoint, load_checkpoint, save_info
 from capvid.datasets.dataset import CaptionedVideo
 from capvid.datasets.examples import FrameReader
-from capvid.decoding.confidence import FLAGGED_FROM, Calibration
 from capvid.decoding.decoding_options import DecodingOptions
+from capvid.decoding.rescoring import FLAGGED_FROM, Calibration
 from capvid.errors import CheckpointError
 from capvid.features.feature_store import FeatureStore
 from capvid.metrics.cider import CiderD

@@ -25,7 +25,7 @@ from capvid.backbones.preprocessing import prepare
 from capvid.errors import CapvidError, FeatureMismatchError, UsageError
 from capvid.features.feature_file import FeatureHeader, Features, save_features
 from capvid.output.results import CaptionResult
-from capvid.vlm.git_files import read_preprocess
+from capvid.vlm.git import read_preprocess
 
 NAME = "anna/git-toy"
 NOWHERE = "http://127.0.0.1:9"

@@ -8,49 +8,51 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from capvid.datasets.annotation_files import Place, RowError, Rows, check_caption, read_lines
+from capvid.datasets.annotation_files import Location, RowError, Rows, check_caption, read_lines
 from capvid.datasets.dataset import SPLITS, CaptionedVideo, Segment, dataset_format
 
 _SHAPE = 'write {"id": "name", "split": "train", "captions": ["..."]} on each line'
 
 
 @dataset_format("tsv", "FILE", "id, tab and caption on each line; all train")
-def read_tsv(path: Path, rows: Rows, options: Mapping[str, str]) -> Iterator[tuple[Place, CaptionedVideo]]:
+def read_tsv(path: Path, rows: Rows, options: Mapping[str, str]) -> Iterator[tuple[Location, CaptionedVideo]]:
     """Read an id, a tabulator and a caption from each line; all videos are of the train split.
 
     Raises:
         DataError: the file cannot be read, or a row and bad rows are not skipped.
     """
-    for name, (place, captions) in captions_by_id(path, rows).items():
-        yield place, CaptionedVideo(name, "train", tuple(captions))
+    for name, (location, captions) in captions_by_id(path, rows).items():
+        yield location, CaptionedVideo(name, "train", tuple(captions))
 
 
-def captions_by_id(path: Path, rows: Rows) -> dict[str, tuple[Place, list[str]]]:
-    """Gather the captions of a TSV file by their ids, each with the place of its first row.
+def captions_by_id(path: Path, rows: Rows) -> dict[str, tuple[Location, list[str]]]:
+    """Gather the captions of a TSV file by their ids, each with the location of its first row.
 
     Raises:
         DataError: the file cannot be read, or a row and bad rows are not skipped.
     """
-    found: dict[str, tuple[Place, list[str]]] = {}
-    for place, line in read_lines(path, rows):
-        with rows.at(place):
+    captions_by_name: dict[str, tuple[Location, list[str]]] = {}
+    for location, line in read_lines(path, rows):
+        with rows.at(location):
             name, tab, caption = line.partition("\t")
             if not name.strip() or not tab:
                 raise RowError("no id and caption", "write an id, a tabulator and a caption")
-            found.setdefault(name, (place, []))[1].append(check_caption(caption))
-    return {name: (place, captions) for name, (place, captions) in found.items() if captions}
+            captions_by_name.setdefault(name, (location, []))[1].append(check_caption(caption))
+    return {name: (location, captions) for name, (location, captions) in captions_by_name.items() if captions}
 
 
 @dataset_format("jsonl", "FILE", "id, split and captions, or segments and paragraphs, on each line")
-def read_jsonl(path: Path, rows: Rows, options: Mapping[str, str]) -> Iterator[tuple[Place, CaptionedVideo]]:
+def read_jsonl(
+    path: Path, rows: Rows, options: Mapping[str, str]
+) -> Iterator[tuple[Location, CaptionedVideo]]:
     """Read a video from each line.
 
     Raises:
         DataError: the file cannot be read, or a row and bad rows are not skipped.
     """
-    for place, line in read_lines(path, rows):
-        with rows.at(place):
-            yield place, _video(line)
+    for location, line in read_lines(path, rows):
+        with rows.at(location):
+            yield location, _video(line)
 
 
 def _video(line: str) -> CaptionedVideo:

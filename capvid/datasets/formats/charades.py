@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from capvid.datasets.annotation_files import Place, RowError, Rows, check_caption, find_splits, read_text
+from capvid.datasets.annotation_files import Location, RowError, Rows, check_caption, find_splits, read_text
 from capvid.datasets.dataset import CaptionedVideo, dataset_format
 from capvid.errors import DataError
 
@@ -28,7 +28,7 @@ _NONE = "{}"
 
 
 @dataset_format("charades", "DIR", "Charades as published")
-def read(folder: Path, rows: Rows, options: Mapping[str, str]) -> Iterator[tuple[Place, CaptionedVideo]]:
+def read(folder: Path, rows: Rows, options: Mapping[str, str]) -> Iterator[tuple[Location, CaptionedVideo]]:
     """Read the videos of all splits; those without a description are left out and noted.
 
     Raises:
@@ -37,18 +37,18 @@ def read(folder: Path, rows: Rows, options: Mapping[str, str]) -> Iterator[tuple
     for split, path in find_splits(folder, FILES, rows):
         videos = []
         bare = 0
-        for place, name, descriptions in _records(path, rows):
-            with rows.at(place):
+        for location, name, descriptions in _records(path, rows):
+            with rows.at(location):
                 captions = _captions(descriptions)
                 if captions:
-                    videos.append((place, CaptionedVideo(name, split, captions)))
+                    videos.append((location, CaptionedVideo(name, split, captions)))
                 else:
                     bare += 1
         if bare:
             rows.notes.append(f"{path}: {bare} videos without a description ({_NONE}) are left out")
         held = _held_out([video.id for _, video in videos]) if split == "train" else set()
-        for place, video in videos:
-            yield place, replace(video, split="val") if video.id in held else video
+        for location, video in videos:
+            yield location, replace(video, split="val") if video.id in held else video
 
 
 def _captions(descriptions: str) -> tuple[str, ...]:
@@ -64,29 +64,30 @@ def _held_out(names: list[str]) -> set[str]:
     return set(unique[: len(unique) * VALIDATION // OF])
 
 
-def _records(path: Path, rows: Rows) -> Iterator[tuple[Place, str, str]]:
+def _records(path: Path, rows: Rows) -> Iterator[tuple[Location, str, str]]:
     """Id and descriptions of each row."""
     reader = csv.reader(io.StringIO(read_text(path), newline=""), strict=True)
     header: list[str] | None = None
     begun = 1
     try:
         for row in reader:
-            place, begun = Place(path, begun), reader.line_num + 1
+            location, begun = Location(path, begun), reader.line_num + 1
             if header is None:
                 header = row
                 if not {"id", "descriptions"} <= set(header):
                     raise DataError(
-                        f"{place}: no columns id and descriptions", remedy="give the file as it was published"
+                        f"{location}: no columns id and descriptions",
+                        remedy="give the file as it was published",
                     )
                 continue
             if not row:
                 continue
-            with rows.at(place):
+            with rows.at(location):
                 if len(row) != len(header):
                     raise RowError(f"{len(row)} columns, and {len(header)} in the header", "mend the row")
                 fields = dict(zip(header, row, strict=True))
                 if not fields["id"].strip():
                     raise RowError("no id", "give each video one")
-                yield place, fields["id"], fields["descriptions"]
+                yield location, fields["id"], fields["descriptions"]
     except csv.Error as error:
         raise DataError(f"{path}, line {begun}: not CSV ({error})", remedy="get the file again") from None

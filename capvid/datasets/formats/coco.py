@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from capvid.datasets.annotation_files import JsonFile, Lists, Place, RowError, Rows, read_grouped
+from capvid.datasets.annotation_files import JsonFile, Lists, Location, RowError, Rows, read_grouped
 from capvid.datasets.dataset import SPLITS, CaptionedVideo, dataset_format
 from capvid.errors import UsageError
 
@@ -28,7 +28,7 @@ _LISTS = Lists(videos="images", id="id", captions="annotations", refers="image_i
 
 
 @dataset_format("coco", "FILE", "COCO captions; #split=val for images that name no split", options=("split",))
-def read(path: Path, rows: Rows, options: Mapping[str, str]) -> Iterator[tuple[Place, CaptionedVideo]]:
+def read(path: Path, rows: Rows, options: Mapping[str, str]) -> Iterator[tuple[Location, CaptionedVideo]]:
     """Read the pictures; ``options`` may have the ``split`` of those that do not name theirs.
 
     Raises:

@@ -10,7 +10,15 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from capvid.datasets.annotation_files import JsonFile, Lists, Place, RowError, Rows, find_splits, read_grouped
+from capvid.datasets.annotation_files import (
+    JsonFile,
+    Lists,
+    Location,
+    RowError,
+    Rows,
+    find_splits,
+    read_grouped,
+)
 from capvid.datasets.dataset import CaptionedVideo, dataset_format
 
 FILES = (("train and val", "train_val_videodatainfo.json"), ("test", "test_videodatainfo.json"))
@@ -19,7 +27,7 @@ _LISTS = Lists(videos="videos", id="video_id", captions="sentences", refers="vid
 
 
 @dataset_format("msrvtt", "DIR", "MSR-VTT as published")
-def read(folder: Path, rows: Rows, options: Mapping[str, str]) -> Iterator[tuple[Place, CaptionedVideo]]:
+def read(folder: Path, rows: Rows, options: Mapping[str, str]) -> Iterator[tuple[Location, CaptionedVideo]]:
     """Read the videos of all splits.
 
     Raises:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from capvid.datasets.annotation_files import Place, RowError, Rows, find_file, find_splits, read_lines
+from capvid.datasets.annotation_files import Location, RowError, Rows, find_file, find_splits, read_lines
 from capvid.datasets.dataset import SPLITS, CaptionedVideo, dataset_format
 from capvid.datasets.formats.caption_files import captions_by_id
 from capvid.errors import UsageError
@@ -20,7 +20,7 @@ MAPPING = "youtube_mapping.txt"
 
 
 @dataset_format("msvd", "DIR", "MSVD as published; #ids=vid keeps its own ids", options=("ids",))
-def read(folder: Path, rows: Rows, options: Mapping[str, str]) -> Iterator[tuple[Place, CaptionedVideo]]:
+def read(folder: Path, rows: Rows, options: Mapping[str, str]) -> Iterator[tuple[Location, CaptionedVideo]]:
     """Read the videos of all splits; ``options`` may have ``ids``, vid or youtube.
 
     Raises:
@@ -35,18 +35,18 @@ def read(folder: Path, rows: Rows, options: Mapping[str, str]) -> Iterator[tuple
         raise UsageError(f"{folder}: no {MAPPING}", remedy="put it there, or use ids=vid")
     names = _names(mapping, rows) if mapping else None
     for split, path in find_splits(folder, FILES, rows):
-        for name, (place, captions) in captions_by_id(path, rows).items():
-            with rows.at(place):
+        for name, (location, captions) in captions_by_id(path, rows).items():
+            with rows.at(location):
                 if names is not None and name not in names:
                     raise RowError(f"{name} is not in {MAPPING}", "add it there, or use msvd:DIR#ids=vid")
-                yield place, CaptionedVideo(names[name] if names else name, split, tuple(captions))
+                yield location, CaptionedVideo(names[name] if names else name, split, tuple(captions))
 
 
 def _names(path: Path, rows: Rows) -> dict[str, str]:
     """The names of the clips by their ids."""
     names: dict[str, str] = {}
-    for place, line in read_lines(path, rows):
-        with rows.at(place):
+    for location, line in read_lines(path, rows):
+        with rows.at(location):
             columns = line.split()
             if len(columns) != 2:
                 raise RowError(f"{len(columns)} columns", "write the clip's name, a space and its id")

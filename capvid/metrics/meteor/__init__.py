@@ -10,7 +10,7 @@ from capvid.metrics.metric import Scored, Texts, metric
 ENGINES = {
     "auto": "capvid.metrics.meteor.meteor_scorer",
     "builtin": "capvid.metrics.meteor.meteor_scorer",
-    "java": "capvid.metrics.meteor.java_meteor",
+    "java": "capvid.metrics.java",
 }
 
 

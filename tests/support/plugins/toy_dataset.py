@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from capvid.datasets.annotation_files import Place, Rows, read_lines
+from capvid.datasets.annotation_files import Location, Rows, read_lines
 from capvid.datasets.dataset import CaptionedVideo, dataset_format
 
 
 @dataset_format("toy", "FILE", "split:video:caption on each line")
-def read(path: Path, rows: Rows, options: Mapping[str, str]) -> Iterator[tuple[Place, CaptionedVideo]]:
+def read(path: Path, rows: Rows, options: Mapping[str, str]) -> Iterator[tuple[Location, CaptionedVideo]]:
     """Read one video from each line."""
-    for place, line in read_lines(path, rows):
+    for location, line in read_lines(path, rows):
         split, video, caption = line.split(":")
-        yield place, CaptionedVideo(video, split, (caption,))
+        yield location, CaptionedVideo(video, split, (caption,))

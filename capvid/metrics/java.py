@@ -1,7 +1,11 @@
-"""METEOR 1.5 by the published program, to check :mod:`capvid.metrics.meteor.meteor_scorer` against."""
+"""Programs of the published scores that run on Java: Stanford's PTBTokenizer and METEOR 1.5.
+
+Their jars come with the package pycocoevalcap, whose modules are not imported.
+"""
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import shutil
 import subprocess
@@ -9,14 +13,90 @@ import tempfile
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import IO
 
-from capvid.errors import DataError
+from capvid.errors import DataError, MetricError
 from capvid.metrics.meteor.english import data_folder, jar_in
+from capvid.text.tokenization import PUNCTUATION
+
+_JAR = "tokenizer/stanford-corenlp-3.4.1.jar"
+_ESCAPED = frozenset({"-LRB-", "-RRB-", "-LCB-", "-RCB-"})
+_BREAKS = re.compile("[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]")  # at any of these the tokenizer may begin a line
+_OPTIONS = ("-Dfile.encoding=UTF-8", "-Duser.language=en", "-Duser.country=US", "-XX:+UseSerialGC")
+REMEDY = "pip install pycocoevalcap==1.2 and install Java, or use --tokenizer builtin"
+
+
+def tokenise(captions: Sequence[str]) -> list[str]:
+    """Tokenise captions, all in one run of Java: lower case, punctuation dropped, joined by spaces.
+
+    Line breaks of any kind are spaces, so that a caption never moves into another's place.
+
+    Raises:
+        MetricError: Java or the jar is not there, or Java fails.
+    """
+    if not captions:
+        return []
+    java, jar = java_program(), _jar()
+    text = "".join(f"{_BREAKS.sub(' ', caption)}\n" for caption in captions)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "captions.txt"
+        path.write_bytes(text.encode("utf-8", "replace"))
+        command = [java, *_OPTIONS, "-cp", str(jar), "edu.stanford.nlp.process.PTBTokenizer"]
+        command += ["-encoding", "UTF-8", "-preserveLines", "-lowerCase", str(path)]
+        done = subprocess.run(command, capture_output=True, check=False)
+    if done.returncode:
+        messages = done.stderr.decode("utf-8", "replace").strip().splitlines()
+        raise MetricError(
+            f"PTBTokenizer: Java failed ({messages[-1] if messages else done.returncode})", remedy=REMEDY
+        )
+    lines = done.stdout.decode("utf-8").removesuffix("\n").split("\n")
+    if len(lines) != len(captions):
+        raise MetricError(
+            f"PTBTokenizer: {len(lines)} lines came back for {len(captions)} captions",
+            remedy="use --tokenizer builtin",
+        )
+    return [" ".join(token for token in line.rstrip().split(" ") if _is_word(token)) for line in lines]
+
+
+def _is_word(token: str) -> bool:
+    return bool(token) and token not in PUNCTUATION and token not in _ESCAPED
+
+
+def java_program() -> str:
+    """Give the path of Java.
+
+    Raises:
+        MetricError: it is not installed.
+    """
+    java = shutil.which("java")
+    if java is None:
+        raise MetricError("Java is not installed", remedy=REMEDY)
+    return java
+
+
+def java_version() -> str:
+    """Give the first line of what ``java -version`` says.
+
+    Raises:
+        MetricError: Java is not installed.
+    """
+    done = subprocess.run([java_program(), "-version"], capture_output=True, check=False)
+    return (done.stderr or done.stdout).decode("utf-8", "replace").partition("\n")[0].strip()
+
+
+def _jar() -> Path:
+    spec = importlib.util.find_spec("pycocoevalcap")
+    for folder in (spec.submodule_search_locations or []) if spec else []:
+        jar = Path(folder) / _JAR
+        if jar.is_file():
+            return jar
+    raise MetricError("PTBTokenizer: its jar is not installed", remedy=REMEDY)
+
 
 # The program dies where numbers have a decimal comma, so language and country are set.
-_OPTIONS = ("-Xmx2G", "-Duser.language=en", "-Duser.country=US", "-Dfile.encoding=UTF-8")
-_ARGUMENTS = ("-", "-", "-stdio", "-l", "en", "-norm")
+_METEOR_OPTIONS = ("-Xmx2G", "-Duser.language=en", "-Duser.country=US", "-Dfile.encoding=UTF-8")
+_METEOR_ARGUMENTS = ("-", "-", "-stdio", "-l", "en", "-norm")
 _SEPARATOR = " ||| "
 
 
@@ -63,7 +143,7 @@ def _program() -> Iterator[tuple[subprocess.Popen[str], IO[str]]]:
         )
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as errors:
         process = subprocess.Popen(
-            [java, *_OPTIONS, "-jar", str(jar), *_ARGUMENTS],
+            [java, *_METEOR_OPTIONS, "-jar", str(jar), *_METEOR_ARGUMENTS],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=errors,
