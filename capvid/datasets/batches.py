@@ -58,7 +58,7 @@ class Batch:
 
 
 def thinned(length: int, count: int, dropout: float, generator: torch.Generator) -> Tensor:
-    """The numbers of at most ``count`` of ``length`` frames at random, in order.
+    """Draw the indices of at most ``count`` of ``length`` frames, in order.
 
     Each is left out at rate ``dropout``, but never all.
     """
@@ -101,7 +101,7 @@ class Plan(Generic[_Example]):
         return len(self.rows)
 
     def part(self, number: int, parts: int) -> Callable[[], Batch]:
-        """What reads part ``number`` of ``parts``; one that would be empty has a caption without words."""
+        """Return a function that reads part ``number`` of ``parts``; an empty part gets an empty caption."""
         rows = self.rows[number::parts]
         return partial(self.make, rows) if rows else partial(self._silent, self.rows[:1])
 
@@ -149,15 +149,15 @@ class _Batches(ABC, Generic[_Example]):
 
     @abstractmethod
     def sizes(self, example: _Example) -> Sequence[int]:
-        """The length of every caption, or paragraph, of an example, by which batches are sorted."""
+        """Return the length of each caption or paragraph of an example, by which batches are sorted."""
 
     @abstractmethod
     def words(self, example: _Example, choice: int) -> int:
-        """The number of words, ends of sentences included, of a caption or paragraph."""
+        """Return the number of words of a caption or paragraph, ends of sentences included."""
 
     @abstractmethod
     def drawn(self, example: _Example, generator: torch.Generator) -> _Drawn:
-        """The frames of a video, or of its segments, that are seen this time."""
+        """Draw frames of a video or of its segments."""
 
     @abstractmethod
     def batch(self, rows: Sequence[Row[_Example]]) -> Batch:
@@ -185,7 +185,7 @@ class _Batches(ABC, Generic[_Example]):
             yield Plan(rows, words, self.batch)
 
     def thinned(self, length: int, generator: torch.Generator) -> Tensor:
-        """The numbers (T,) of frames that are drawn of a video or segment."""
+        """Draw the indices (T,) of frames of a video or segment."""
         length = min(length, self.max_frames) if self.first else length
         return thinned(length, self.max_frames, self.frame_dropout, generator)
 
@@ -194,19 +194,19 @@ class TrainingBatches(_Batches[Example]):
     """Batches of captions."""
 
     def sizes(self, example: Example) -> Sequence[int]:
-        """The number of words of every caption."""
+        """Return the number of words of each caption."""
         return [len(caption) for caption in example.captions]
 
     def words(self, example: Example, choice: int) -> int:
-        """The words of a caption and its end."""
+        """Return the number of words of a caption and its end."""
         return len(example.captions[choice]) + 1
 
     def drawn(self, example: Example, generator: torch.Generator) -> Tensor:
-        """Some of the video's frames."""
+        """Draw frames of the video."""
         return self.thinned(example.length, generator)
 
     def batch(self, rows: Sequence[Row[Example]]) -> Batch:
-        """A batch of captions with their videos."""
+        """Return a batch of captions with their videos."""
         features, mask = pad_frames([row.example.frames[row.drawn] for row in rows])
         return Batch(features, mask, *_padded([row.example.captions[row.choice] for row in rows]))
 
@@ -215,19 +215,19 @@ class ParagraphBatches(_Batches[ParagraphExample]):
     """Batches of paragraphs."""
 
     def sizes(self, example: ParagraphExample) -> Sequence[int]:
-        """The number of words of the longest sentence of every paragraph."""
+        """Return the number of words of the longest sentence of each paragraph."""
         return [max(map(len, paragraph)) for paragraph in example.paragraphs]
 
     def words(self, example: ParagraphExample, choice: int) -> int:
-        """The words of all sentences of a paragraph and their ends."""
+        """Return the number of words of all sentences of a paragraph and their ends."""
         return sum(len(sentence) + 1 for sentence in example.paragraphs[choice])
 
     def drawn(self, example: ParagraphExample, generator: torch.Generator) -> list[Tensor]:
-        """Some frames of every segment."""
+        """Draw frames of each segment."""
         return [rows[self.thinned(len(rows), generator)] for rows in example.rows]
 
     def batch(self, rows: Sequence[Row[ParagraphExample]]) -> Batch:
-        """A batch of paragraphs with their videos' segments; missing segments have no frames and no words."""
+        """Return a batch of paragraphs with their segments; missing segments have no frames and no words."""
         clips = []
         for row in rows:
             frames = row.example.frames
@@ -243,12 +243,12 @@ _Item = TypeVar("_Item")
 
 
 def _first(choice: int, items: Sequence[_Item]) -> list[_Item]:
-    """The items with number ``choice`` before the others."""
+    """Return the items with number ``choice`` before the others."""
     return [items[choice], *items[:choice], *items[choice + 1 :]]
 
 
 def in_segments(paragraphs: Sequence[Sequence[list[int]]], segments: int) -> tuple[Tensor, Tensor]:
-    """Inputs and targets (B, S, L) of teacher forcing; where a paragraph has no sentence, only padding."""
+    """Return inputs and targets (B, S, L) of teacher forcing; only padding where there is no sentence."""
     sentences: list[list[int] | None] = []
     for paragraph in paragraphs:
         sentences += [*paragraph, *[None] * (segments - len(paragraph))]
@@ -258,7 +258,7 @@ def in_segments(paragraphs: Sequence[Sequence[list[int]]], segments: int) -> tup
 
 
 def _padded(sentences: Sequence[list[int] | None]) -> tuple[Tensor, Tensor]:
-    """Inputs and targets (N, L) of teacher forcing; of None nothing but padding."""
+    """Return inputs and targets (N, L) of teacher forcing; only padding for None."""
     length = max(len(sentence) for sentence in sentences if sentence is not None) + 1
     none = [PAD] * length
     inputs = [none if s is None else [BOS, *s] + [PAD] * (length - 1 - len(s)) for s in sentences]
@@ -275,7 +275,7 @@ _T = TypeVar("_T")
 def read_ahead(
     jobs: Iterable[Callable[[], _T]], *, threads: int = THREADS, ahead: int = AHEAD
 ) -> Iterator[_T]:
-    """What the jobs give, in their order; up to ``ahead`` of them are done before they are asked for.
+    """Yield the results of jobs in order, computing up to ``ahead`` of them in advance.
 
     Args:
         jobs: drawn from in a thread of their own, one after another.

@@ -162,7 +162,7 @@ def report_lines(report: DataReport) -> Iterator[str]:
 
 
 def _split_lines(report: DataReport) -> Iterator[str]:
-    """A table with a row for each split, without the columns that have only zeros."""
+    """Return a table with a row for each split, without the columns that have only zeros."""
     names = [split for split in SPLITS if split in report.splits]
     columns = ("videos", "captions", "segments", "paragraphs", "sentences", "words")
     used = [column for column in columns if any(getattr(report.splits[n], column) for n in names)]

@@ -66,7 +66,7 @@ class Lengths:
     cut: bool = False
 
     def words(self, text: str) -> list[str] | None:
-        """The words of a sentence as they are used; None if it is left out."""
+        """Return the words of a sentence to train on; None if it is left out."""
         tokens = words(text)
         if len(tokens) <= self.max_words:
             return tokens or None
@@ -201,11 +201,11 @@ class FrameReader:
         self._kept: dict[str, Tensor] = {}
 
     def length(self, video: str) -> int:
-        """The number of frames of a video, known without reading them."""
+        """Return the number of frames of a video without reading them."""
         return self.store.length(video)
 
     def __call__(self, video: str) -> Tensor:
-        """The frames of a video, (T, D) or (T, L, D) float16.
+        """Return the frames of a video, (T, D) or (T, L, D) float16.
 
         Raises:
             FeatureFileError: they cannot be read, or are not those that were there at the beginning.
@@ -237,7 +237,7 @@ def free_memory() -> int:
 
 
 def segment_rows(video: str, segments: Sequence[Segment], store: FeatureStore) -> tuple[Tensor, ...]:
-    """The numbers (T,) of the frames of every segment; of one that lies between two frames there are none.
+    """Return the frame indices (T,) of each segment; none for one that lies between two frames.
 
     Raises:
         DataError: a segment of frames ends beyond the last one, or seconds are given and the features do not

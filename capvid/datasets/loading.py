@@ -82,7 +82,7 @@ def _add(spec: Spec, rows: Rows, videos: dict[str, tuple[Location, CaptionedVide
 
 
 def _existing(spec: Spec) -> Path:
-    """The path of a spec, with .gz behind it where only that is there."""
+    """Return the path of a spec, with .gz if only that exists."""
     if DATASET_FORMATS[spec.kind].target == "FILE":
         if spec.path.is_dir():
             raise DataError(

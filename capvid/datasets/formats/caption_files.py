@@ -76,7 +76,7 @@ def _video(line: str) -> CaptionedVideo:
 
 
 def _paragraphs(value: Any, count: int) -> tuple[tuple[str, ...], ...]:
-    """The paragraphs of a row, each with ``count`` sentences."""
+    """Return the paragraphs of a row, each with ``count`` sentences."""
     if (
         not isinstance(value, list)
         or not value
@@ -90,7 +90,7 @@ def _paragraphs(value: Any, count: int) -> tuple[tuple[str, ...], ...]:
 
 
 def _segments(row: dict[str, Any]) -> tuple[Segment, ...]:
-    """The segments of a row; each begins before it ends, and none before the one before it."""
+    """Return the segments of a row; each begins before it ends, and none before its predecessor."""
     unit = row.get("unit", "frames")
     try:
         segments = tuple(Segment(float(item["start"]), float(item["end"]), unit) for item in row["segments"])

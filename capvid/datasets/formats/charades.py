@@ -59,7 +59,7 @@ def _captions(descriptions: str) -> tuple[str, ...]:
 
 
 def _held_out(names: list[str]) -> set[str]:
-    """The ids that are kept for validation."""
+    """Return the ids that are kept for validation."""
     unique = sorted(set(names), key=lambda name: hashlib.sha256(name.encode()).digest())
     return set(unique[: len(unique) * VALIDATION // OF])
 

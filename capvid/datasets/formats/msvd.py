@@ -43,7 +43,7 @@ def read(folder: Path, rows: Rows, options: Mapping[str, str]) -> Iterator[tuple
 
 
 def _names(path: Path, rows: Rows) -> dict[str, str]:
-    """The names of the clips by their ids."""
+    """Read the names of the clips by id."""
     names: dict[str, str] = {}
     for location, line in read_lines(path, rows):
         with rows.at(location):

@@ -60,7 +60,7 @@ def read_activitynet(
 
 
 def _second(folder: Path, rows: Rows) -> dict[str, tuple[str, ...]]:
-    """The second annotator's paragraphs by the ids of the videos."""
+    """Read the second annotator's paragraphs by video id."""
     paragraphs: dict[str, tuple[str, ...]] = {}
     path = find_file(folder, SECOND)
     if path is not None:
