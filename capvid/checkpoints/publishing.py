@@ -187,7 +187,7 @@ def model_card(run: Run | Path, *, repository: str | None = None, licence: str |
         "## Recipe",
         _table(("setting", "value"), settings),
         "## Scores",
-        "Validation, each epoch that was the best so far; the last of them is this one:",
+        "Scores are times 100. Validation, each epoch that was the best so far; the last is this one:",
         _table(("epoch", "CIDEr-D"), [(e.get("epoch"), _number(e.get("val_cider"))) for e in best]),
     ]
     scores = {} if run.test is None else run.test.get("scores", {})
@@ -205,7 +205,7 @@ def model_card(run: Run | Path, *, repository: str | None = None, licence: str |
 
 
 def _number(value: Any) -> str:
-    return f"{value:.4f}" if isinstance(value, float) else str(value)
+    return f"{100 * value:.1f}" if isinstance(value, float) else str(value)
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:

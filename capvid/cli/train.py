@@ -333,7 +333,7 @@ class TrainingProgress(Reporter):
         """Print the epoch's line; in a search, the line of its trial follows."""
         self.print(
             f"{'  ' if self.trials else ''}epoch {result.epoch:3d}  loss {result.loss:.3f}  "
-            f"val CIDEr-D {result.cider:.3f}{' *' if result.best else '  '}  {result.seconds:.0f} s  "
+            f"val CIDEr-D {100 * result.cider:.1f}{' *' if result.best else '  '}  {result.seconds:.0f} s  "
             f"{result.captions_per_second:.0f} captions/s"
         )
 
@@ -356,7 +356,7 @@ class TrainingProgress(Reporter):
         """Print the trial's line."""
         score = f"failed ({trial.user_attrs['cause']})"
         if trial.value is not None:
-            score = f"val CIDEr-D {trial.value:.3f}{' *' if best else '  '}"
+            score = f"val CIDEr-D {100 * trial.value:.1f}{' *' if best else '  '}"
         values = "  ".join(f"{name.partition('.')[2]} {_short(v)}" for name, v in trial.params.items())
         self.print(f"{self.prefix}{score}  {values}")
 

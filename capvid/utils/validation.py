@@ -182,9 +182,8 @@ def checked_fields(
     known = {option.name: option for option in fields(cls)}
     for name in values:
         if name not in known:
-            raise UsageError(
-                f"{prefix}{name}: no such {what}", remedy=f"known are {', '.join(sorted(known))}"
-            )
+            remedy = did_you_mean(name, known) or f"known are {', '.join(sorted(known))}"
+            raise UsageError(f"{prefix}{name}: no such {what}", remedy=remedy)
     return {name: _checked(known[name], value, f"{prefix}{name}") for name, value in values.items()}
 
 

@@ -398,8 +398,8 @@ def test_the_card(run: Path) -> None:
         "Frames: uniform:4.",
         "| colour-grid | grid | 192 | not known | not known | none needed |",
         "| model.hidden | 24 |",
-        "| 1 | 0.1000 |\n| 2 | 0.2500 |\n\nTest split",
-        "| CIDEr-D | 0.3125 |",
+        "| 1 | 10.0 |\n| 2 | 25.0 |\n\nTest split",
+        "| CIDEr-D | 31.2 |",
         "| v7 | a dog \\| is running |",
     ):
         assert text in card

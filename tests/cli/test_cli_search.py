@@ -57,7 +57,7 @@ def test_a_search_from_the_command_line(capvid: Run, command: list[object], tmp_
     assert sum(line.startswith("  epoch ") for line in said) == 8
     first = next(line for line in said if line.startswith("trial 1/2"))
     rate = trials[0].params["training.learning_rate"]
-    assert f"val CIDEr-D {trials[0].value:.3f} *" in first and f"  learning_rate {rate:.3g}" in first
+    assert f"val CIDEr-D {100 * trials[0].value:.1f} *" in first and f"  learning_rate {rate:.3g}" in first
 
     code, out, err = capvid(*command, "--search", 4, "--resume", "--plot", tmp_path / "best.svg")
     assert code == 0 and (tmp_path / "best.svg").is_file(), err

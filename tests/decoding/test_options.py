@@ -36,7 +36,7 @@ from capvid.errors import UsageError
         ({"beam_size": True}, "beam_size must be an integer between 1 and 1000, got true"),
         ({"temperature": "hot"}, "temperature must be a number between 0 and 1000, got 'hot'"),
         ({"trace": 1}, "trace must be true or false, got 1"),
-        ({"beams": 2}, "beams: no such decoding option; known are beam_size, length_penalty"),
+        ({"beams": 2}, "beams: no such decoding option; did you mean beam_size"),
     ],
 )
 def test_options_that_cannot_be(values: dict[str, Any], message: str) -> None:
