@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, dataclass, fields
 from enum import Enum
@@ -26,6 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
+from typer.core import TyperCommand
 
 from capvid.errors import UsageError
 from capvid.utils.escaping import terminal
@@ -43,7 +45,51 @@ if TYPE_CHECKING:
     Reader: Any = Enum
 else:
     Reader = Enum("Reader", [(name, name) for name in READER_NAMES], type=str)
-NO_INPUT = typer.Argument(metavar="INPUT", show_default=False)
+INPUTS = typer.Argument(
+    metavar="INPUT",
+    show_default=False,
+    help="Videos, folders, patterns, archives, feature files or addresses.",
+)
+PLACEHOLDERS = {"<int>": "N", "<int range>": "N", "<float>": "N", "<float range>": "N", "<path>": "PATH"}
+PANELS = {  # panels of --help: parameters of caption, extract, train and score
+    "Input": (
+        *("from_file", "column", "recursive", "shard", "data", "skip_bad", "features", "videos", "values"),
+        *("model", "weights", "backbone", "layer", "frames", "sampling", "clean", "views", "segments"),
+        *("references_format", "missing", "self_critical", "settings", "list_recipes"),
+    ),
+    "Output": (
+        *("output", "output_dir", "form", "report", "attention", "overwrite", "resume", "plot", "metrics"),
+        *("paragraph", "tokenizer", "meteor_engine", "per_video", "other", "as_json"),
+    ),
+    "Decoding": (
+        *("beam", "max_length", "min_length", "specificity", "num_captions", "no_repeat_ngram"),
+        *("no_repeat_words", "temperature", "top_p", "seed"),
+    ),
+    "Runtime": ("batch_size", "precision", "device", "workers", "timeout", "reader", "fail_fast"),
+    "Large runs": ("engine", "ray_address", "videos_per_file", "retry_failed", "search"),
+}
+EXAMPLES = {
+    "caption": (
+        "holiday.mp4",
+        "clips/ --output-dir captions --format json",
+        "clips/ --model OWNER/NAME -o captions.jsonl --report page.html",
+    ),
+    "extract": (
+        "clips/ --backbone resnet152 -o features",
+        "clips/ --backbone resnet152 --backbone x3d-xs -o features",
+        "--from-file list.csv --backbone resnet152 -o s3://bucket/f",
+    ),
+    "train": (
+        "--list",
+        "mart-small --data captions.jsonl --features features -o run",
+        "m3-small --data captions.jsonl --videos clips -o run",
+    ),
+    "score": (
+        "captions.jsonl references.json",
+        "captions.jsonl references.json --per-video scores.csv",
+        "new.jsonl references.json --compare old.jsonl",
+    ),
+}
 
 # Completion: nothing here may take long, or import torch.
 
@@ -94,6 +140,36 @@ def complete_precision(incomplete: str) -> Candidates:
     return _candidates(incomplete, ((name, "") for name in ("auto", "fp32", "fp16", "bf16")))
 
 
+class PanelCommand(TyperCommand):
+    """Command whose help groups options in panels and ends with examples."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write arguments and options, without the ranges of numbers."""
+        panels: dict[str, list[tuple[str, str]]] = {"Arguments": [], **{name: [] for name in PANELS}}
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx)
+            if record is not None:
+                is_argument = parameter.param_type_name == "argument"
+                default = "Runtime" if self.name in EXAMPLES else "Options"  # of --help itself
+                panel = getattr(parameter, "rich_help_panel", None) or default
+                text = re.sub(r"(; |(?<=\[))[^\s\[]+<=x<=[^\s\]]+(?=\])", "", record[1])
+                text = re.sub(r"  \[default: \((.*)\)(?=[;\]])", r" [default: \1", text).replace("  [", " [")
+                flags = parameter.metavar or record[0] if is_argument else record[0]
+                row = (flags, text.removesuffix("[]").rstrip())
+                panels.setdefault("Arguments" if is_argument else panel, []).append(row)
+        for panel, rows in panels.items():
+            if rows:
+                with formatter.section(panel):
+                    formatter.write_dl(rows, col_max=24)
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        """Write the examples."""
+        if self.name in EXAMPLES:
+            with formatter.section("Examples"):
+                for example in EXAMPLES[self.name]:
+                    formatter.write(f"  capvid {self.name} {example}\n")
+
+
 # Options from dataclasses
 
 
@@ -112,24 +188,22 @@ def refuse_nan(value: float | None) -> float | None:
 class InputOptions:
     """Which inputs a command works on, and what to do with those that are done or fail."""
 
-    inputs: Annotated[list[str] | None, NO_INPUT] = None
+    inputs: Annotated[list[str] | None, INPUTS] = None
     from_file: str | None = option(
         None,
-        "Take inputs from a list as well, - for stdin: one path or address a line, or with NUL after each "
-        "(find -print0); or from a column of a CSV, TSV or Parquet file. Relative paths start at the current "
-        "folder.",
+        "List of further inputs, - for stdin: lines, NUL-separated (find -print0), or a column of a CSV, TSV "
+        "or Parquet file.",
         metavar="FILE",
     )
     column: str | None = option(
-        None, "The column of --from-file.", metavar="NAME", shown="video, path, url or file"
+        None, "Column of --from-file.", metavar="NAME", shown="video, path, url or file"
     )
-    recursive: bool = option(True, "Whether to look into subfolders.", flags=("--recursive/--no-recursive",))
+    recursive: bool = option(True, "Search subfolders.", flags=("--recursive/--no-recursive",))
     overwrite: bool = option(False, "Recompute what is already done.")
     fail_fast: bool = option(False, "Stop at the first input that fails.")
     shard: str | None = option(
         None,
-        "Work on the Ith of N parts of the inputs, for jobs that share the work; a video's path alone "
-        "decides in which part it is.",
+        "Take part I of N of the inputs, by a digest of each path.",
         metavar="I/N",
     )
 
@@ -140,23 +214,23 @@ class ShardingOptions:
 
     engine: str = option(
         "local",
-        "Where to compute: on this machine, or on a Ray cluster (see docs/large-runs.md).",
+        "Compute here, or on a Ray cluster.",
         choices=("local", "ray"),
     )
     ray_address: str | None = option(
         None,
-        "Address of the Ray cluster: auto or HOST:PORT.",
+        "Ray cluster: auto or HOST:PORT.",
         metavar="ADDRESS",
-        shown="RAY_ADDRESS, else this machine",
+        shown="RAY_ADDRESS, else local",
     )
     videos_per_file: int | None = option(
         None,
-        "Videos in each file of JSON lines, Parquet or WebDataset.",
+        "Videos per shard.",
         least=1,
         most=1_000_000,
-        shown="a file for each; 1000 captions or 100 features in shards",
+        shown="1000 captions or 100 features",
     )
-    retry_failed: bool = option(False, "Try again what failed, of what is in shards already.")
+    retry_failed: bool = option(False, "Retry failed videos in existing shards.")
 
 
 def option_group(
@@ -247,11 +321,18 @@ def _options(command: Any) -> dict[str, Any]:
 
 
 def name_variables(command: Any, name: str, prefix: str = "CAPVID") -> None:
-    """Give every option of a command, and of its subcommands, its environment variable."""
+    """Set the environment variable and the placeholder of each option of a command and its subcommands."""
     prefix = f"{prefix}_{name.replace('-', '_').upper()}"
     for option_name, parameter in _options(command).items():
         parameter.envvar = f"{prefix}_{option_name.upper()}"
+        if name in EXAMPLES and not parameter.rich_help_panel:
+            parameter.rich_help_panel = next(
+                (p for p, names in PANELS.items() if parameter.name in names), None
+            )
         parameter.show_envvar = False  # that would double the length of --help
+        if parameter.metavar is None and not parameter.is_flag:
+            kind = parameter.display_type(None)
+            parameter.metavar = kind if "|" in kind else PLACEHOLDERS.get(kind, option_name.upper())
     for subcommand, below in getattr(command, "commands", {}).items():
         name_variables(below, subcommand, prefix)
 

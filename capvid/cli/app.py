@@ -13,13 +13,12 @@ from enum import Enum
 from importlib import import_module
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 from typer.completion import completion_init
-from typer.core import TyperGroup
 
-from capvid.cli._options import config_first, name_variables, read_config
+from capvid.cli._options import PanelCommand, config_first, name_variables, read_config
 from capvid.cli._terminal import debugging, prepare_streams, print_line, silence_streams
 from capvid.utils.escaping import terminal
 from capvid.utils.validation import limits
@@ -101,9 +100,9 @@ def _run(arguments: list[str]) -> int:
             raise CapvidError(
                 f"the working directory cannot be used ({error.strerror})", remedy="change to another one"
             ) from error
-        run(arguments)
+        code = run(arguments)
         sys.stdout.flush()
-        return 0
+        return code or 0
     except SystemExit as stop:
         if isinstance(stop.__context__, BrokenPipeError):  # typer and rich take that for a failure
             return BROKEN_PIPE
@@ -120,7 +119,12 @@ def _report(error: Exception) -> int:
     """Print an error on stderr, after its traceback when debugging, and return its exit code."""
     from capvid.errors import CapvidError
 
-    code = 1
+    code, usage = 1, cast("Any", error)
+    if hasattr(usage, "format_message"):  # an error of click, wherever typer has it from
+        if type(error).__name__ != "NoArgsIsHelpError":
+            usage.message = terminal(usage.message)  # it quotes arguments as they are
+        usage.show()
+        return int(usage.exit_code)
     if isinstance(error, CapvidError):
         line, code = f"error: {error}", error.exit_code
     elif isinstance(error, OSError):
@@ -155,7 +159,7 @@ class _LazyCommands(Mapping[str, Any]):
             command = typer.main.get_group(module.app)
         else:
             single = typer.Typer(rich_markup_mode=None, add_completion=False)
-            single.command(name)(getattr(module, name))
+            single.command(name, cls=PanelCommand)(getattr(module, name))
             command = typer.main.get_command(single)
         command.name = name
         name_variables(command, name)
@@ -168,35 +172,13 @@ class _LazyCommands(Mapping[str, Any]):
         return len(COMMANDS)
 
 
-class _Commands(TyperGroup):
-    """Group of commands whose usage errors cannot control the terminal."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the options before the command."""
-        with _escaped_usage_errors():
-            return super().parse_args(ctx, args)
-
-    def invoke(self, ctx: Any) -> Any:
-        """Parse the command's arguments and run it."""
-        with _escaped_usage_errors():
-            return super().invoke(ctx)
-
-
-@contextmanager
-def _escaped_usage_errors() -> Iterator[None]:
-    """Escape the messages of click's usage errors, which quote arguments as they are."""
-    try:
-        yield
-    except Exception as error:
-        usage: Any = error
-        if hasattr(usage, "format_message"):  # click's exceptions, wherever typer has them from
-            usage.message = terminal(usage.message)
-        raise
-
-
 # Plain help: rendering it with rich would double the time of `capvid --help`.
 app = typer.Typer(
-    name="capvid", cls=_Commands, no_args_is_help=True, rich_markup_mode=None, add_completion=False
+    name="capvid",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    add_completion=False,
+    context_settings={"help_option_names": ["--help", "-h"]},
 )
 
 
@@ -243,8 +225,9 @@ def options(
             envvar="CAPVID_CONFIG",
             show_envvar=False,
             show_default=False,
-            help="TOML file with values of options, a table for each command (also CAPVID_CONFIG); an "
-            "environment variable such as CAPVID_CAPTION_BEAM comes before it, the command line before both.",
+            metavar="PATH",
+            help="TOML file with option values, one table per command (also CAPVID_CONFIG). Environment "
+            "variables such as CAPVID_CAPTION_BEAM override it, the command line overrides both.",
         ),
     ] = None,
     show_completion: Annotated[
@@ -269,7 +252,7 @@ def options(
         bool, typer.Option("--debug", help="Show tracebacks (also CAPVID_DEBUG=1, and after any command).")
     ] = False,
 ) -> None:
-    """Videos into sentences: memory-augmented video captioning."""
+    """Turn videos into sentences: memory-augmented video captioning."""
     limits()  # a wrong limit in the environment concerns the command, not each of its inputs
 
 
@@ -280,8 +263,9 @@ def root_command() -> Any:
     return command
 
 
-def run(arguments: list[str]) -> None:
-    """Run one command line; what the commands raise comes through, SystemExit carries the exit code."""
+def run(arguments: list[str]) -> int | None:
+    """Run one command line and return its exit code; what the commands raise comes through."""
     completion_init()
-    command = root_command()
-    command.main(args=config_first(arguments), prog_name="capvid")
+    names: dict[str, Any] = {"prog_name": "capvid", "standalone_mode": False}
+    code: int | None = root_command().main(args=config_first(arguments), **names)
+    return code

@@ -69,59 +69,58 @@ def caption(
         typer.Option(
             show_default="the bundled one",
             autocompletion=complete_captioner,
-            help="Name of a trained captioner (see capvid models), the folder of one, or "
-            "OWNER/NAME[@REVISION] on the Hugging Face Hub, pinned to the commit of its first download.",
+            metavar="NAME",
+            help="Captioner (see capvid models), run folder, or OWNER/NAME[@REVISION] on the Hub, pinned at "
+            "its first download.",
         ),
     ] = None,
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", show_default=False, help="One file for everything.")
+        Path | None,
+        typer.Option("-o", "--output", show_default=False, help="Write captions to one file."),
     ] = None,
     output_dir: Annotated[
         str | None,
         typer.Option(
             metavar="DIR|URL",
             show_default=False,
-            help="Folder for one file per video; a folder or an address for shards.",
+            help="Write one file per video, or shards.",
         ),
     ] = None,
     form: Annotated[
         Format | None,
-        typer.Option("--format", show_default="by the name of -o, else txt", help="Format of the output."),
+        typer.Option("--format", show_default="suffix of -o, else txt", help="Output format."),
     ] = None,
     report: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE.html",
             show_default=False,
-            help="Also write a page with frames, captions and each word's attention. Videos that "
-            "--output-dir skips are captioned again for it; their files stay as they are.",
+            help="Write a page with frames, captions and attention; captions finished videos again for it.",
         ),
     ] = None,
     attention: Annotated[
         bool,
         typer.Option(
             "--attention",
-            help="Attention of each word: the weights of the frames in json and jsonl, otherwise a small "
-            "chart for each word on stderr.",
+            help="Record each word's attention in json and jsonl; otherwise chart it on stderr.",
         ),
     ] = False,
     segments: Annotated[
         str | None,
         typer.Option(
             metavar="FILE|N|auto",
-            show_default="none; auto for captioners of paragraphs",
-            help="One sentence per segment: those of a file (JSON or CSV of start,end in seconds), N equal "
-            "ones, or auto to cut where the content changes.",
+            show_default="none; auto for paragraphs",
+            help="One sentence per segment: a file of start,end; N equal ones; or auto, cut at changes.",
         ),
     ] = None,
     decoding: dict[str, Any],
     weights: Annotated[
-        Path | None, typer.Option(show_default=False, help="The backbone's weights: a file, or its folder.")
+        Path | None, typer.Option(show_default=False, help="Weights of the backbone: file or folder.")
     ] = None,
     batch_size: Annotated[
         int,
         typer.Option(
-            min=1, max=MAX_BATCH, help="Videos captioned together; 8 times as many files of vectors."
+            min=1, max=MAX_BATCH, help="Videos captioned together (feature files: 8 times as many)."
         ),
     ] = 8,
     runtime: RuntimeOptions,
@@ -130,19 +129,15 @@ def caption(
 ) -> None:
     """Caption videos.
 
-    An input is a video, a folder of videos, a pattern ('clips/**/*.mp4'), a zip file with a folder of
-    images for each video, a tar file of videos, a feature file (.safetensors), or the address of any
-    of these but zip files (s3://, gs://, https://). One file and no -o prints the caption. Several inputs, a
-    list or a pattern print a line each: path, tab, caption.
+    An input is a video, a folder of videos, a pattern ('clips/**/*.mp4'), a zip file with a folder of images
+    per video, a tar file of videos, a feature file (.safetensors), or the address of any but a zip file
+    (s3://, gs://, https://). One input prints its caption; several print lines of path, tab and caption.
 
-    With --output-dir each video gets a file of its own, written as soon as it is ready. A manifest in the
-    folder records what became of each; what is there already, from the same video by the same model with the
-    same settings, is skipped, and what failed is tried again.
-    With -o the file is replaced when all is done.
+    --output-dir writes a file per video and a manifest as results come. Finished videos are skipped if model
+    and settings are the same; failed ones are tried again. -o replaces its file at the end.
 
-    With --format parquet, --videos-per-file or --engine ray, or where --output-dir is an address, captions go
-    into shards: files of JSON lines or Parquet with many videos each, those that failed included. What is in
-    them already is skipped.
+    --format parquet, --videos-per-file, --engine ray or an address as --output-dir write shards of many
+    videos each (JSON lines or Parquet), failed ones included, and skip finished videos too.
     """
     if output and output_dir:
         raise UsageError("-o and --output-dir exclude each other", remedy="give one of them")

@@ -38,7 +38,11 @@ class RuntimeOptions:
         None, "Processes that decode videos.", least=1, most=256, shown="CPU cores, at most 4"
     )
     timeout: float = option(
-        600.0, "Seconds before a file is abandoned; 0 disables the limit.", least=0, most=1e6
+        600.0,
+        "Seconds before a file is abandoned; 0 disables the limit.",
+        least=0,
+        most=1e6,
+        metavar="SECONDS",
     )
     reader: str = option(
         "auto",
