@@ -326,9 +326,9 @@ def name_variables(command: Any, name: str, prefix: str = "CAPVID") -> None:
     for option_name, parameter in _options(command).items():
         parameter.envvar = f"{prefix}_{option_name.upper()}"
         if name in EXAMPLES and not parameter.rich_help_panel:
-            parameter.rich_help_panel = next(
-                (p for p, names in PANELS.items() if parameter.name in names), None
-            )
+            for panel, names in PANELS.items():
+                if parameter.name in names:
+                    parameter.rich_help_panel = panel
         parameter.show_envvar = False  # that would double the length of --help
         if parameter.metavar is None and not parameter.is_flag:
             kind = parameter.display_type(None)

@@ -35,12 +35,11 @@ from capvid.cli._options import (
 )
 from capvid.decoding.decoding_options import DecodingOptions
 from capvid.errors import CapvidError, RunError, UsageError, input_error
-from capvid.output.writers import FORMATS
+from capvid.output.writers import FORMATS, Document, OutputFormat
 
 if TYPE_CHECKING:
     from capvid.output.report import Report
     from capvid.output.results import CaptionResult
-    from capvid.output.writers import Writer
     from capvid.pipeline import CaptionPipeline
     from capvid.utils.storage import VideoPath
     from capvid.video.input_set import VideoInput
@@ -214,7 +213,7 @@ def caption(
         if output:
             batch.interrupted = f"; {output} was not written"
         stream = io.StringIO() if output else sys.stdout
-        with writer(stream=stream, many=batch.many, **settings) as out:
+        with Document(form=writer, stream=stream, many=batch.many, **settings) as out:
             run.caption(videos, out.render, out.append, data_on_stdout=output is None)
         if output and isinstance(stream, io.StringIO) and (batch.done or writer.records_errors):
             from capvid.utils.files import atomic_write_text
@@ -272,9 +271,8 @@ class _Run:
             batch.done += good  # before it is written: what a reader has seen is counted
             try:
                 text = render(result)
-                text.encode("utf-8")  # otherwise one word could make the whole document unwritable
                 lines = self.show(result)
-                batch.generic += any(segment.captions[0].generic for segment in result.segments)
+                batch.generic += True in [segment.captions[0].generic for segment in result.segments]
             except Exception as cause:
                 error = input_error(result.path, cause)
                 batch.done -= good
@@ -320,7 +318,7 @@ class _Run:
         self,
         videos: Sequence[VideoInput],
         folder: Path,
-        writer: type[Writer],
+        writer: OutputFormat,
         settings: dict[str, Any],
         *,
         overwrite: bool,
@@ -351,8 +349,8 @@ class _Run:
                 with output_file(result.path, folder):
                     if result.error is None or writer.records_errors:
                         text = io.StringIO()
-                        with writer(stream=text, many=False, **settings) as out:
-                            out.write(result)
+                        with Document(form=writer, stream=text, many=False, **settings) as out:
+                            out.append(out.render(result))
                         atomic_write_text(folder / name, text.getvalue())
                     manifest.note(result, name)
                 return ""  # nothing is left to append

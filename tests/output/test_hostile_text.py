@@ -32,7 +32,7 @@ from capvid.output.shards import (
     WebDataset,
     caption_row,
 )
-from capvid.output.writers import FORMATS
+from capvid.output.writers import FORMATS, Document
 from capvid.scoring.predictions import read_predictions
 from capvid.utils.digests import identity
 from capvid.utils.escaping import utf8_text
@@ -79,9 +79,9 @@ def failed(text: str) -> CaptionResult:
 
 def written(form: str, *results: CaptionResult, many: bool = True) -> str:
     stream = io.StringIO(newline="")
-    with FORMATS[form](stream=stream, many=many, settings=SETTINGS) as writer:
+    with Document(form=FORMATS[form], stream=stream, many=many, settings=SETTINGS) as document:
         for each in results:
-            writer.write(each)
+            document.append(document.render(each))
     stream.getvalue().encode("utf-8")
     return stream.getvalue()
 

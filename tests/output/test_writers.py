@@ -17,7 +17,7 @@ from test_records import SETTINGS, looked, result
 
 from capvid.errors import DataError, MissingVideoError
 from capvid.output.results import Caption, make_record
-from capvid.output.writers import FORMATS
+from capvid.output.writers import FORMATS, Document
 
 GOOD = result()
 BAD = result(path="w.mp4", status="error", captions=(), error=MissingVideoError("w.mp4", "no such file"))
@@ -25,9 +25,9 @@ BAD = result(path="w.mp4", status="error", captions=(), error=MissingVideoError(
 
 def written(form: str, *results: object, many: bool) -> str:
     stream = io.StringIO()
-    with FORMATS[form](stream=stream, many=many, settings=SETTINGS) as writer:
+    with Document(form=FORMATS[form], stream=stream, many=many, settings=SETTINGS) as document:
         for each in results:
-            writer.write(each)
+            document.append(document.render(each))
     return stream.getvalue()
 
 
@@ -40,8 +40,10 @@ def test_records_have_attention_where_it_is_asked_for() -> None:
     for form in ("json", "jsonl"):
         assert FORMATS[form].records_attention
         stream = io.StringIO()
-        with FORMATS[form](stream=stream, many=False, settings=SETTINGS, attention=True) as writer:
-            writer.write(looked())
+        with Document(
+            form=FORMATS[form], stream=stream, many=False, settings=SETTINGS, attention=True
+        ) as document:
+            document.append(document.render(looked()))
         assert json.loads(stream.getvalue()) == wanted != make_record(looked(), SETTINGS)
         assert json.loads(written(form, looked(), many=False)) == make_record(looked(), SETTINGS)
     others = [writer for writer in FORMATS.values() if not writer.records_attention]
@@ -71,9 +73,9 @@ def test_an_interrupted_json_document_is_whole() -> None:
     stream = io.StringIO()
     with (
         pytest.raises(KeyboardInterrupt),
-        FORMATS["json"](stream=stream, many=True, settings=SETTINGS) as writer,
+        Document(form=FORMATS["json"], stream=stream, many=True, settings=SETTINGS) as document,
     ):
-        writer.write(GOOD)
+        document.append(document.render(GOOD))
         raise KeyboardInterrupt
     assert json.loads(stream.getvalue()) == [make_record(GOOD, SETTINGS)]
 
@@ -85,9 +87,10 @@ def test_results_are_flushed_as_they_come() -> None:
         def flush(self) -> None:
             self.flushed += 1
 
-    for writer in FORMATS.values():
+    for form in FORMATS.values():
         stream = Counting()
-        writer(stream=stream, many=True, settings=SETTINGS).write(ODD)
+        document = Document(form=form, stream=stream, many=True, settings=SETTINGS)
+        document.append(document.render(ODD))
         assert stream.flushed == 1
 
 

@@ -1,6 +1,6 @@
-"""Output formats: one writer class per format, rendering results one by one.
+"""Output formats: one function per format, which renders results one by one.
 
-A new format is a new module in this package with a :class:`Writer` registered in :data:`FORMATS`. ``--help``
+A new format is a new module in this package with a function decorated by :func:`output_format`. ``--help``
 imports the modules here, so import heavy libraries inside functions.
 """
 
@@ -9,10 +9,9 @@ from __future__ import annotations
 import csv
 import io
 import math
-from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from capvid.errors import DataError
 from capvid.output.results import make_record
@@ -22,41 +21,73 @@ from capvid.utils.registry import Registry
 if TYPE_CHECKING:
     from capvid.output.results import CaptionResult
 
+COLUMNS = ("video", "start", "end", "caption", "logprob")
+Render = Callable[["CaptionResult", "Document"], str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutputFormat:
+    """Output format of captions.
+
+    Attributes:
+        extension: name of the format and extension of its files, without the dot.
+        render: function that returns the text of a result, as it follows those already in the document.
+        head: text before the first result.
+        tail: function that returns the text after the last result.
+        records_errors: whether a failed input leaves a record in the output.
+        records_attention: whether the format can hold attention.
+        single: whether a document holds one video only.
+    """
+
+    extension: str
+    render: Render
+    head: str = ""
+    tail: Callable[[Document], str] = lambda _: ""
+    records_errors: bool = False
+    records_attention: bool = False
+    single: bool = False
+
+
+FORMATS: Registry[OutputFormat] = Registry("output format", "capvid.output.writers")
+
+
+def output_format(name: str, **properties: Any) -> Callable[[Render], Render]:
+    """Return a decorator that registers a function as the format ``name`` with these properties."""
+
+    def decorator(render: Render) -> Render:
+        FORMATS.register(name)(OutputFormat(extension=name, render=render, **properties))
+        return render
+
+    return decorator
+
 
 @dataclass(kw_only=True, eq=False)
-class Writer(ABC):
-    """Writer of results to a text stream; a context manager that begins and ends the document.
+class Document:
+    """Results as text on a stream; a context manager that begins and ends the document.
 
     Args:
+        form: format of the document.
         stream: stream that is flushed after every result and not closed.
-        many: whether the stream takes the results of several inputs, or of exactly one.
+        many: whether the document takes the results of several inputs, or of exactly one.
         settings: everything besides the model that the captions depend on, for records.
         attention: whether records include the attention traces of the results.
 
     Attributes:
-        extension: extension of file names, without the dot.
-        records_errors: whether a failed input leaves a record in the output.
-        records_attention: whether the format can hold attention.
-        single: whether a document holds one video only.
-        head: text before the first result.
         empty: whether no result has been written.
     """
 
-    extension: ClassVar[str]
-    records_errors: ClassVar[bool] = False
-    records_attention: ClassVar[bool] = False
-    single: ClassVar[bool] = False
-    head: ClassVar[str] = ""
-
+    form: OutputFormat
     stream: TextIO
     many: bool
     settings: Mapping[str, Any]
     attention: bool = False
     empty: bool = True
 
-    @abstractmethod
     def render(self, result: CaptionResult) -> str:
-        """Return the text of one result, as it follows those already written."""
+        """Return the text of one result."""
+        text = self.form.render(result, self)
+        text.encode("utf-8")  # otherwise one word could make the whole document unwritable
+        return text
 
     def append(self, text: str) -> None:
         """Write a rendered result and flush the stream."""
@@ -64,141 +95,96 @@ class Writer(ABC):
         self.stream.flush()
         self.empty = self.empty and not text
 
-    def write(self, result: CaptionResult) -> None:
-        """Render one result completely, then write it."""
-        self.append(self.render(result))
-
-    def tail(self) -> str:
-        """Return the text after the last result."""
-        return ""
-
-    def __enter__(self) -> Writer:
-        self.stream.write(self.head)
+    def __enter__(self) -> Document:
+        self.stream.write(self.form.head)
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if not isinstance(error, OSError):  # an interrupted document is ended, a broken stream left alone
-            self.stream.write(self.tail())
+            self.stream.write(self.form.tail(self))
             self.stream.flush()
 
 
-FORMATS: Registry[type[Writer]] = Registry("output format", "capvid.output.writers")
+@output_format("txt")
+def text_lines(result: CaptionResult, document: Document) -> str:
+    """Return plain captions, one per line; with several inputs each after its path and a tab."""
+    path = f"{terminal(result.path)}\t" if document.many else ""
+    return "".join([f"{path}{terminal(caption.text)}\n" for caption in result.captions])
 
 
-@FORMATS.register("txt")
-class TextWriter(Writer):
-    """Plain captions, one per line; with several inputs each after its path and a tab."""
-
-    extension = "txt"
-
-    def render(self, result: CaptionResult) -> str:
-        """Return the captions of one result; nothing for one that failed."""
-        path = f"{terminal(result.path)}\t" if self.many else ""
-        return "".join([f"{path}{terminal(caption.text)}\n" for caption in result.captions])
+def _end_of_list(document: Document) -> str:
+    if not document.many:
+        return ""
+    return "[]\n" if document.empty else "\n]\n"
 
 
-@FORMATS.register("json")
-class JsonWriter(Writer):
-    """One JSON document: the record of one input, or a list of records."""
-
-    extension = "json"
-    records_errors = True
-    records_attention = True
-
-    def render(self, result: CaptionResult) -> str:
-        """Return one record, indented."""
-        text = json_text(make_record(result, self.settings, attention=self.attention), indent=2)
-        return f"{'[' if self.empty else ','}\n{text}" if self.many else f"{text}\n"
-
-    def tail(self) -> str:
-        """Return the end of the list."""
-        return ("[]\n" if self.empty else "\n]\n") if self.many else ""
+@output_format("json", tail=_end_of_list, records_errors=True, records_attention=True)
+def json_document(result: CaptionResult, document: Document) -> str:
+    """Return one record, indented: the document of one input, or an item of its list."""
+    text = json_text(make_record(result, document.settings, attention=document.attention), indent=2)
+    return f"{'[' if document.empty else ','}\n{text}" if document.many else f"{text}\n"
 
 
-@FORMATS.register("jsonl")
-class JsonLinesWriter(Writer):
-    """One JSON record per line."""
-
-    extension = "jsonl"
-    records_errors = True
-    records_attention = True
-
-    def render(self, result: CaptionResult) -> str:
-        """Return one record."""
-        return json_text(make_record(result, self.settings, attention=self.attention)) + "\n"
+@output_format("jsonl", records_errors=True, records_attention=True)
+def json_line(result: CaptionResult, document: Document) -> str:
+    """Return one record on a line."""
+    return json_text(make_record(result, document.settings, attention=document.attention)) + "\n"
 
 
-@FORMATS.register("srt")
-class SubRipWriter(Writer):
-    """The best captions as SubRip subtitles: a cue for each segment, or one for the complete video."""
+def _cues(result: CaptionResult, escape: Callable[[str], str], decimal_mark: str) -> str:
+    """Return the best captions as subtitles: a cue for each segment, or one for the complete video.
 
-    extension = "srt"
-    single = True
-    decimal_mark: ClassVar[str] = ","
-    escape = staticmethod(srt_text)
-
-    def render(self, result: CaptionResult) -> str:
-        """Return the cues; nothing for a video that failed.
-
-        Raises:
-            DataError: the duration of the video is unknown.
-        """
-        cues = []
-        for number, segment in enumerate(result.segments, 1):
-            if segment.end is None or not math.isfinite(1000 * segment.end):
-                raise DataError(
-                    f"{result.path}: subtitles need times, and these features have none",
-                    remedy="give the video, or choose another --format",
-                )
-            times = f"{self._timestamp(segment.start)} --> {self._timestamp(segment.end)}"
-            cues.append(f"{number}\n{times}\n{self.escape(segment.captions[0].text)}\n\n")
-        return "".join(cues)
-
-    def _timestamp(self, time: float) -> str:
-        seconds, milliseconds = divmod(round(1000 * time), 1000)
-        minutes, seconds = divmod(seconds, 60)
-        return f"{minutes // 60:02}:{minutes % 60:02}:{seconds:02}{self.decimal_mark}{milliseconds:03}"
+    Raises:
+        DataError: the duration of the video is unknown.
+    """
+    cues = []
+    for number, segment in enumerate(result.segments, 1):
+        if segment.end is None or not math.isfinite(1000 * segment.end):
+            raise DataError(
+                f"{result.path}: subtitles need times, and these features have none",
+                remedy="give the video, or choose another --format",
+            )
+        times = []
+        for time in (segment.start, segment.end):
+            seconds, milliseconds = divmod(round(1000 * time), 1000)
+            minutes, seconds = divmod(seconds, 60)
+            times.append(f"{minutes // 60:02}:{minutes % 60:02}:{seconds:02}{decimal_mark}{milliseconds:03}")
+        cues.append(f"{number}\n{' --> '.join(times)}\n{escape(segment.captions[0].text)}\n\n")
+    return "".join(cues)
 
 
-@FORMATS.register("vtt")
-class WebVttWriter(SubRipWriter):
-    """The same cues as WebVTT subtitles."""
-
-    extension = "vtt"
-    head = "WEBVTT\n\n"
-    decimal_mark = "."
-    escape = staticmethod(vtt_text)
+@output_format("srt", single=True)
+def subrip(result: CaptionResult, document: Document) -> str:
+    """Return SubRip subtitles."""
+    return _cues(result, srt_text, ",")
 
 
-@FORMATS.register("tsv")
-class TsvWriter(Writer):
-    """Table of captions, one row each, the best of a segment first; cells separated by tabs, unquoted."""
-
-    extension = "tsv"
-    head = "video\tstart\tend\tcaption\tlogprob\n"
-
-    def render(self, result: CaptionResult) -> str:
-        """Return a row for each caption; none for a video that failed."""
-        rows = []
-        for segment in result.segments:
-            start, end = f"{segment.start:.3f}", "" if segment.end is None else f"{segment.end:.3f}"
-            for caption in segment.captions:
-                logprob = f"{caption.logprob:.6f}" if math.isfinite(caption.logprob) else ""
-                rows.append([table_cell(result.path), start, end, table_cell(caption.text), logprob])
-        return self._table(rows)
-
-    def _table(self, rows: list[list[str]]) -> str:
-        return "".join(["\t".join(row) + "\n" for row in rows])
+@output_format("vtt", single=True, head="WEBVTT\n\n")
+def webvtt(result: CaptionResult, document: Document) -> str:
+    """Return WebVTT subtitles."""
+    return _cues(result, vtt_text, ".")
 
 
-@FORMATS.register("csv")
-class CsvWriter(TsvWriter):
-    """The same table as CSV."""
+def _rows(result: CaptionResult) -> list[list[str]]:
+    """Return a row of cells for each caption, the best of a segment first."""
+    rows = []
+    for segment in result.segments:
+        start, end = f"{segment.start:.3f}", "" if segment.end is None else f"{segment.end:.3f}"
+        for caption in segment.captions:
+            logprob = f"{caption.logprob:.6f}" if math.isfinite(caption.logprob) else ""
+            rows.append([table_cell(result.path), start, end, table_cell(caption.text), logprob])
+    return rows
 
-    extension = "csv"
-    head = "video,start,end,caption,logprob\n"
 
-    def _table(self, rows: list[list[str]]) -> str:
-        text = io.StringIO()
-        csv.writer(text, lineterminator="\n").writerows(rows)
-        return text.getvalue()
+@output_format("tsv", head="\t".join(COLUMNS) + "\n")
+def tab_separated(result: CaptionResult, document: Document) -> str:
+    """Return a table of captions, whose cells are unquoted."""
+    return "".join(["\t".join(row) + "\n" for row in _rows(result)])
+
+
+@output_format("csv", head=",".join(COLUMNS) + "\n")
+def comma_separated(result: CaptionResult, document: Document) -> str:
+    """Return the same table as CSV."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(_rows(result))
+    return text.getvalue()

@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 from capvid.output.results import CaptionResult
-from capvid.output.writers import FORMATS, Writer
+from capvid.output.writers import Document, output_format
 
 
-@FORMATS.register("toy")
-class ToyWriter(Writer):
-    """Captions in upper case, one per line."""
-
-    extension = "toy"
-
-    def render(self, result: CaptionResult) -> str:
-        """Return the captions of one result."""
-        return "".join(f"{caption.text.upper()}\n" for caption in result.captions)
+@output_format("toy")
+def upper_case(result: CaptionResult, document: Document) -> str:
+    """Return the captions in upper case, one per line."""
+    return "".join(f"{caption.text.upper()}\n" for caption in result.captions)
