@@ -60,7 +60,7 @@ def leaves(kind: str, generator: np.random.Generator) -> list[tuple[float, float
 
 
 def build_tree(seed: int, kind: str) -> list[Array]:
-    """A tree as colours times opacity and opacity (160, 128, 4), and the same smaller and smaller."""
+    """Return a tree as colours times opacity and opacity (160, 128, 4), and the same smaller and smaller."""
     generator = np.random.default_rng(seed)
     y, x = np.mgrid[:160, :128].astype(np.float32)
     image = np.zeros((160, 128, 4), np.float32)
@@ -174,7 +174,7 @@ class Scene:
         return mix(below, shade, within(y, -99, top, reach / FOCAL * 1.5))
 
     def fence(self, below: Array, moved: float) -> Array:
-        """Posts and two rails beyond the road."""
+        """Return the posts and two rails beyond the road."""
         reach, x, y = self.wall(7.8)
         size = reach / FOCAL
         post = within((x + moved) % 2.6, 1.2, 1.36, size * 1.6 + 0.6 * BLUR) * within(y, 0, 1.12, size)
@@ -183,7 +183,7 @@ class Scene:
         return mix(below, wood, np.maximum(post, 0.9 * rail))
 
     def draw(self, time: float) -> Array:
-        """The scenery at a time in seconds."""
+        """Return the scenery at a time in seconds."""
         moved = SPEED * time
         picture = self.hills(self.sky, moved, 420, 40, 105, colour(74, 112, 84))
         picture = self.hills(picture, moved, 150, 4, 34, colour(80, 120, 58))

@@ -37,7 +37,7 @@ def rays(columns: Array, rows: Array) -> Array:
 
 
 def noise(rows: int, columns: int, slope: float, seed: int) -> Array:
-    """A texture (rows, columns) that can be tiled, rougher for a smaller slope; mean 0, deviation 1."""
+    """Return a texture (rows, columns) that can be tiled, rougher for a smaller slope; standardised."""
     white = np.random.default_rng(seed).normal(size=(rows, columns))
     frequency = np.hypot(np.fft.fftfreq(rows)[:, None] * rows, np.fft.fftfreq(columns) * columns)
     frequency[0, 0] = np.inf
@@ -76,5 +76,5 @@ def mix(one: Array, other: Array, share: Array) -> Array:
 
 
 def colour(red: int, green: int, blue: int) -> Array:
-    """A colour from the usual numbers up to 255."""
+    """Return a colour from the usual numbers up to 255."""
     return np.array([red, green, blue], np.float32) / 255

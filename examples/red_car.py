@@ -41,7 +41,7 @@ AXLES, WHEEL = 1.3, 0.335  # before and behind the middle; radius
 
 
 def soft_greater(one: Array, other: Array, by: float) -> Array:
-    """The greater of two, with the crease between them rounded."""
+    """Return the greater of two, with the crease between them rounded."""
     return (one + other + np.sqrt((one - other) ** 2 + by * by)) / 2
 
 
@@ -84,7 +84,7 @@ def trace(directions: Array) -> tuple[Array, Array]:
 
 
 def surroundings(directions: Array) -> Array:
-    """What is mirrored in the car from directions (n, 3): road, trees, sky."""
+    """Return what is mirrored in the car from directions (n, 3): road, trees, sky."""
     height = directions[:, 1]
     sky = mix(colour(232, 238, 242), colour(120, 170, 222), smooth(0.1, 0.8, height))
     trees = mix(colour(96, 96, 94), colour(66, 84, 50), smooth(-0.12, -0.02, height))
@@ -195,7 +195,7 @@ def build_car() -> Car:
 
 
 def turn_wheels(car: Car, distance: float) -> Array:
-    """The car's image after so many metres."""
+    """Return the car's image after so many metres."""
     image, radius, fifth = car.image.copy(), car.radius, 2 * np.pi / 5
     spoke = np.zeros(len(car.at))
     for blur in (-0.12, 0.0, 0.12):

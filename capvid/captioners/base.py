@@ -100,10 +100,10 @@ class CaptionerConfig:
         standardise: subtract the training set's mean from the features and divide by its deviation.
     """
 
-    vocabulary_size: int = bounded(least=4)
+    vocabulary_size: int = bounded(minimum=4)
     feature_width: int
     locations: int = 0
-    dropout: float = bounded(0.5, least=0, most=0.99)
+    dropout: float = bounded(0.5, minimum=0, maximum=0.99)
     standardise: bool = False
 
     def to_dict(self) -> dict[str, Any]:

@@ -35,7 +35,7 @@ class _Notes:
     """Notes of a checkpoint that captioning depends on; all others are free."""
 
     recipe: str = ""
-    max_frames: int = bounded(1, most=10_000)
+    max_frames: int = bounded(1, maximum=10_000)
     frames: str = choice("spread", "first")
     max_segments: int = 1
     max_words: int = 1

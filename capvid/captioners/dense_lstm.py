@@ -62,7 +62,7 @@ class DenseLSTMConfig(RecurrentConfig):
 
     embedding: int = 512
     hidden: int = 1024
-    projection: int = bounded(512, least=0)
+    projection: int = bounded(512, minimum=0)
     encoder: int = 1024
     fusion: str = choice("latest-guiding", "none", "add", "mean", "self-attention")
     version: int = 2

@@ -67,7 +67,7 @@ class HAMConfig(RecurrentConfig):
     """
 
     memory_width: int = 512
-    layers: int = bounded(2, most=MAX_LAYERS)
+    layers: int = bounded(2, maximum=MAX_LAYERS)
     bottleneck: int = 200
     temporal_model: bool = True
     memory: bool = True

@@ -52,10 +52,10 @@ class TransformerConfig(CaptionerConfig):
 
     hidden: int = 768
     heads: int = 12
-    layers: int = bounded(2, most=MAX_LAYERS)
+    layers: int = bounded(2, maximum=MAX_LAYERS)
     feed_forward: int = 768
     word_width: int = 300
-    dropout: float = bounded(0.1, least=0, most=0.99)
+    dropout: float = bounded(0.1, minimum=0, maximum=0.99)
 
 
 def sinusoids(positions: Tensor, width: int, like: Tensor) -> Tensor:

@@ -226,8 +226,8 @@ class ShardingOptions:
     videos_per_file: int | None = option(
         None,
         "Videos per shard.",
-        least=1,
-        most=1_000_000,
+        minimum=1,
+        maximum=1_000_000,
         shown="1000 captions or 100 features",
     )
     retry_failed: bool = option(False, "Retry failed videos in existing shards.")
@@ -269,8 +269,8 @@ def option_group(
                 metavar=metadata.get("metavar"),
                 show_default="as in training" if each.name in trained else shown,
                 autocompletion=complete_device if each.name == "device" else None,
-                min=metadata["least"] if is_number else None,
-                max=metadata["most"] if is_number else None,
+                min=metadata["minimum"] if is_number else None,
+                max=metadata["maximum"] if is_number else None,
                 callback=refuse_nan if "float" in is_number else None,
             )
             hint = Annotated[hint | None if each.name in trained else hint, typer_option]

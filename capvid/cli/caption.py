@@ -128,15 +128,9 @@ def caption(
 ) -> None:
     """Caption videos.
 
-    An input is a video, a folder of videos, a pattern ('clips/**/*.mp4'), a zip file with a folder of images
-    per video, a tar file of videos, a feature file (.safetensors), or the address of any but a zip file
-    (s3://, gs://, https://). One input prints its caption; several print lines of path, tab and caption.
-
-    --output-dir writes a file per video and a manifest as results come. Finished videos are skipped if model
-    and settings are the same; failed ones are tried again. -o replaces its file at the end.
-
-    --format parquet, --videos-per-file, --engine ray or an address as --output-dir write shards of many
-    videos each (JSON lines or Parquet), failed ones included, and skip finished videos too.
+    One input prints its caption; several print lines of path, tab and caption. --output-dir writes one file
+    per video; a rerun captions only what is new, changed or failed. See docs/captioning.md, and
+    docs/large-runs.md for shards, job arrays and clusters.
     """
     if output and output_dir:
         raise UsageError("-o and --output-dir exclude each other", remedy="give one of them")

@@ -17,31 +17,31 @@ if TYPE_CHECKING:
 _LOWEST_TEMPERATURE = 1e-3  # logits divided by less overflow
 
 
-_option = partial(option, least=0, most=1000)
+_option = partial(option, minimum=0, maximum=1000)
 
 
 @dataclass(frozen=True, kw_only=True)
 class DecodingOptions:
     """How captions are searched for, or sampled.
 
-    Every field's ``metadata`` holds its ``help`` text and, for numbers, its bounds ``least`` and ``most``.
+    The ``metadata`` of each field holds its ``help`` and, for numbers, ``minimum`` and ``maximum``.
 
     ``specificity`` and ``no_repeat_words`` are explained in :mod:`capvid.decoding.rescoring` and
-    :class:`capvid.decoding.beam_search.Repetition`. A sentence ends before ``min_length`` words only if no
-    word is allowed. Sampling ignores ``beam_size`` and ``specificity``; a sample depends on the video, the
+    :func:`capvid.decoding.beam_search.check_repetition`. A sentence ends before ``min_length`` words only if
+    no word is allowed. Sampling ignores ``beam_size`` and ``specificity``; a sample depends on the video, the
     seed and the sample's number alone, not on the batch.
     """
 
-    beam_size: int = _option(5, "Beam width; 1 is greedy search.", least=1)
-    max_length: int = _option(20, "Maximum words per caption.", least=1)
+    beam_size: int = _option(5, "Beam width; 1 is greedy search.", minimum=1)
+    max_length: int = _option(20, "Maximum words per caption.", minimum=1)
     min_length: int = _option(0, "Minimum words per caption.")
     length_penalty: float = _option(  # n ** 1000 overflows
-        1.0, "Exponent of the length by which a caption's log-probability is divided.", most=100
+        1.0, "Exponent of the length by which a caption's log-probability is divided.", maximum=100
     )
     specificity: float = _option(
         0.0, "Weight of the mutual-information score when ranking beams; 0 ranks by likelihood."
     )
-    num_captions: int = _option(1, "Captions per video, best first.", least=1, most=10_000)
+    num_captions: int = _option(1, "Captions per video, best first.", minimum=1, maximum=10_000)
     no_repeat_ngram: int = _option(0, "Never repeat an n-gram of this size within a caption; 0 allows it.")
     no_repeat_words: bool = _option(
         False,
@@ -49,8 +49,10 @@ class DecodingOptions:
         flags=("--no-repeat-words/--repeat-words",),
     )
     temperature: float = _option(0.0, "Sampling temperature; 0 uses beam search.")
-    top_p: float = _option(1.0, "Sample from the smallest set of words with this total probability.", most=1)
-    seed: int = _option(0, "Random seed for sampling.", most=2**63 - 1)
+    top_p: float = _option(
+        1.0, "Sample from the smallest set of words with this total probability.", maximum=1
+    )
+    seed: int = _option(0, "Random seed for sampling.", maximum=2**63 - 1)
     trace: bool = _option(False, "Keep the captioner's attention to each frame at every word.")
 
     @property

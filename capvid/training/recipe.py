@@ -22,17 +22,17 @@ _COPIES = 4  # of the weights in training: they, their gradients, and the optimi
 _SIZES = {"vocabulary_size": 4, "feature_width": 1}  # the smallest; in training the data decide
 
 
-_count = partial(option, least=1, most=65_536)
-_rate = partial(option, least=0, most=1)
-_weight = partial(option, least=0, most=100)
-_limit = partial(option, least=0, most=1e9)
+_count = partial(option, minimum=1, maximum=65_536)
+_rate = partial(option, minimum=0, maximum=1)
+_weight = partial(option, minimum=0, maximum=100)
+_limit = partial(option, minimum=0, maximum=1e9)
 
 
 @dataclass(frozen=True, kw_only=True)
 class DataOptions:
     """Selection of frames, captions and words from the dataset."""
 
-    max_frames: int = _count(28, "Maximum frames per video, or per segment of paragraphs.", most=10_000)
+    max_frames: int = _count(28, "Maximum frames per video, or per segment of paragraphs.", maximum=10_000)
     frames: str = option("spread", "spread (random in training) or first.", choices=("spread", "first"))
     frame_dropout: float = _rate(0.0, "Rate of dropped frames in training; at least one is kept.")
     captions_per_video: int = option(20, "Captions, or paragraphs, per epoch for each video and view.")
@@ -41,7 +41,7 @@ class DataOptions:
     max_words: int = option(30, "Maximum length of training captions.")
     long_captions: str = option("drop", "drop or cut longer captions.", choices=("drop", "cut"))
     min_count: int = option(1, "Minimum occurrences of a word in the training captions.")
-    max_vocabulary: int = _count(20_000, "Maximum words; the most frequent are kept.", most=LARGEST - 4)
+    max_vocabulary: int = _count(20_000, "Maximum words; the most frequent are kept.", maximum=LARGEST - 4)
     vocabulary: str = option("", "Run folder or bundled captioner whose vocabulary to use instead.")
 
 
@@ -51,8 +51,8 @@ class TrainingOptions:
 
     optimizer: str = option("adam", "adam, adamw or adadelta.", choices=("adam", "adamw", "adadelta"))
     learning_rate: float = _weight(1e-3, "Peak learning rate.")
-    beta1: float = _rate(0.9, "First decay rate of adam and adamw.", most=0.999999)
-    beta2: float = _rate(0.999, "Second decay rate of adam and adamw.", most=0.999999)
+    beta1: float = _rate(0.9, "First decay rate of adam and adamw.", maximum=0.999999)
+    beta2: float = _rate(0.999, "Second decay rate of adam and adamw.", maximum=0.999999)
     schedule: str = option(
         "constant",
         "constant, or linear warm-up and then a cosine (one-cycle) or a line (linear) to 0.",
@@ -81,7 +81,7 @@ class TrainingOptions:
         choices=("auto", "fp32", "bf16"),
     )
     save_every: float = _limit(5.0, "Minutes between saved states within an epoch.")
-    seed: int = option(1, "Random seed of weights, batches and dropout.", least=0, most=2**32 - 1)
+    seed: int = option(1, "Random seed of weights, batches and dropout.", minimum=0, maximum=2**32 - 1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +92,7 @@ class SelfCriticalOptions:
     epochs: int = option(5, "Maximum number of epochs.")
     patience: int = option(5, "Epochs without a better validation CIDEr-D before stopping.")
     batch_size: int = _count(64, "Videos per batch.")
-    samples: int = _count(5, "Captions sampled per video.", most=1000)
+    samples: int = _count(5, "Captions sampled per video.", maximum=1000)
     temperature: float = _weight(0.7, "Temperature of sampling and loss.")
     contrast: float = _weight(0.0, "Weight of a caption's mean CIDEr-D for other videos, as a penalty.")
 

@@ -16,8 +16,8 @@ def option(default: Any, help: str, **metadata: Any) -> Any:
     Args:
         default: value if the option is not given.
         help: help text.
-        metadata: bounds ``least`` and ``most``, ``flags`` of the command line where they do not follow from
-            the name, ``metavar`` and ``shown``, the default in words.
+        metadata: bounds ``minimum`` and ``maximum``, ``flags`` of the command line where they do not follow
+            from the name, ``metavar`` and ``shown``, the default in words.
     """
     return field(default=default, metadata={"help": help, **metadata})
 
@@ -35,13 +35,13 @@ class RuntimeOptions:
 
     device: str = option("auto", "auto, cpu, cuda, cuda:N or mps.")
     workers: int | None = option(
-        None, "Processes that decode videos.", least=1, most=256, shown="CPU cores, at most 4"
+        None, "Processes that decode videos.", minimum=1, maximum=256, shown="CPU cores, at most 4"
     )
     timeout: float = option(
         600.0,
         "Seconds before a file is abandoned; 0 disables the limit.",
-        least=0,
-        most=1e6,
+        minimum=0,
+        maximum=1e6,
         metavar="SECONDS",
     )
     reader: str = option(

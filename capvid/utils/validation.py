@@ -155,9 +155,9 @@ _KINDS = {
 }
 
 
-def bounded(default: Any = MISSING, *, least: float = 1, most: float = LARGEST) -> Any:
-    """Declare a numeric field that takes values from ``least`` to ``most``."""
-    return field(default=default, metadata={"least": least, "most": most})
+def bounded(default: Any = MISSING, *, minimum: float = 1, maximum: float = LARGEST) -> Any:
+    """Declare a numeric field that takes values from ``minimum`` to ``maximum``."""
+    return field(default=default, metadata={"minimum": minimum, "maximum": maximum})
 
 
 def choice(default: str, *others: str) -> Any:
@@ -210,13 +210,13 @@ def _checked(option: Field[Any], value: Any, name: str) -> Any:
         expected, fits = f"one of {', '.join(choices)}", isinstance(value, str) and value in choices
     elif kind in ("int", "float"):
         # 1 (0 for numbers that default to it, or are not integers) to LARGEST, unless declared
-        least = option.metadata.get("least", 0 if kind == "float" or option.default == 0 else 1)
-        most = option.metadata.get("most", math.inf if kind == "float" else LARGEST)
-        bounds = [str(bound) if isinstance(bound, int) else f"{bound:g}" for bound in (least, most)]
-        expected = f"{_KINDS[kind]} of at least {least:g}"
-        if most < math.inf:
+        minimum = option.metadata.get("minimum", 0 if kind == "float" or option.default == 0 else 1)
+        maximum = option.metadata.get("maximum", math.inf if kind == "float" else LARGEST)
+        bounds = [str(bound) if isinstance(bound, int) else f"{bound:g}" for bound in (minimum, maximum)]
+        expected = f"{_KINDS[kind]} of at least {minimum:g}"
+        if maximum < math.inf:
             expected = f"{_KINDS[kind]} between {bounds[0]} and {bounds[1]}"
-        fits = type(value).__name__ == kind and least <= value <= most and value < math.inf
+        fits = type(value).__name__ == kind and minimum <= value <= maximum and value < math.inf
     else:
         expected, fits = _KINDS[kind], type(value).__name__ == kind.partition("[")[0]
     if not fits:

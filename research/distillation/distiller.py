@@ -196,7 +196,7 @@ class Distiller:
         return float(loss.detach())
 
     def _seen(self, rows: Tensor, generator: torch.Generator) -> tuple[Tensor, Shown]:
-        """What the student sees of a batch, (B, 3, h, w) from 0 to 255, and of which pictures or views."""
+        """Return the images of a batch, (B, 3, h, w) from 0 to 255, and their pictures or views."""
         shown, least_area = self.data.shown[0], self.recipe.training.least_area
         if len(self.data.shown) > 1:
             kind = int(torch.randint(len(self.data.shown), (), generator=generator))
@@ -210,7 +210,7 @@ class Distiller:
         return torch.from_numpy(shown.pictures[rows.numpy()]).to(self.device)
 
     def _loss(self, pictures: Tensor, shown: Shown, rows: Tensor) -> tuple[Tensor, dict[str, float]]:
-        """The loss of pictures (B, 3, h, w) from 0 to 255, the rows (B,) of what is shown."""
+        """Return the loss of pictures (B, 3, h, w) from 0 to 255, the rows (B,) of what is shown."""
         inputs = normalise(pictures, self.entry.preprocess)
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16):
             embedding = self.student(inputs)
@@ -300,7 +300,7 @@ class Distiller:
 
 
 def _but_epochs(recipe: dict[str, Any]) -> dict[str, Any]:
-    """A recipe without its number of epochs, which may change when a run is resumed."""
+    """Return a recipe without its number of epochs, which may change when a run is resumed."""
     training = {key: value for key, value in recipe["training"].items() if key != "epochs"}
     return {**recipe, "training": training}
 
@@ -397,7 +397,7 @@ def make_distiller(
 
 
 def _lessons(recipe: DistilRecipe, inputs: DistilInputs, data: DistilData, entry: BackboneEntry) -> Lessons:
-    """The losses of all teachers and of the words, in units of the pictures to learn from."""
+    """Return the losses of all teachers and of the words, in units of the pictures to learn from."""
     embedding = entry.layers[entry.default_layer].width
     losses = {
         name: TeacherLoss(

@@ -79,7 +79,7 @@ def _inside(path: Path) -> Iterator[Picture]:
 
 
 def plain_name(name: str) -> str:
-    """A picture's name without its suffix; other names stay as they are."""
+    """Return a picture's name without its suffix; other names stay as they are."""
     path = PurePosixPath(name)
     return path.with_suffix("").as_posix() if path.suffix.lower() in SUFFIXES else name
 
@@ -261,7 +261,7 @@ def make_view(
 def view_crops(
     view: View, pictures: Sequence[Picture], teacher: Backbone, workers: int
 ) -> Iterator[np.ndarray]:
-    """The view of each picture in turn, as the teacher wants it.
+    """Return the view of each picture in turn, as the teacher wants it.
 
     A network of single frames gets the part of the picture itself, (1, h', w', 3) by its own preprocessing; a
     network of clips, which knows pictures as small as the student's and would cut out their centre, gets the

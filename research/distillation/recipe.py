@@ -27,8 +27,8 @@ class TeacherOptions:
 
     layer: str
     head: tuple[str, ...] = ()
-    features: float = bounded(1.0, least=0, most=1e6)
-    classes: float = bounded(0.5, least=0, most=1e6)
+    features: float = bounded(1.0, minimum=0, maximum=1e6)
+    classes: float = bounded(0.5, minimum=0, maximum=1e6)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,19 +52,19 @@ class DistilOptions:
         seed: of weights and views.
     """
 
-    words: int = bounded(1000, least=0)
-    word_weight: float = bounded(0.05, least=0, most=1e6)
-    temperature: float = bounded(2.0, least=0.01, most=1000)
-    least_area: float = bounded(0.4, least=0.01, most=1)
-    views: int = bounded(0, least=0, most=1000)
-    learning_rate: float = bounded(3e-3, least=1e-12, most=math.inf)
-    warmup: float = bounded(0.05, least=0, most=1)
+    words: int = bounded(1000, minimum=0)
+    word_weight: float = bounded(0.05, minimum=0, maximum=1e6)
+    temperature: float = bounded(2.0, minimum=0.01, maximum=1000)
+    least_area: float = bounded(0.4, minimum=0.01, maximum=1)
+    views: int = bounded(0, minimum=0, maximum=1000)
+    learning_rate: float = bounded(3e-3, minimum=1e-12, maximum=math.inf)
+    warmup: float = bounded(0.05, minimum=0, maximum=1)
     epochs: int = 40
-    batch_size: int = bounded(128, most=65_536)
-    weight_decay: float = bounded(0.05, least=0, most=100)
-    average: float = bounded(0.999, least=0, most=1)
+    batch_size: int = bounded(128, maximum=65_536)
+    weight_decay: float = bounded(0.05, minimum=0, maximum=100)
+    average: float = bounded(0.999, minimum=0, maximum=1)
     precision: str = choice("auto", "fp32", "bf16")
-    seed: int = bounded(1, least=0, most=2**32 - 1)
+    seed: int = bounded(1, minimum=0, maximum=2**32 - 1)
 
 
 @dataclass(frozen=True, kw_only=True)

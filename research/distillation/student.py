@@ -39,7 +39,7 @@ STRENGTHS = torch.logspace(-4, 2, 25, dtype=torch.float64)  # of ridge regressio
 
 
 def known_network(recipe: DistilRecipe, weights: Path | None) -> nn.Module:
-    """The network, with the weights that ``recipe.begin`` names, that the student begins as.
+    """Return the network, with the weights that ``recipe.begin`` names, that the student begins as.
 
     The weights are looked for in the folder ``weights`` first, then where backbones' weights always are.
 
@@ -143,7 +143,7 @@ def _pairs(network: Any, student: Any) -> Iterator[tuple[Any, Any, Any]]:
 
 
 def ridge(inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """The linear map that tells ``targets`` from ``inputs``, by ridge regression.
+    """Return the linear map that tells ``targets`` from ``inputs``, by ridge regression.
 
     Its strength is the one of ``STRENGTHS`` with the least error by generalised cross-validation (Golub,
     Heath and Wahba, Technometrics 1979): too little, from few pictures, would tell worse than the mean.

@@ -47,7 +47,7 @@ class Words:
 
 
 def video_of(name: str) -> str:
-    """The video that a picture is a frame of: its name up to the last slash."""
+    """Return the video that a picture is a frame of: its name up to the last slash."""
     return name.rpartition("/")[0]
 
 
@@ -93,7 +93,7 @@ def teacher_features(
     workers: int = 2,
     progress: Callable[[int], None] = lambda done: None,
 ) -> np.ndarray:
-    """A teacher's features of all pictures, (N, D) float16: those ``known`` by row, the others computed.
+    """Return a teacher's features of all pictures, (N, D) float16; those not ``known`` are computed.
 
     With a ``view`` they are those of the pictures' views, and none are known. The result is kept in the
     safetensors file ``path``, and taken from there if pictures, view, layer and known features are the same.
@@ -131,7 +131,7 @@ def teacher_features(
 
 
 def _vectors(backbone: Backbone, crops: np.ndarray) -> np.ndarray:
-    """What a teacher computes of crops (n, h, w, 3) or clips of them (n, C, h, w, 3): (n, D)."""
+    """Return what a teacher computes of crops (n, h, w, 3) or clips of them (n, C, h, w, 3): (n, D)."""
     try:
         return backbone.compute(crops, batch_size=BATCH)
     except (RuntimeError, ValueError) as error:
@@ -146,7 +146,7 @@ def _vectors(backbone: Backbone, crops: np.ndarray) -> np.ndarray:
 
 
 def _key(pictures: Sequence[Picture], layer: str, known: Mapping[int, np.ndarray]) -> str:
-    """What kept features depend on: the pictures' names, the teacher's layer, and the features given."""
+    """Return everything stored features depend on: picture names, teacher layer, given features."""
     digest = hashlib.sha256("\n".join([layer, *(picture.name for picture in pictures)]).encode())
     for row, vector in sorted(known.items()):
         digest.update(str(row).encode() + np.ascontiguousarray(vector).tobytes())
@@ -200,7 +200,7 @@ class ClassHead(nn.Module):
 
 
 def class_head(teacher: str, options: TeacherOptions, weights: Path | None) -> ClassHead | None:
-    """The teacher's class head as the recipe names it, or None.
+    """Return the teacher's class head as the recipe names it, or None.
 
     Raises:
         WeightsError: the teacher's weights are not here.
@@ -261,7 +261,7 @@ class TeacherLoss(nn.Module):
         self.temperature = temperature
 
     def wanted(self, features: Tensor) -> Tensor:
-        """What is to be told of features (B, D): their square roots, less the mean, in deviations."""
+        """Return what is to be told of features (B, D): their square roots, less the mean, in deviations."""
         return (features.clamp_min(0).sqrt() - self.mean) / self.deviation
 
     def forward(self, embedding: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:

@@ -59,4 +59,5 @@ def test_the_logprob_of_a_sentence() -> None:
 def test_every_option_has_a_help_text_and_numbers_have_bounds() -> None:
     for option in fields(DecodingOptions):
         assert option.metadata["help"].endswith(".")
-        assert option.type == "bool" or option.metadata["least"] <= option.default <= option.metadata["most"]
+        low, high = option.metadata.get("minimum", 0), option.metadata.get("maximum", 0)
+        assert option.type == "bool" or low <= option.default <= high > 0
