@@ -185,7 +185,7 @@ def test_stills_give_the_features_kept_with_them(shared_data: Path, weights: Pat
 @pytest.mark.slow
 @pytest.mark.shared
 @pytest.mark.parametrize(
-    ("clip", "name", "minimum", "precision"),
+    ("clip", "name", "least", "precision"),
     [
         ("flipping_a_pancake.mkv", "flipping pancake", 0.5, "fp32"),
         pytest.param("flipping_a_pancake.mkv", "flipping pancake", 0.5, "fp16", marks=needs_fp16),

@@ -65,7 +65,7 @@ def test_nothing_comes_back_from_later_segments() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("recurrence", "minimum", "maximum"), [(True, 0.95, 1.0), (False, 0.0, 0.4)])
+@pytest.mark.parametrize(("recurrence", "least", "most"), [(True, 0.95, 1.0), (False, 0.0, 0.4)])
 def test_memory_tells_of_the_segment_before(recurrence: bool, least: float, most: float) -> None:
     """The second sentence names what the first segment's video showed, one of six; its own shows noise."""
     torch.manual_seed(0)

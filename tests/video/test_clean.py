@@ -25,7 +25,7 @@ def flat(*colours: tuple[int, int, int]) -> np.ndarray:
 
 
 def noise(frames: np.ndarray, most: int, seed: int = 0) -> np.ndarray:
-    """Frames to whose values 0 to ``maximum`` is added."""
+    """Frames to whose values 0 to ``most`` is added."""
     added = np.random.default_rng(seed).integers(0, most + 1, frames.shape, dtype=np.uint8)
     return np.minimum(frames, 255 - most) + added
 
