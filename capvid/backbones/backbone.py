@@ -16,7 +16,7 @@ from typing import ParamSpec, TypeVar
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from capvid.backbones.catalog import BackboneEntry, StreamHeader, backbone_entry, build_network
 from capvid.backbones.preprocessing import normalise, prepare
@@ -134,7 +134,6 @@ class Backbone:
 
     @torch.inference_mode()
     def _run(self, crops: np.ndarray, together: int) -> np.ndarray:
-        clip, how = self.entry.clip, self.entry.preprocess
         images = torch.zeros((together, *crops.shape[1:]), dtype=torch.uint8)
         images.numpy()[: len(crops)] = crops
         try:
@@ -142,17 +141,19 @@ class Backbone:
                 images = images.pin_memory().to(self.device, non_blocking=True)
             else:
                 images = images.to(self.device)
-            if clip is not None:
-                images = images.flatten(0, 1)  # (T C, h, w, 3)
-            inputs = normalise(images.permute(0, 3, 1, 2), how).to(self.dtype)
-            if clip is not None:
-                inputs = inputs.unflatten(0, (together, clip.frames)).transpose(1, 2)  # (T, 3, C, h, w)
-            return self.module(inputs)[: len(crops)].float().cpu().numpy()
+            return self.module(self._input(images))[: len(crops)].float().cpu().numpy()
         except torch.cuda.OutOfMemoryError as error:
             raise RunError(
                 f"{self.device} has not the memory for {together} frames of {self.entry.name} at once",
                 remedy="use a smaller --batch-size",
             ) from error
+
+    def _input(self, images: Tensor) -> Tensor:
+        """Turn crops uint8 (T, h, w, 3) into the network's input (T, 3, h, w), or clips (T, 3, C, h, w)."""
+        if self.entry.clip is None:
+            return normalise(images.permute(0, 3, 1, 2), self.entry.preprocess).to(self.dtype)
+        frames = normalise(images.flatten(0, 1).permute(0, 3, 1, 2), self.entry.preprocess)  # (T C, 3, h, w)
+        return frames.to(self.dtype).unflatten(0, images.shape[:2]).transpose(1, 2)
 
 
 def load_backbone(

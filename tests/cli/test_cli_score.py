@@ -353,7 +353,9 @@ def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
     )
     returned, kilobytes = done.stdout.splitlines()[-1].split()
     assert returned == "0"
-    assert int(kilobytes) * 1024 < 4 * size  # as objects the file takes more than ten times its size
+    assert (
+        int(kilobytes) * 1024 < 5 * size
+    )  # the text is held once; as objects the file takes more than ten times its size
 
 
 def test_a_single_video(capvid: Run, files: Path) -> None:
