@@ -240,6 +240,7 @@ class JsonReader:
         self.path = path
         self._text = read_text(path) if text is None else text
         self._position = 0
+        self._max_depth = limits().nesting
         self._line, self._counted = 1, 0  # line number of the position up to which lines were counted
 
     @property
@@ -277,7 +278,7 @@ class JsonReader:
         self.peek()
         try:
             value, end = _DECODER.raw_decode(self._text, self._position)
-            check_nesting(value)
+            check_nesting(value, self._max_depth)
         except json.JSONDecodeError as error:
             raise self._error(error.pos, error.msg) from None
         except (ValueError, RecursionError) as error:

@@ -130,13 +130,13 @@ def _parse(loads: Callable[[Any], Any], text: str | bytes) -> Any:
         document = loads(text)
     except RecursionError:
         raise ValueError("nested too deeply") from None
-    check_nesting(document)
+    check_nesting(document, limits().nesting)
     return document
 
 
-def check_nesting(document: Any) -> None:
+def check_nesting(document: Any, max_depth: int) -> None:
     """Raise ValueError if a parsed document is nested too deeply, without recursing into it."""
-    level, depth, max_depth = [document], 0, limits().nesting
+    level, depth = [document], 0
     while level := [node for node in level if isinstance(node, dict | list)]:
         depth += 1
         if depth > max(1, max_depth):
