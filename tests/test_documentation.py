@@ -114,10 +114,8 @@ def run_command(command: str, capvid: Run) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize(
-    "page",
-    [pytest.param(page, marks=[] if page in PAGES[:2] else pytest.mark.slow, id=page.stem) for page in PAGES],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_blocks_run(page: Path, place: Path, capvid: Run, capsys: pytest.CaptureFixture[str]) -> None:
     names: dict[str, object] = {}
     if page.name == "python.md":
