@@ -49,10 +49,6 @@ class State:
     written: dict[str, Tensor] = field(default_factory=dict)
     columns: int = 0
 
-    def after(self, memory: dict[str, Tensor]) -> State:
-        """Return the state one word later."""
-        return replace(self, memory=memory, words=self.words + 1)
-
     def expand(self, times: int) -> State:
         """Repeat every caption ``times`` over, side by side: K becomes K * times."""
         if times == 1:

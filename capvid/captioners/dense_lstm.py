@@ -226,8 +226,10 @@ class DenseLSTM(RecurrentCaptioner):
         video = {"frames": frames, "keys": self.attention.key(frames), "mask": mask}
         return State(video, {"past": self.fusion.first(s), "c": c})
 
-    def advance(self, word_gates: Tensor, state: State) -> tuple[tuple[Tensor, ...], State, Trace]:
-        """Compute one word: s_t (B, H); state; weights of frames (B, T) and of earlier states (B, t).
+    def advance(
+        self, word_gates: Tensor, state: State
+    ) -> tuple[tuple[Tensor, ...], dict[str, Tensor], Trace]:
+        """Compute one word: s_t (B, H); memory; weights of frames (B, T) and of earlier states (B, t).
 
         The latter, ``states``, are over s_0 .. s_{t-1}, so one more with every word, and absent where the
         fusion does not weigh.
@@ -239,4 +241,4 @@ class DenseLSTM(RecurrentCaptioner):
         trace = {"attention": attention}
         if weights is not None:
             trace["states"] = weights
-        return (s,), state.after({"past": self.fusion.add(past, s, count), "c": c}), trace
+        return (s,), {"past": self.fusion.add(past, s, count), "c": c}, trace

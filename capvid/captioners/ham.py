@@ -243,8 +243,10 @@ class HAM(RecurrentCaptioner):
             memory["m"] = memory["m_cell"] = h.new_zeros(len(h), self.config.memory_width)
         return State(video, memory)
 
-    def advance(self, word_gates: Tensor, state: State) -> tuple[tuple[Tensor, ...], State, Trace]:
-        """Attend, remember, then the decoder: h_g (B, H), state, and the weights of the frames."""
+    def advance(
+        self, word_gates: Tensor, state: State
+    ) -> tuple[tuple[Tensor, ...], dict[str, Tensor], Trace]:
+        """Attend, remember, then the decoder: h_g (B, H), memory, and the weights of the frames."""
         video, memory = state.video, dict(state.memory)
         h, c = memory["h"].unbind(1), memory["c"].unbind(1)
         if not state.words:  # the start token: nothing was attended to yet
@@ -262,4 +264,4 @@ class HAM(RecurrentCaptioner):
             above_h, above_c = self.upper(self.dropout(first_h), h[1:], c[1:])
             hidden, cells = hidden + above_h, cells + above_c
         memory |= {"h": torch.stack(hidden, 1), "c": torch.stack(cells, 1)}
-        return (hidden[-1],), state.after(memory), {"attention": weights}
+        return (hidden[-1],), memory, {"attention": weights}

@@ -142,8 +142,10 @@ class KeyValueMemory(RecurrentCaptioner):
             memory["h_k"], memory["c_k"] = memory["read"], torch.zeros_like(memory["read"])
         return State({"slots": slots, "keys": self.attention.key(keys), "mask": mask}, memory)
 
-    def advance(self, word_gates: Tensor, state: State) -> tuple[tuple[Tensor, ...], State, Trace]:
-        """Address, read, then the LSTM: phi_t(V) (B, U) and h_t (B, H), state, trace."""
+    def advance(
+        self, word_gates: Tensor, state: State
+    ) -> tuple[tuple[Tensor, ...], dict[str, Tensor], Trace]:
+        """Address, read, then the LSTM: phi_t(V) (B, U) and h_t (B, H), memory, trace."""
         video, memory = state.video, dict(state.memory)
         query = memory["h"]  # of Eq. 12, (B, K + H)
         if self.addressing is not None:
@@ -156,7 +158,7 @@ class KeyValueMemory(RecurrentCaptioner):
         if self.config.addressing != "none":
             memory["read"] = at_least_float32(read[:, : self.key_width])  # phi_t(K)
         memory["h"], memory["c"] = self.cell(word_gates, value, memory["h"], memory["c"])  # Eq. 4-9
-        return (value, memory["h"]), state.after(memory), {"attention": weights}
+        return (value, memory["h"]), memory, {"attention": weights}
 
     def readout(self, *results: Tensor, words: Tensor) -> Tensor:
         """Return [h_t, x_t, phi_t(V)] of Eq. 10, (..., H + E + U)."""

@@ -1,8 +1,8 @@
-"""Building blocks of the captioners: attention, LSTM captioners around one cell, padding, softmax.
+"""Building blocks of the captioners: attention, external memory, LSTM captioners, padding, softmax.
 
 Notation for tensor shapes: B batch, T frames, L words, D feature width, D' width of a projected frame, E word
-embedding, H hidden state, A attention width, V vocabulary; where K captions are written of each of V videos,
-B = V * K.
+embedding, H hidden state, A attention width, N memory rows, M row width, V vocabulary; where K captions are
+written of each of V videos, B = V * K.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from capvid.captioners.base import Captioner, CaptionerConfig, State, Trace
+
+EPSILON = 1e-8
 
 
 def at_least_float32(x: Tensor) -> Tensor:
@@ -89,6 +91,31 @@ class AdditiveAttention(nn.Module):
         weights = masked_softmax(energy, mask.unsqueeze(-2))
         context = torch.bmm(weights.to(values.dtype), values)  # (V, K, D)
         return context.flatten(0, 1), weights.flatten(0, 1)
+
+
+def address(memory: Tensor, key: Tensor, sharpening: Tensor) -> Tensor:
+    """Address an external memory by content, as in M3, Eq. 21-23.
+
+    Memory (B, N, M), key (B, M) and sharpening (B, 1) give weights (B, N).
+    """
+    norms = memory.norm(dim=-1) * key.norm(dim=-1, keepdim=True)  # (B, N)
+    similarity = torch.bmm(memory, key.unsqueeze(-1)).squeeze(-1) / (norms + EPSILON)  # Eq. 21
+    return (sharpening * similarity).softmax(-1)  # Eq. 22, 23
+
+
+def read_rows(memory: Tensor, weights: Tensor) -> Tensor:
+    """Return the rows of ``memory`` (B, N, M) weighted by ``weights`` (B, N), as (B, M): M3, Eq. 10, 17."""
+    return torch.bmm(weights.unsqueeze(1), memory).squeeze(1)
+
+
+def write_rows(memory: Tensor, weights: Tensor, erase: Tensor, add: Tensor) -> Tensor:
+    """Return M(i) [1 - w(i) e] + w(i) a, as in M3, Eq. 8, 15.
+
+    Memory M (B, N, M), weights w (B, N), erase vector e and add vector a (B, M).
+    """
+    w = weights.unsqueeze(-1)  # (B, N, 1)
+    change = torch.addcmul(add.unsqueeze(1), memory, erase.unsqueeze(1), value=-1)  # a - M(i) e
+    return torch.addcmul(memory, w, change)
 
 
 @torch.no_grad()
@@ -196,8 +223,13 @@ class RecurrentCaptioner(Captioner):
         return self.dropout(frames) * mask.unsqueeze(-1)
 
     @abstractmethod
-    def advance(self, word_gates: Tensor, state: State) -> tuple[tuple[Tensor, ...], State, Trace]:
-        """Compute one step from the word's gates (B, 4 H): results for :meth:`readout`, state, trace."""
+    def advance(
+        self, word_gates: Tensor, state: State
+    ) -> tuple[tuple[Tensor, ...], dict[str, Tensor], Trace]:
+        """Compute one step from the word's gates (B, 4 H).
+
+        Returns results for :meth:`readout`, the new ``state.memory``, and a trace.
+        """
 
     def readout(self, *results: Tensor, words: Tensor) -> Tensor:
         """Return the input of the vocabulary layer (..., Z) from results of a step and words (..., E)."""
@@ -213,7 +245,8 @@ class RecurrentCaptioner(Captioner):
         gates = self.cell.word(words)  # (B, 4 H)
         if unique:
             words, gates = words[rows], gates[rows]
-        results, state, trace = self.advance(gates, state)
+        results, memory, trace = self.advance(gates, state)
+        state = State(state.video, memory, state.words + 1)
         return self.logits(self.readout(*results, words=words)), state, trace
 
     def teacher_forced(self, features: Tensor, mask: Tensor, tokens: Tensor) -> Tensor:
@@ -222,7 +255,8 @@ class RecurrentCaptioner(Captioner):
         words = self.dropout(self.embedding(tokens))  # (B, L, E)
         steps = []
         for gates in self.cell.word(words).unbind(1):  # (B, 4 H)
-            results, state, _ = self.advance(gates, state)
+            results, memory, _ = self.advance(gates, state)
+            state = State(state.video, memory, state.words + 1)
             steps.append(results)
         stacked = [torch.stack(parts, 1) for parts in zip(*steps, strict=True)]
         return self.readout(*stacked, words=words)

@@ -26,10 +26,11 @@ from capvid.captioners.layers import (
     AdditiveAttention,
     AttentiveCaptioner,
     AttentiveConfig,
+    address,
     first_state,
+    read_rows,
+    write_rows,
 )
-
-EPSILON = 1e-8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,25 +44,6 @@ class M3Config(AttentiveConfig):
 
     memory_rows: int = 128
     memory_width: int = 512
-
-
-def address(memory: Tensor, key: Tensor, sharpening: Tensor) -> Tensor:
-    """Address by content, Eq. 21-23: memory (B, N, M), key (B, M), sharpening (B, 1) -> weights (B, N)."""
-    norms = memory.norm(dim=-1) * key.norm(dim=-1, keepdim=True)  # (B, N)
-    similarity = torch.bmm(memory, key.unsqueeze(-1)).squeeze(-1) / (norms + EPSILON)  # Eq. 21
-    return (sharpening * similarity).softmax(-1)  # Eq. 22, 23
-
-
-def read(memory: Tensor, weights: Tensor) -> Tensor:
-    """Read by Eq. 10 and 17: memory (B, N, M) weighted by (B, N) -> (B, M)."""
-    return torch.bmm(weights.unsqueeze(1), memory).squeeze(1)
-
-
-def write(memory: Tensor, weights: Tensor, erase: Tensor, add: Tensor) -> Tensor:
-    """Write by Eq. 8, 15: M(i) [1 - w(i) e] + w(i) a; memory (B, N, M), weights (B, N), e and a (B, M)."""
-    w = weights.unsqueeze(-1)  # (B, N, 1)
-    change = torch.addcmul(add.unsqueeze(1), memory, erase.unsqueeze(1), value=-1)  # a - M(i) e
-    return torch.addcmul(memory, w, change)
 
 
 @CAPTIONERS.register("m3")
@@ -91,8 +73,10 @@ class M3(AttentiveCaptioner):
         memory = self.memory.expand(features.shape[0], -1, -1)  # (B, N, M)
         return State(video, {"h": h, "c": c, "memory": memory})
 
-    def advance(self, word_gates: Tensor, state: State) -> tuple[tuple[Tensor, ...], State, Trace]:
-        """Compute one word: V_t (B, D'), h_t (B, H); state; weights of attention and of the four heads."""
+    def advance(
+        self, word_gates: Tensor, state: State
+    ) -> tuple[tuple[Tensor, ...], dict[str, Tensor], Trace]:
+        """Compute one word: V_t (B, D'), h_t (B, H); memory; weights of attention and of the four heads."""
         video, h, c = state.video, state.memory["h"], state.memory["c"]
         m = self.config.memory_width
         # the dtype of c, which is never in half precision: addressing would lose too much
@@ -103,18 +87,18 @@ class M3(AttentiveCaptioner):
         # Write the text so far, read what attention needs.
         memory = state.memory["memory"]
         w_text = address(memory, torch.tanh(write_key), beta_write)  # Eq. 19-23
-        memory = write(memory, w_text, torch.sigmoid(erase), torch.tanh(add))  # Eq. 8
+        memory = write_rows(memory, w_text, torch.sigmoid(erase), torch.tanh(add))  # Eq. 8
         w_attend = address(memory, torch.tanh(read_key), beta_read)
-        guide = read(memory, w_attend)  # Eq. 10
+        guide = read_rows(memory, w_attend)  # Eq. 10
 
         context, attention = self.attention(guide, video["keys"], video["frames"], video["mask"])  # Eq. 11-14
 
         # Write what was seen, read what the LSTM needs.
         visual_key, add, erase, beta = self.visual_head(context).to(c.dtype).split([m, m, m, 1], -1)
         w_visual = address(memory, torch.tanh(visual_key), F.softplus(beta))
-        memory = write(memory, w_visual, torch.sigmoid(erase), torch.tanh(add))  # Eq. 15
+        memory = write_rows(memory, w_visual, torch.sigmoid(erase), torch.tanh(add))  # Eq. 15
         w_decode = address(memory, torch.tanh(decoder_key), beta_decoder)
-        h, c = self.cell(word_gates, read(memory, w_decode), h, c)  # Eq. 17, 18
+        h, c = self.cell(word_gates, read_rows(memory, w_decode), h, c)  # Eq. 17, 18
 
         trace = {
             "attention": attention[:, :-1],  # over real frames: sums to at most 1, Eq. 14
@@ -124,7 +108,7 @@ class M3(AttentiveCaptioner):
             "write_visual": w_visual,
             "read_decoder": w_decode,
         }
-        return (context, h), state.after({"h": h, "c": c, "memory": memory}), trace
+        return (context, h), {"h": h, "c": c, "memory": memory}, trace
 
 
 @CAPTIONERS.register("soft-attention")
@@ -149,9 +133,11 @@ class SoftAttention(AttentiveCaptioner):
         video = {"frames": frames, "keys": self.attention.key(frames), "mask": mask}
         return State(video, {"h": h, "c": c})
 
-    def advance(self, word_gates: Tensor, state: State) -> tuple[tuple[Tensor, ...], State, Trace]:
-        """Attend by h_{t-1}, then the LSTM: context (B, D') and h_t (B, H), state, trace."""
+    def advance(
+        self, word_gates: Tensor, state: State
+    ) -> tuple[tuple[Tensor, ...], dict[str, Tensor], Trace]:
+        """Attend by h_{t-1}, then the LSTM: context (B, D') and h_t (B, H), memory, trace."""
         video, h, c = state.video, state.memory["h"], state.memory["c"]
         context, weights = self.attention(h, video["keys"], video["frames"], video["mask"])
         h, c = self.cell(word_gates, context, h, c)
-        return (context, h), state.after({"h": h, "c": c}), {"attention": weights}
+        return (context, h), {"h": h, "c": c}, {"attention": weights}

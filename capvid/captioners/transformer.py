@@ -241,8 +241,8 @@ class WordPass(Pass):
 
     def after(self) -> State:
         """Return the state after the word."""
-        state = self.state.after({"own": self.own})
-        return replace(state, written=self.written, columns=self.columns)
+        memory, words = {"own": self.own}, self.state.words + 1
+        return replace(self.state, memory=memory, words=words, written=self.written, columns=self.columns)
 
     def looked(self, cache_name: str, first: int, count: int) -> Tensor:
         """Return weights (V K, ``count``) of ``cache_name`` from key ``first`` on, averaged over heads."""

@@ -24,6 +24,7 @@ from capvid.decoding.token_selection import (
     Sampler,
     Selection,
     TokenSelector,
+    repeated_words,
 )
 from capvid.errors import CapvidError, UsageError
 from capvid.text.vocabulary import BOS, PAD
@@ -150,7 +151,7 @@ def _search(
         scores = NextTokens.of(
             logits,
             totals,
-            banned=_banned_words(past.flatten(0, 1), free, options) if restricted else None,
+            banned=repeated_words(past.flatten(0, 1), free, options) if restricted else None,
             may_end=position >= options.min_length,
             may_go_on=position < options.max_length,
         )
@@ -258,31 +259,6 @@ def _traces(steps: Sequence[_Step], videos: int, ends: Tensor, beams_at: Sequenc
         width = max(tensor.shape[-1] for tensor in tensors)
         parts[name] = [F.pad(tensor, (0, width - tensor.shape[-1])) for tensor in tensors]
     return {name: torch.stack(tensors, 2).cpu() for name, tensors in parts.items()}
-
-
-def _banned_words(past: Tensor, free: Tensor, options: DecodingOptions) -> Tensor | None:
-    """Return the tokens (R, n), and padding, that may not follow ``past`` (R, L); None if all may.
-
-    ``past`` lacks the start token; ``no_repeat_words`` lets the tokens ``free`` repeat.
-    """
-    banned = [repeating_words(past, options.no_repeat_ngram)] if options.no_repeat_ngram else []
-    if options.no_repeat_words and past.shape[1]:
-        banned.append(past.masked_fill(torch.isin(past, free), PAD))
-    tokens = [part for part in banned if part is not None]
-    return torch.cat(tokens, 1) if tokens else None
-
-
-def repeating_words(past: Tensor, ngram: int) -> Tensor | None:
-    """Return the tokens (R, n), and padding, that would repeat an n-gram of ``past`` (R, L).
-
-    None if the sentences are too short to repeat one.
-    """
-    if past.shape[1] < ngram:
-        return None
-    windows = past.unfold(1, ngram, 1)  # (R, n, ngram)
-    prefix = past[:, past.shape[1] - ngram + 1 :].unsqueeze(1)  # (R, 1, ngram - 1)
-    repeated = (windows[..., :-1] == prefix).all(-1)
-    return windows[..., -1].where(repeated, PAD)
 
 
 def check_repetition(captioner: Captioner, options: DecodingOptions) -> None:

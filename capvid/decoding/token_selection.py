@@ -9,9 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from capvid.captioners.layers import at_least_float32
 from capvid.decoding.decoding_options import DecodingOptions
-from capvid.text.vocabulary import EOS, SPECIAL
+from capvid.text.vocabulary import EOS, PAD, SPECIAL
 
 IMPOSSIBLE = float("-inf")
 FIRST_WORD = len(SPECIAL)  # words proper begin after padding, start, end and unknown
@@ -42,7 +41,7 @@ class NextTokens:
         cls, logits: Tensor, totals: Tensor, *, banned: Tensor | None, may_end: bool, may_go_on: bool
     ) -> NextTokens:
         """Score the logits (B * k, V), which are overwritten, without the tokens ``banned`` (B * k, n)."""
-        logits = at_least_float32(logits)
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         if logits.device.type != "cpu" or len(logits) <= ROWS_IN_CACHE:
             norm = logits.logsumexp(-1)
         else:  # in blocks, so that the exponentials of a large vocabulary stay in the processor's cache
@@ -60,6 +59,31 @@ class NextTokens:
         """Return the log-probability of each of ``tokens`` (B, n) after each of ``beams`` (B, n)."""
         logits = self.logits.flatten(1).gather(1, beams * self.logits.shape[-1] + tokens)
         return logits - self.norm.gather(1, beams)
+
+
+def repeated_words(past: Tensor, free: Tensor, options: DecodingOptions) -> Tensor | None:
+    """Return the tokens (R, n), and padding, that may not follow ``past`` (R, L); None if all may.
+
+    ``past`` lacks the start token; ``no_repeat_words`` lets the tokens ``free`` repeat.
+    """
+    banned = [repeating_words(past, options.no_repeat_ngram)] if options.no_repeat_ngram else []
+    if options.no_repeat_words and past.shape[1]:
+        banned.append(past.masked_fill(torch.isin(past, free), PAD))
+    tokens = [part for part in banned if part is not None]
+    return torch.cat(tokens, 1) if tokens else None
+
+
+def repeating_words(past: Tensor, ngram: int) -> Tensor | None:
+    """Return the tokens (R, n), and padding, that would repeat an n-gram of ``past`` (R, L).
+
+    None if the sentences are too short to repeat one.
+    """
+    if past.shape[1] < ngram:
+        return None
+    windows = past.unfold(1, ngram, 1)  # (R, n, ngram)
+    prefix = past[:, past.shape[1] - ngram + 1 :].unsqueeze(1)  # (R, 1, ngram - 1)
+    repeated = (windows[..., :-1] == prefix).all(-1)
+    return windows[..., -1].where(repeated, PAD)
 
 
 @dataclass(frozen=True)

@@ -104,7 +104,8 @@ class GIT(Captioner):
         on_frames = weights[:, :, 0].mean(1).unflatten(-1, (self.frames, -1)).sum(-1)  # (B, F)
         frames = state.video["frames"]  # (V, F, T)
         attention = (on_frames.unflatten(0, (len(frames), -1)) @ frames).flatten(0, 1)  # (B, T)
-        return self.logits(hidden.squeeze(1)), state.after(memory), {"attention": attention}
+        after = State(state.video, memory, state.words + 1)
+        return self.logits(hidden.squeeze(1)), after, {"attention": attention}
 
     def teacher_forced(self, features: Tensor, mask: Tensor, tokens: Tensor) -> Tensor:
         """Return (B, L, Z) after each of ``tokens`` (B, L); each video has equally many captions in a row."""

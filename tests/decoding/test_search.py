@@ -12,9 +12,9 @@ from torch import Tensor
 from variants import VARIANTS, make
 
 from capvid.captioners.base import Captioner, State, Trace
-from capvid.decoding.beam_search import decode, repeating_words
+from capvid.decoding.beam_search import decode
 from capvid.decoding.decoding_options import DecodingOptions
-from capvid.decoding.token_selection import FIRST_WORD, NextTokens, best_words
+from capvid.decoding.token_selection import FIRST_WORD, NextTokens, best_words, repeating_words
 from capvid.errors import CapvidError, UsageError
 from capvid.text.vocabulary import BOS, EOS, PAD, UNK
 

@@ -31,7 +31,7 @@ class MeanWord(Captioner):
     def step(self, tokens: Tensor, state: State) -> tuple[Tensor, State, Trace]:
         mean = state.video["mean"]
         mean = mean.repeat_interleave(len(tokens) // len(mean), 0)
-        return self.logits(mean + self.word(tokens)), state.after({}), {}
+        return self.logits(mean + self.word(tokens)), state, {}
 
     def teacher_forced(self, features: Tensor, mask: Tensor, tokens: Tensor) -> Tensor:
         mean = self.encode(features, mask).video["mean"]
