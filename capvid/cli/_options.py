@@ -55,7 +55,7 @@ PANELS = {  # panels of --help: parameters of caption, extract, train and score
     "Input": (
         *("from_file", "column", "recursive", "shard", "data", "skip_bad", "features", "videos", "values"),
         *("model", "weights", "backbone", "layer", "frames", "sampling", "clean", "views", "segments"),
-        *("references_format", "missing", "self_critical", "settings", "list_recipes"),
+        *("references_format", "missing", "self_critical", "teachers", "settings", "list_recipes"),
     ),
     "Output": (
         *("output", "output_dir", "form", "report", "attention", "overwrite", "resume", "plot", "metrics"),

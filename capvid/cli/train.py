@@ -130,6 +130,16 @@ def train(
             show_default=False,
         ),
     ] = None,
+    teachers: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--teacher",
+            metavar="RUN",
+            help="Distillation: learn the next-word probabilities of this run, which was trained on the same "
+            "data with training.soft_targets. May be repeated: the mean of an ensemble.",
+            show_default=False,
+        ),
+    ] = None,
     search: Annotated[
         int | None,
         typer.Option(
@@ -253,6 +263,7 @@ def train(
             weights=weights,
             device=device,
             self_critical=self_critical,
+            teachers=teachers or [],
             search=search,
             resume=resume,
             overwrite=overwrite,

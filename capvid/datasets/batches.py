@@ -32,6 +32,7 @@ class Batch:
         mask: (B, T) or (B, S, T), True at frames.
         inputs: (B, L) or (B, S, L) the words, from the start token on.
         targets: of the same shape, the words after them, up to the end token; padding after that.
+        soft: words and probabilities (N, k) to learn at the N real targets, row by row; None without any.
         paragraphs: of paragraphs, all of each video in numbers, the one above first.
         remembered: (B, S - 1, L) sentences, from the start token on, that the segments after them remember;
             None: those of ``inputs``.
@@ -41,6 +42,7 @@ class Batch:
     mask: Tensor
     inputs: Tensor
     targets: Tensor
+    soft: tuple[Tensor, Tensor] | None = None
     paragraphs: Sequence[Sequence[Sequence[list[int]]]] = ()
     remembered: Tensor | None = None
 
@@ -51,9 +53,11 @@ class Batch:
         """Move the batch to ``device``, and its features into single precision; maps stay, for their size."""
         features = self.features.to(device, non_blocking=True)
         maps = features.dim() == 3 + self.inputs.dim() - 1
-        rest = {
+        rest: dict[str, Any] = {
             name: getattr(self, name).to(device, non_blocking=True) for name in ("mask", "inputs", "targets")
         }
+        if self.soft is not None:
+            rest["soft"] = tuple(tensor.to(device, non_blocking=True) for tensor in self.soft)
         return replace(self, features=features if maps else features.float(), **rest)
 
 
@@ -107,7 +111,7 @@ class Plan(Generic[_Example]):
 
     def _silent(self, rows: Sequence[Row[_Example]]) -> Batch:
         batch = self.make(rows)
-        return replace(batch, targets=torch.full_like(batch.targets, PAD))
+        return replace(batch, targets=torch.full_like(batch.targets, PAD), soft=None)
 
 
 class _Batches(ABC, Generic[_Example]):
@@ -208,7 +212,12 @@ class TrainingBatches(_Batches[Example]):
     def batch(self, rows: Sequence[Row[Example]]) -> Batch:
         """Return a batch of captions with their videos."""
         features, mask = pad_frames([row.example.frames[row.drawn] for row in rows])
-        return Batch(features, mask, *_padded([row.example.captions[row.choice] for row in rows]))
+        taught = teacher_tokens([row.example.captions[row.choice] for row in rows])
+        soft = [row.example.soft[row.choice] for row in rows if row.example.soft]
+        if not soft:
+            return Batch(features, mask, *taught)
+        words, probabilities = (torch.cat(parts) for parts in zip(*soft, strict=True))
+        return Batch(features, mask, *taught, soft=(words.long(), probabilities.float()))
 
 
 class ParagraphBatches(_Batches[ParagraphExample]):
@@ -236,7 +245,7 @@ class ParagraphBatches(_Batches[ParagraphExample]):
         segments = mask.shape[1]
         paragraphs = [_first(row.choice, row.example.paragraphs) for row in rows]
         taught = in_segments([drawn for drawn, *_ in paragraphs], segments)
-        return Batch(features, mask, *taught, paragraphs)
+        return Batch(features, mask, *taught, paragraphs=paragraphs)
 
 
 _Item = TypeVar("_Item")
@@ -252,12 +261,12 @@ def in_segments(paragraphs: Sequence[Sequence[list[int]]], segments: int) -> tup
     sentences: list[list[int] | None] = []
     for paragraph in paragraphs:
         sentences += [*paragraph, *[None] * (segments - len(paragraph))]
-    inputs, targets = _padded(sentences)
+    inputs, targets = teacher_tokens(sentences)
     shape = (len(paragraphs), segments)
     return inputs.unflatten(0, shape), targets.unflatten(0, shape)
 
 
-def _padded(sentences: Sequence[list[int] | None]) -> tuple[Tensor, Tensor]:
+def teacher_tokens(sentences: Sequence[list[int] | None]) -> tuple[Tensor, Tensor]:
     """Return inputs and targets (N, L) of teacher forcing; only padding for None."""
     length = max(len(sentence) for sentence in sentences if sentence is not None) + 1
     none = [PAD] * length

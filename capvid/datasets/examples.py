@@ -29,6 +29,7 @@ class Example:
     captions: tuple[list[int], ...]
     reader: Callable[[str], Tensor]
     key: str = ""  # of the view whose features are read; none for the video's own
+    soft: Sequence[tuple[Tensor, Tensor]] = ()  # per caption, words and probabilities (L + 1, k) to learn
 
     @property
     def frames(self) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,9 +17,10 @@ from safetensors import SafetensorError
 from capvid.captioners.base import Captioner, ParagraphCaptioner
 from capvid.captioners.checkpoint import Checkpoint, limited, load_checkpoint, save_info
 from capvid.captioners.layers import pad_frames, pad_segments
-from capvid.datasets.batches import ParagraphBatches, TrainingBatches
+from capvid.datasets.batches import ParagraphBatches, TrainingBatches, teacher_tokens
 from capvid.datasets.dataset import CaptionedVideo
 from capvid.datasets.examples import (
+    Example,
     FrameReader,
     Lengths,
     make_examples,
@@ -40,12 +41,13 @@ from capvid.errors import CapvidError, DataError
 from capvid.features.feature_store import NO_VIEWS, FeatureStore, Views
 from capvid.metrics.cider import CiderD
 from capvid.scoring.scorer import paragraph_text, score, score_paragraphs
-from capvid.text.vocabulary import Vocabulary
+from capvid.text.vocabulary import PAD, Vocabulary
 from capvid.training.recipe import DataOptions
 from capvid.utils.files import atomic_write_text
 
 Prediction = Any  # str, or a list of sentences
 DECODING_BATCH = 64  # videos
+FORCED_BATCH = 256  # captions
 
 
 class Task:
@@ -92,18 +94,43 @@ class Task:
         segments = self.data.max_segments
         return make_paragraph_examples(videos, reader, vocabulary, self.lengths, views, max_segments=segments)
 
+    @torch.inference_mode()
+    def teacher_forced(
+        self, captioner: Captioner, examples: Sequence[Example]
+    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Yield logits (N, V) and targets (N,) at all words of the captions, in order, batch by batch."""
+        device = next(captioner.parameters()).device
+        captioner.eval()
+        rows = [(each, caption) for each in examples for caption in each.captions]
+        for first in range(0, len(rows), FORCED_BATCH):
+            batch = rows[first : first + FORCED_BATCH]
+            clips = [limited(each.frames, self.data.max_frames, self.data.frames) for each, _ in batch]
+            features, mask = (tensor.to(device) for tensor in pad_frames(clips))
+            inputs, targets = (tensor.to(device) for tensor in teacher_tokens([words for _, words in batch]))
+            maps = features.dim() == 4  # stay in half precision, for their size
+            hidden = captioner.teacher_forced(features if maps else features.float(), mask, inputs)
+            real = targets != PAD
+            yield captioner.logits(hidden[real]).float(), targets[real]
+
     def batches(self, examples: Sequence[Any], *, batch_size: int, seed: int) -> Any:
         """Return the training batches."""
-        batches: Any = ParagraphBatches if self.paragraphs else TrainingBatches
-        return batches(
+        return self._batches(
             examples,
             batch_size=batch_size,
             captions_per_video=self.data.captions_per_video,
-            max_frames=self.data.max_frames,
-            first=self.data.frames == "first",
             frame_dropout=self.data.frame_dropout,
             seed=seed,
         )
+
+    def validation_batches(self, examples: Sequence[Any]) -> Any:
+        """Return batches of all captions, the same in every epoch."""
+        captions = max([len(e.paragraphs if self.paragraphs else e.captions) for e in examples], default=0)
+        return self._batches(examples, batch_size=FORCED_BATCH, captions_per_video=captions, seed=0)
+
+    def _batches(self, examples: Sequence[Any], **options: Any) -> Any:
+        batches: Any = ParagraphBatches if self.paragraphs else TrainingBatches
+        first = self.data.frames == "first"
+        return batches(examples, max_frames=self.data.max_frames, first=first, **options)
 
     def hypotheses(
         self, captioner: Captioner, examples: Sequence[Any], options: DecodingOptions

@@ -50,23 +50,35 @@ CONTRAST_VIDEOS = 4  # other videos that each caption is scored for
 class TeacherForcedLoss(nn.Module):
     """Negative log-likelihood of a batch's words, end tokens included (M3, Eq. 24, unregularized).
 
-    A module, so that several processes can share it. Padding skips the vocabulary layer.
+    A module, so that several processes can share it. Padding skips the vocabulary layer. In a batch with
+    soft targets, their cross-entropy has the weight ``distillation``, and that of the words the rest.
     """
 
-    def __init__(self, captioner: Captioner, label_smoothing: float, *, temperature: float = 1.0) -> None:
+    def __init__(
+        self,
+        captioner: Captioner,
+        label_smoothing: float,
+        *,
+        temperature: float = 1.0,
+        distillation: float = 0.0,
+    ) -> None:
         super().__init__()
         self.captioner, self.label_smoothing, self.temperature = captioner, label_smoothing, temperature
+        self.distillation = distillation
 
     def forward(self, batch: Batch, weights: Tensor | None = None) -> Tensor:
         """Return the sum over all words, weighted by ``weights`` in the shape of the targets."""
         z, targets = teacher_forced(self.captioner, batch), batch.targets  # (B, L, Z), (B, L)
         real = targets != PAD
         logits = self.captioner.logits(z[real]).float() / self.temperature  # (words, V)
-        if weights is None:
-            return F.cross_entropy(
-                logits, targets[real], label_smoothing=self.label_smoothing, reduction="sum"
-            )
-        return (F.cross_entropy(logits, targets[real], reduction="none") * weights[real]).sum()
+        if weights is not None:
+            return (F.cross_entropy(logits, targets[real], reduction="none") * weights[real]).sum()
+        loss = F.cross_entropy(logits, targets[real], label_smoothing=self.label_smoothing, reduction="sum")
+        if batch.soft is None:
+            return loss
+        words, probabilities = batch.soft
+        soft = (logits.logsumexp(-1) - (logits.gather(1, words) * probabilities).sum(-1)).sum()
+        return (1 - self.distillation) * loss + self.distillation * soft
 
 
 def teacher_forced(captioner: Captioner, batch: Batch) -> Tensor:
@@ -105,7 +117,9 @@ class CrossEntropy:
 
     def __post_init__(self) -> None:
         options = self.recipe.training
-        self.loss = TeacherForcedLoss(self.captioner, options.label_smoothing)
+        self.loss = TeacherForcedLoss(
+            self.captioner, options.label_smoothing, distillation=options.distillation
+        )
         self.batches = self.task.batches(self.examples, batch_size=options.batch_size, seed=options.seed)
 
     def micro_batches(self, shard: Shard, epoch: int, *, bf16: bool) -> MicroBatches:

@@ -65,6 +65,13 @@ class TrainingOptions:
     accumulate: int = _count(1, "Micro-batches per batch and process; more need less memory.")
     weight_decay: float = _weight(0.0, "Decoupled for adamw, an L2 term for the others.")
     label_smoothing: float = _rate(0.0, "Probability spread over the vocabulary.")
+    soft_targets: int = option(
+        0,
+        "Most probable words to keep for each training word, for --teacher; 0 keeps none.",
+        minimum=0,
+        maximum=1000,
+    )
+    distillation: float = _rate(0.5, "With --teacher: weight of its probabilities against the references.")
     scheduled_sampling: float = _rate(0.0, "Final rate of input words sampled from the captioner, from 0 on.")
     own_memory: bool = option(
         False,
@@ -225,6 +232,11 @@ def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
         sketch(captioner, {**_SIZES, **features, **model}, copies=_COPIES)
     except UsageError as error:
         raise RecipeError(f"model.{error.message}", remedy=error.remedy) from error
+    if sections["training"].soft_targets and kind.paragraphs:
+        raise RecipeError(
+            f"training.soft_targets: {captioner} writes paragraphs, and only single captions are distilled",
+            remedy="leave it at 0",
+        )
     if sections["training"].own_memory and not kind.paragraphs:
         raise RecipeError(
             f"training.own_memory = true: {captioner} writes single captions, and remembers none",

@@ -29,6 +29,7 @@ class EpochResult:
 
     epoch: int  # from 1; 0 is a captioner before fine-tuning
     loss: float  # mean per word
+    val_loss: float | None  # the same on the validation captions, without dropout and smoothing
     cider: float  # CIDEr-D on the validation split
     best: bool  # so far
     seconds: float  # of training and validation
@@ -41,6 +42,7 @@ class EpochResult:
         return {
             "epoch": self.epoch,
             "loss": self.loss,
+            "val_loss": self.val_loss,
             "val_cider": self.cider,
             "best": self.best,
             "seconds": round(self.seconds, 3),
@@ -158,6 +160,7 @@ class Events(Reporter):
         from tensorboardX.summary import text
 
         values = {"loss": result.loss, "val_cider": result.cider, "seconds": result.seconds}
+        values |= {} if result.val_loss is None else {"val_loss": result.val_loss}
         speed = {"captions_per_second": result.captions_per_second}
         self._scalars("epochs", {**values, **speed}, self._step)
         # TensorBoard renders Markdown; indented lines are shown verbatim

@@ -14,6 +14,7 @@ from capvid.captioners.checkpoint import load_checkpoint
 from capvid.checkpoints.publishing import CARD, load_run, model_card
 from capvid.datasets.dataset import CaptionedVideo
 from capvid.datasets.loading import load_data
+from capvid.errors import UsageError
 from capvid.features.feature_store import FeatureStore
 from capvid.training import run_folder
 from capvid.training.optimization import accelerate_on
@@ -63,6 +64,7 @@ def train(
     weights: str | Path | None = None,
     device: str = "auto",
     self_critical: str | Path | None = None,
+    teachers: Sequence[str | Path] = (),
     search: int | None = None,
     resume: bool = False,
     overwrite: bool = False,
@@ -84,6 +86,8 @@ def train(
         weights: weights of the backbones to copy into the run: a file, or their folder.
         device: ``auto``, ``cpu``, ``cuda`` or ``cuda:N``.
         self_critical: run whose captioner to fine-tune on CIDEr-D.
+        teachers: runs whose next-word probabilities to learn beside the captions (distillation); they were
+            trained on the same data with ``training.soft_targets``.
         search: number of trials with values drawn from the recipe's search space; the best becomes the run.
         resume: continue the run in ``output``, if there is one.
         overwrite: replace the run in ``output``.
@@ -99,6 +103,8 @@ def train(
     from capvid.training.hyperparameter_search import Search, check_search, forget_search
 
     chosen = recipe if isinstance(recipe, Recipe) else load_recipe(str(recipe), settings)
+    if teachers and self_critical:
+        raise UsageError("--teacher and --self-critical exclude each other", remedy="fine-tune afterwards")
     folder = Path(output)
     with run_folder.locked_run(folder):
         run_folder.check_free(folder, resume=resume, overwrite=overwrite)
@@ -127,6 +133,7 @@ def train(
             run_folder.copy_weights(Path(weights), store.header, folder)
         width = FeatureStore(list(map(str, values))).header.width if values else 0
         common: dict[str, Any] = {"videos": used, "store": store, "folder": folder, "resume": resume}
+        common["teachers"] = [Path(teacher) for teacher in teachers]
         trials: Sequence[Any] = ()
 
         def make(recipe: Recipe, *, folder: Path, reporter: Reporter, **options: Any) -> Trainer:

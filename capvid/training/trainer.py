@@ -42,8 +42,9 @@ from capvid.features.feature_file import FeatureHeader
 from capvid.features.feature_store import NO_VIEWS, FeatureStore, Views, views_of
 from capvid.text.vocabulary import SPECIAL, Vocabulary
 from capvid.training import run_folder
+from capvid.training.distillation import SOFT_TARGETS, with_soft_targets, write_soft_targets
 from capvid.training.evaluation import Evaluation, Prediction, Task, calibrate_run, evaluate_run
-from capvid.training.objectives import CrossEntropy, SelfCritical
+from capvid.training.objectives import CrossEntropy, SelfCritical, TeacherForcedLoss
 from capvid.training.optimization import (
     AveragedWeights,
     Shard,
@@ -59,7 +60,7 @@ from capvid.training.recipe import DataOptions, Recipe
 from capvid.training.reporters import EpochResult, Reporter
 from capvid.training.run_folder import Progress
 from capvid.utils.device import release_memory
-from capvid.utils.files import atomic_path, atomic_write_text, open_regular
+from capvid.utils.files import atomic_path, atomic_write_text, open_regular, sha256_file
 from capvid.utils.validation import parse_json
 
 RELEASE_EVERY = 50  # batches
@@ -67,7 +68,7 @@ SYNC_EVERY = 10  # batches: reading the loss makes the CPU wait for the GPU
 SAMPLES = 3  # validation captions in the log
 LAST = "last"  # folder of the last checkpoint and of the state to resume from
 STATE, STATE_FORMAT = "state.safetensors", 2
-FREE = ("accumulate", "save_every")  # options that may change when a run is resumed
+FREE = ("accumulate", "save_every", "soft_targets")  # options that may change when a run is resumed
 
 
 class Trainer:
@@ -87,6 +88,7 @@ class Trainer:
         value_width: number of last feature columns that are a captioner's values, not keys.
         views: augmented views of the videos; None uses those in the store.
         start: trained captioner to fine-tune.
+        teachers: run folders whose soft targets to learn, see :mod:`capvid.training.distillation`.
         resume: continue the run in the folder, if it holds a state.
     """
 
@@ -102,11 +104,13 @@ class Trainer:
         value_width: int = 0,
         views: Views | None = None,
         start: Checkpoint | None = None,
+        teachers: Sequence[Path] = (),
         resume: bool = False,
     ) -> None:
         recipe = SelfCritical.recipe_for(recipe, start, store.header) if start else recipe
         options, data, paragraphs = recipe.training, recipe.data, CAPTIONERS[recipe.captioner].paragraphs
         self.recipe, self.videos, self.store, self.folder, self.start = recipe, videos, store, folder, start
+        self.teachers = teachers
         self.reporter, self.reader = reporter, FrameReader(store)
         self.accelerator, self.device = accelerate_on(device, partial=paragraphs)
         self.main = self.accelerator.is_main_process
@@ -128,8 +132,12 @@ class Trainer:
         examples = self.task.examples(train, self.reader, self.vocabulary, views if data.views else NO_VIEWS)
         if not examples:
             raise DataError(f"no training caption has 1 to {data.max_words} words")
+        if teachers:
+            examples = with_soft_targets(examples, self.vocabulary, teachers)
         self.validation = self.task.examples(self.val, self.reader, None)
         self.cider = self.task.cider(self.val)
+        captioned = self.task.examples(self.val, self.reader, self.vocabulary)
+        self.validation_plans = list(self.task.validation_batches(captioned).epoch(0)) if captioned else []
         if isinstance(self.captioner.standardise, Standardise) and not start:
             frames = (example.segments if paragraphs else [example.frames] for example in examples)
             self.captioner.standardise.fit(clip for clips in frames for clip in clips)
@@ -163,6 +171,8 @@ class Trainer:
         names = [*self.vocabulary.words, *(video.id for video in self.videos), self.store.header.to_json()]
         data = "\n".join([*names, str(self.batches.captions)])
         identity = {"recipe": options, "data": hashlib.sha256(data.encode()).hexdigest()}
+        if self.teachers:
+            identity["teachers"] = [sha256_file(teacher / SOFT_TARGETS) for teacher in self.teachers]
         return {**identity, "start": self.start.info} if self.start else identity
 
     def _save_state(self) -> None:
@@ -264,6 +274,9 @@ class Trainer:
         with self._saving():
             decoding = self.recipe.decoding
             uncalibrated = calibrate_run(self.folder, self.val, self.store, decoding)
+            if count := self.recipe.training.soft_targets:
+                examples = self.batches.examples
+                write_soft_targets(self.folder, self.task, examples, count=count, device=self.device)
             test = evaluate_run(self.folder, self.test, self.store, decoding) if self.test else None
             run_folder.end(self.folder, self.progress, uncalibrated=uncalibrated)
         self.reporter.finished(best, test.scores if test else {})
@@ -284,7 +297,7 @@ class Trainer:
             if self.start:
                 cider, samples = self._validate()
                 self._save("best", 0, cider)
-                progress.best = EpochResult(0, 0.0, cider, True, 0.0, 0.0, samples)
+                progress.best = EpochResult(0, 0.0, None, cider, True, 0.0, 0.0, samples)
 
     def _run_epoch(self) -> None:
         """Train the rest of an epoch, validate, and save log, checkpoints and state."""
@@ -294,6 +307,7 @@ class Trainer:
             self.average.swap(self.captioner)
         with self._memory(f"the validation of epoch {progress.epoch}"):
             cider, samples = self._validate()
+            val_loss = self._validation_loss()
         best = progress.best is None or cider > progress.best.cider
         with self._saving():
             for name in ("best", LAST) if best else (LAST,):
@@ -303,6 +317,7 @@ class Trainer:
         result = EpochResult(
             epoch=progress.epoch,
             loss=progress.loss / progress.words,
+            val_loss=val_loss,
             cider=cider,
             best=best,
             seconds=time.monotonic() - start,
@@ -403,6 +418,17 @@ class Trainer:
         predicted = merged(self.accelerator, predicted)
         captions = {example.id: predicted[example.id] for example in self.validation}
         return self.cider(captions), {e.id: captions[e.id] for e in self.validation[:SAMPLES]}
+
+    @torch.inference_mode()
+    def _validation_loss(self) -> float | None:
+        """Return the mean negative log-likelihood of the words of the validation captions."""
+        rank, ranks = self.accelerator.process_index, self.accelerator.num_processes
+        loss = TeacherForcedLoss(self.captioner.eval(), label_smoothing=0.0)
+        total = torch.zeros((), dtype=torch.float64, device=self.device)
+        for plan in self.validation_plans:
+            total += loss(plan.part(rank, ranks)().to(self.device))
+        words = sum(plan.words for plan in self.validation_plans)
+        return float(self.accelerator.reduce(total)) / words if words else None
 
     def _save(self, name: str, epoch: int, cider: float) -> None:
         """Write a checkpoint into the folder ``name`` of the run."""

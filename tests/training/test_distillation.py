@@ -1,0 +1,162 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from test_loop import SMALL, Silent, trainer
+
+from capvid.captioners.checkpoint import load_checkpoint
+from capvid.errors import TrainingError, UsageError
+from capvid.text.vocabulary import BOS, EOS
+from capvid.training.distillation import SOFT_TARGETS
+from capvid.training.objectives import TeacherForcedLoss
+from capvid.training.recipe import load_recipe
+from capvid.training.trainer import Trainer
+
+K = 5
+
+
+def run_teacher(folder: Path, seed: int) -> Trainer:
+    folder.mkdir()
+    teacher = trainer(
+        folder, "m3", "training.epochs=2", f"training.seed={seed}", f"training.soft_targets={K}"
+    )
+    teacher.run()
+    return teacher
+
+
+@pytest.fixture(scope="module")
+def teachers(tmp_path_factory: pytest.TempPathFactory) -> list[Trainer]:
+    folder = tmp_path_factory.mktemp("teachers")
+    return [run_teacher(folder / str(seed), seed) for seed in (1, 2)]
+
+
+def student(folder: Path, teachers: list[Trainer], *settings: str, resume: bool = False) -> Trainer:
+    return Trainer(
+        load_recipe("m3-small", [*SMALL, "training.epochs=2", *settings]),
+        videos=teachers[0].videos,
+        store=teachers[0].store,
+        folder=folder,
+        device=torch.device("cpu"),
+        reporter=Silent(),
+        teachers=[teacher.folder for teacher in teachers],
+        resume=resume,
+    )
+
+
+def stepwise_probabilities(folder: Path, frames: torch.Tensor, caption: list[int]) -> torch.Tensor:
+    """Decode a caption word by word: probabilities (L + 1, V)."""
+    captioner = load_checkpoint(folder).captioner
+    with torch.no_grad():
+        state = captioner.encode(frames.float().unsqueeze(0), torch.ones(1, len(frames), dtype=torch.bool))
+        rows = []
+        for word in [BOS, *caption]:
+            logits, state, _ = captioner.step(torch.tensor([word]), state)
+            rows.append(logits[0].softmax(-1))
+    return torch.stack(rows)
+
+
+def test_soft_targets_are_the_most_probable_words_of_the_best_epoch(teachers: list[Trainer]) -> None:
+    teacher = teachers[0]
+    stored = load_file(teacher.folder / SOFT_TARGETS)
+    start = 0
+    for example in teacher.batches.examples:
+        for caption in example.captions:
+            expected = stepwise_probabilities(teacher.folder, example.frames, caption)
+            for position, row in enumerate(expected, start):
+                best = sorted(range(len(row)), key=lambda word, row=row: -row[word])[:K]
+                assert stored["words"][position].tolist() == best
+                kept = row[best] / row[best].sum()
+                torch.testing.assert_close(stored["probabilities"][position].float(), kept, rtol=0, atol=1e-3)
+            start += len(expected)
+    assert start == len(stored["words"])
+
+
+def test_loss_mixes_references_and_the_mean_of_the_teachers(tmp_path: Path, teachers: list[Trainer]) -> None:
+    made = student(tmp_path / "run", teachers, "training.distillation=0.3")
+    plan = next(iter(made.batches.epoch(1)))
+    batch = plan.part(0, 1)()
+    loss = TeacherForcedLoss(made.captioner.eval(), 0.0, distillation=0.3)
+    with torch.no_grad():
+        actual = float(loss(batch.to(torch.device("cpu"))))
+        z = made.captioner.teacher_forced(batch.features.float(), batch.mask, batch.inputs)
+        logprobs = made.captioner.logits(z).log_softmax(-1)  # (B, L, V)
+    expected = 0.0
+    for row, item in enumerate(plan.rows):
+        caption = item.example.captions[item.choice]
+        means = [stepwise_probabilities(teacher.folder, item.example.frames, caption) for teacher in teachers]
+        for position, word in enumerate([*caption, EOS]):
+            soft = 0.0
+            for probabilities in means:
+                top = probabilities[position].topk(K)
+                weights = top.values / top.values.sum()
+                soft -= float((weights * logprobs[row, position, top.indices]).sum()) / len(means)
+            expected += 0.7 * -float(logprobs[row, position, word]) + 0.3 * soft
+    assert actual == pytest.approx(expected, rel=1e-3)
+
+
+def test_student_follows_its_teacher(tmp_path: Path, teachers: list[Trainer]) -> None:
+    """With all the weight on the teacher, the student's distribution moves towards it."""
+    teacher = teachers[:1]
+
+    def distance(made: Trainer) -> float:
+        loss = TeacherForcedLoss(made.captioner.eval(), 0.0, distillation=1.0)
+        with torch.no_grad():
+            plans = made.batches.epoch(1)
+            return sum(float(loss(plan.part(0, 1)().to(torch.device("cpu")))) for plan in plans)
+
+    made = student(tmp_path / "run", teacher, "training.distillation=1.0", "training.epochs=8")
+    before = distance(made)
+    made.run()
+    assert distance(made) < 0.7 * before
+
+
+def test_validation_loss_is_the_mean_over_all_words(teachers: list[Trainer]) -> None:
+    teacher = teachers[0]
+    rows = [json.loads(line) for line in (teacher.folder / "metrics.jsonl").read_text().splitlines()]
+    best = max(rows, key=lambda row: row["val_cider"])
+    total = words = 0
+    for video in teacher.val:
+        caption = teacher.vocabulary.encode(video.captions[0].split())
+        probabilities = stepwise_probabilities(teacher.folder, teacher.reader(video.id), caption)
+        for position, word in enumerate([*caption, EOS]):
+            total -= float(probabilities[position, word].log())
+            words += 1
+    assert best["val_loss"] == pytest.approx(total / words, rel=1e-4)
+
+
+def test_finished_run_adds_soft_targets_on_resume(tmp_path: Path) -> None:
+    first = trainer(tmp_path, "m3", "training.epochs=1")
+    first.run()
+    assert not (first.folder / SOFT_TARGETS).exists()
+    recipe = load_recipe("m3-small", [*SMALL, "training.epochs=1", "training.soft_targets=3"])
+    same = {"videos": first.videos, "store": first.store, "folder": first.folder, "device": first.device}
+    Trainer(recipe, reporter=Silent(), resume=True, **same).run()
+    assert load_file(first.folder / SOFT_TARGETS)["words"].shape[1] == 3
+
+
+def test_resumed_student_needs_the_same_teachers(tmp_path: Path, teachers: list[Trainer]) -> None:
+    student(tmp_path / "run", teachers[:1]).run()
+    student(tmp_path / "run", teachers[:1], resume=True).run()
+    with pytest.raises(Exception, match="teachers"):
+        student(tmp_path / "run", teachers[1:], resume=True)
+
+
+def test_unusable_teachers_are_reported(tmp_path: Path, teachers: list[Trainer]) -> None:
+    plain = trainer(tmp_path, "m3", "training.epochs=1")
+    plain.run()
+    with pytest.raises(UsageError, match=r"no soft targets.*training\.soft_targets"):
+        student(tmp_path / "student", [plain])
+    with pytest.raises(UsageError, match="other captions or of another vocabulary"):
+        student(tmp_path / "student", teachers, "data.min_count=5")
+    (plain.folder / SOFT_TARGETS).write_bytes(b"\xff" * 100)
+    with pytest.raises(TrainingError, match="damaged"):
+        student(tmp_path / "student", [plain])
+
+
+def test_paragraph_captioners_have_no_soft_targets() -> None:
+    with pytest.raises(UsageError, match="paragraphs"):
+        load_recipe("mart-small", ["training.soft_targets=4"])
