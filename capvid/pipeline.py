@@ -636,7 +636,7 @@ class CaptionGenerator:
     def _caption(self, hypothesis: Hypothesis) -> Caption:
         text, words = self.checkpoint.vocabulary.sentence(hypothesis.tokens)
         logprobs: list[float] = np.asarray(hypothesis.logprobs, dtype=np.float32).tolist()
-        traces, generic = None, None
+        traces, confidence = None, None
         if hypothesis.trace is not None:
             rows = [tokens for _, tokens in words] + [[len(hypothesis.tokens)]]  # the last for the end
             traces = {
@@ -645,12 +645,12 @@ class CaptionGenerator:
             }
         if self._calibration is not None:
             average = self._average_logprobs[tuple(hypothesis.tokens)]
-            generic = self._calibration.flags(hypothesis.logprob - average)
+            confidence = self._calibration.confidence(hypothesis, average)
         return Caption(
             text=text,
             logprob=sum(logprobs),
             words=tuple([WordScore(word=word, logprob=sum([logprobs[n] for n in at])) for word, at in words]),
-            generic=generic,
+            confidence=confidence,
             traces=traces,
         )
 

@@ -51,7 +51,7 @@ class Checkpoint:
         header: header of the features it was trained on.
         name: name of the captioner.
         info: notes of the training run: recipe, epoch, scores, ``max_frames`` per video (or segment) and
-            which ``frames`` these are (:func:`limited`), ``max_words`` of a caption; ``generic``, the
+            which ``frames`` these are (:func:`limited`), ``max_words`` of a caption; ``confidence``, its
             calibration (:class:`capvid.decoding.rescoring.Calibration`), if there is one.
         folder: folder it was loaded from.
         sees: whether it reads frames itself, so that its features are in no file.

@@ -73,7 +73,7 @@ class Batch:
     many: bool
     done: int = 0
     skipped: int = 0
-    generic: int = 0
+    unsure: int = 0
     interrupted: str = ""
     errors: list[CapvidError] = field(default_factory=list)
     begun: float = field(default_factory=time.monotonic)
@@ -178,10 +178,10 @@ class Batch:
             failed = f", {len(self.errors)} failed" if self.errors else ""
             seconds = time.monotonic() - self.begun
             speed = f" in {seconds:.1f} s ({self.done / seconds:.1f} a second)" if self.done else ""
-            generic = f", {self.generic} likely generic" if self.generic else ""
-            self.say(f"{self.done} {self.verb}{speed}{skipped}{failed}{generic}")
-        elif self.generic:
-            self.say("note: likely generic: such a caption fits many videos")
+            unsure = f", {self.unsure} of low confidence" if self.unsure else ""
+            self.say(f"{self.done} {self.verb}{speed}{skipped}{failed}{unsure}")
+        elif self.unsure:
+            self.say("note: low confidence: this caption may well be wrong")
 
     @property
     def exit_code(self) -> int:
@@ -463,7 +463,7 @@ def run_sharded(
     def count(row: Row) -> CapvidError | None:
         if row.error is None:
             batch.done += 1
-            batch.generic += row.generic
+            batch.unsure += row.unsure
             return None
         error = CapvidError(row.error)
         error.trace = row.trace

@@ -266,7 +266,7 @@ class _Run:
             try:
                 text = render(result)
                 lines = self.show(result)
-                batch.generic += True in [segment.captions[0].generic for segment in result.segments]
+                batch.unsure += any(segment.captions[0].unsure for segment in result.segments)
             except Exception as cause:
                 error = input_error(result.path, cause)
                 batch.done -= good

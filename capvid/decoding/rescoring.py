@@ -1,10 +1,10 @@
-"""Rescoring of finished captions: teacher-forced log-probabilities, traces, specificity, generic captions.
+"""Rescoring of finished captions: teacher-forced log-probabilities, traces, specificity, confidence.
 
-A captioner that recognises nothing writes what fits any video, with high probability: "a man is talking". So
-a caption is weighed against the average video, one frame with the mean of the features: its information is
-log p(caption | video) - log p(caption | average video), in nats. The probability that a caption of that
-information is generic is measured on the validation split (:mod:`capvid.training.evaluation`) and kept in
-the notes of the checkpoint.
+A captioner that recognizes nothing writes what fits any video, with high probability: "a man is talking". So
+a caption is compared with the average video, one frame with the mean of the features: its information is
+log p(caption | video) - log p(caption | average video), in nats. Its mean log-probability per word and its
+information give its confidence, the probability that it is right, by a logistic curve that is fitted to the
+validation split (:mod:`capvid.training.evaluation`) and kept in the notes of the checkpoint.
 """
 
 from __future__ import annotations
@@ -179,35 +179,37 @@ def average_logprobs(captioner: Captioner, mean: Tensor, sentences: Sequence[Seq
     return totals
 
 
-NOTE = "generic"  # its name in a checkpoint's notes
-FLAGGED_FROM = 2 / 3  # probability of being generic
+NOTE = "confidence"  # its name in a checkpoint's notes
 
 
 @dataclass(frozen=True, kw_only=True)
 class Calibration:
-    """Calibration of one captioner on the validation split.
+    """Calibration of a captioner's confidence on the validation split.
 
-    The probability that a caption of information x is generic is 1 / (1 + exp(-(intercept + slope * x))).
+    The confidence is 1 / (1 + exp(-(intercept + per_logprob * x + per_information * y))) for a caption with
+    the mean log-probability x per word, its end included, and the information y.
 
     Attributes:
         average: (D,) mean of the features.
         intercept: intercept of the logistic curve.
-        slope: slope of it, per nat; below 0.
+        per_logprob: slope of it, per nat of x.
+        per_information: slope of it, per nat of y.
         videos: number of videos measured.
-        generic: share of generic captions.
-        flagged: share of flagged captions.
-        generic_flagged: share of generic ones among flagged captions; None if there are none.
-        generic_others: share of generic ones among the others; None if there are none.
+        right: share of right captions.
+        flagged: share of captions with a confidence below 0.2.
+        right_flagged: share of right ones among these; None if there are none.
+        right_others: share of right ones among the others; None if there are none.
     """
 
     average: tuple[float, ...]
     intercept: float
-    slope: float
+    per_logprob: float
+    per_information: float
     videos: int
-    generic: float
+    right: float
     flagged: float
-    generic_flagged: float | None
-    generic_others: float | None
+    right_flagged: float | None
+    right_others: float | None
 
     @classmethod
     def of(cls, info: Mapping[str, Any]) -> Calibration | None:
@@ -220,8 +222,8 @@ class Calibration:
             return None
         try:
             calibration = cls(**{**info[NOTE], "average": tuple(info[NOTE]["average"])})
-            numbers = [*calibration.average, calibration.intercept, calibration.slope]
-            if not calibration.average or not all(map(math.isfinite, numbers)):
+            curve = (calibration.intercept, calibration.per_logprob, calibration.per_information)
+            if not calibration.average or not all(map(math.isfinite, (*calibration.average, *curve))):
                 raise ValueError("not numbers")
         except (TypeError, ValueError, KeyError, OverflowError) as error:
             raise CheckpointError(
@@ -233,14 +235,20 @@ class Calibration:
         """Return all fields as plain values for a checkpoint's notes."""
         return {**asdict(self), "average": list(self.average)}
 
-    def flags(self, information: float) -> bool:
-        """Return whether a caption of this ``information`` (nats) is likely generic."""
-        return generic_probability(self.intercept, self.slope, information) >= FLAGGED_FROM
+    def confidence(self, hypothesis: Hypothesis, average_logprob: float) -> float:
+        """Return the probability that a caption is right, given its log-probability for the average video."""
+        mean, information = signals(hypothesis, average_logprob)
+        return logistic(self.intercept + self.per_logprob * mean + self.per_information * information)
 
 
-def generic_probability(intercept: float, slope: float, information: float) -> float:
-    """Return the logistic curve of :class:`Calibration` at ``information`` (nats)."""
-    return 0.5 + 0.5 * math.tanh(0.5 * (intercept + slope * information))
+def signals(hypothesis: Hypothesis, average_logprob: float) -> tuple[float, float]:
+    """Return the mean log-probability per word of a caption, and its information, in nats."""
+    return hypothesis.logprob / len(hypothesis.logprobs), hypothesis.logprob - average_logprob
+
+
+def logistic(x: float) -> float:
+    """Return 1 / (1 + exp(-x)) without overflow."""
+    return 0.5 + 0.5 * math.tanh(0.5 * x)
 
 
 def logprobs_of_average(

@@ -158,7 +158,7 @@ def _article(number: int, result: CaptionResult) -> str:
         *([] if result.duration is None else [_duration(result.duration)]),
         *([f"{len(result.segments)} segments"] if result.paragraph else []),
         f"log-probability {logprob}, {mean} per word",
-        *(["likely generic"] if best.generic else []),
+        *([] if best.confidence is None else [f"confidence {best.confidence:.2f}"]),
         *([f"{result.lost} frame{'s' * (result.lost > 1)} lost"] if result.lost else []),
     ]
     data = _video_data(result)
@@ -254,7 +254,7 @@ def _caption_data(caption: Caption, edges: np.ndarray) -> dict[str, Any]:
     return {
         "text": caption.text,
         "logprob": round(caption.logprob, _DECIMALS),
-        "generic": bool(caption.generic),
+        "confidence": None if caption.confidence is None else round(caption.confidence, _DECIMALS),
         "words": [[word.word, round(word.logprob, _DECIMALS)] for word in caption.words]
         + [[None, round(end_logprob, _DECIMALS)]],
         "traces": {

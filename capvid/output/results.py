@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 
 
 SCHEMA_VERSION = 1  # of JSON records
+UNSURE_BELOW = 0.2  # confidence of captions that are flagged
 _DECIMALS = 6
+_CONFIDENCE_DECIMALS = 3
 _WEIGHT_DECIMALS = 4
 
 
@@ -39,8 +41,8 @@ class Caption:
         text: the caption.
         logprob: log-probability of the sentence including its end; the sum of several.
         words: the words with their log-probabilities.
-        generic: whether the caption probably fits many videos (:mod:`capvid.decoding.rescoring`); None if
-            the captioner is not calibrated.
+        confidence: probability that the caption is right (:mod:`capvid.decoding.rescoring`); None if the
+            captioner is not calibrated.
         traces: model internals per word and, last, for the end of the sentence, each (L + 1, W), if
             requested: ``attention`` over the frames (W = T), and others by captioner.
         sentences: number of sentences in the text.
@@ -49,9 +51,14 @@ class Caption:
     text: str
     logprob: float
     words: tuple[WordScore, ...]
-    generic: bool | None = None
+    confidence: float | None = None
     traces: Mapping[str, np.ndarray] | None = None
     sentences: int = 1
+
+    @property
+    def unsure(self) -> bool:
+        """Whether the confidence is below 0.2: such captions are flagged."""
+        return self.confidence is not None and self.confidence < UNSURE_BELOW
 
     @property
     def mean_logprob(self) -> float:
@@ -176,9 +183,12 @@ def _caption_record(
         "text": caption.text,
         "logprob": round(caption.logprob, _DECIMALS),
         "mean_logprob": round(caption.mean_logprob, _DECIMALS),
-        **({} if caption.generic is None else {"generic": caption.generic}),
-        "words": [{"word": word.word, "logprob": round(word.logprob, _DECIMALS)} for word in caption.words],
     }
+    if caption.confidence is not None:
+        record["confidence"] = round(caption.confidence, _CONFIDENCE_DECIMALS)
+    record["words"] = [
+        {"word": word.word, "logprob": round(word.logprob, _DECIMALS)} for word in caption.words
+    ]
     weights = (caption.traces or {}).get("attention") if attention else None
     if weights is not None:
         for word, row in zip(record["words"], weights, strict=False):  # the last row belongs to the end

@@ -59,7 +59,7 @@ class Row:
         features: bytes of the feature file; None for captions and failed videos.
         error: error message, on one line.
         lost: number of frames that could not be decoded.
-        generic: whether a caption is probably generic.
+        unsure: whether a caption has a low confidence.
         trace: formatted traceback of the bug behind an internal error.
     """
 
@@ -69,7 +69,7 @@ class Row:
     features: bytes | None = None
     error: str | None = None
     lost: int = 0
-    generic: bool = False
+    unsure: bool = False
     trace: str = ""
 
     @property
@@ -89,13 +89,13 @@ class Row:
         record |= {"status": "error", "duration": None, "error": error_record(error)}
         if "captions" in record:
             record["captions"] = []
-        return replace(self, record=record, features=None, error=str(error), generic=False, trace=error.trace)
+        return replace(self, record=record, features=None, error=str(error), unsure=False, trace=error.trace)
 
 
 def caption_row(result: CaptionResult, settings: Mapping[str, Any], *, attention: bool = False) -> Row:
     """Return the row of one result; arguments as for :func:`~capvid.output.results.make_record`."""
-    generic = any(segment.captions[0].generic for segment in result.segments)
-    return Row.of(result, make_record(result, settings, attention=attention), generic=generic)
+    unsure = any(segment.captions[0].unsure for segment in result.segments)
+    return Row.of(result, make_record(result, settings, attention=attention), unsure=unsure)
 
 
 def features_row(result: ExtractionResult) -> Row:
@@ -310,7 +310,7 @@ class ParquetCaptions(Parquet):
 
         text, number, numbers = pa.string(), pa.float64(), pa.list_(pa.float64())
         word = _struct(word=text, logprob=number, attention=numbers)
-        caption = [("text", text), ("logprob", number), ("mean_logprob", number), ("generic", pa.bool_())]
+        caption = [("text", text), ("logprob", number), ("mean_logprob", number), ("confidence", number)]
         captions = pa.list_(pa.struct([*caption, ("words", pa.list_(word)), ("times", numbers)]))
         segment = _struct(start=number, end=number, caption=text, captions=captions, memory_change=numbers)
         schema = _struct(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,15 +30,15 @@ from capvid.datasets.examples import (
 from capvid.decoding.beam_search import decode, decode_paragraphs
 from capvid.decoding.decoding_options import DecodingOptions, Hypothesis
 from capvid.decoding.rescoring import (
-    FLAGGED_FROM,
     NOTE,
     Calibration,
-    generic_probability,
     logprobs_of_average,
+    signals,
 )
 from capvid.errors import CapvidError, DataError
 from capvid.features.feature_store import NO_VIEWS, FeatureStore, Views
 from capvid.metrics.cider import CiderD
+from capvid.output.results import UNSURE_BELOW
 from capvid.scoring.scorer import paragraph_text, score, score_paragraphs
 from capvid.text.vocabulary import PAD, Vocabulary
 from capvid.training.recipe import DataOptions
@@ -231,9 +230,8 @@ def evaluate_run(
 
 
 MIN_VIDEOS = 100  # with fewer, the standard error of a share exceeds 1/20
-MIN_PER_CLASS = 10  # generic captions, and others
-MAX_VIDEOS = 500  # each caption is scored against every video
-GENERIC_SHARE = 0.1  # of other videos that a generic caption fits
+MIN_PER_CLASS = 10  # right captions, and wrong ones
+RIGHT_FROM = 0.5  # CIDEr-D; about the mean of one reference of MSR-VTT against the others
 RIDGE = 1.0
 _STEPS = 50
 _DIGITS = 6
@@ -243,16 +241,16 @@ Flags = NDArray[np.bool_]
 
 
 class UncalibratedError(DataError):
-    """The validation split does not predict how likely captions are generic."""
+    """The validation split does not say which captions are right."""
 
 
 def calibrate(
     checkpoint: Checkpoint, videos: Sequence[CaptionedVideo], store: FeatureStore, options: DecodingOptions
 ) -> Calibration:
-    """Fit the probability that a caption is generic, given its information, to the validation ``videos``.
+    """Fit the probability that a caption is right, by its CIDEr-D, to the validation ``videos``.
 
     Raises:
-        UncalibratedError: too few videos or captions of either kind, or information does not separate them.
+        UncalibratedError: too few videos, or too few captions of either kind.
     """
     captioner, vocabulary = checkpoint.captioner, checkpoint.vocabulary
     if captioner.paragraphs:
@@ -260,33 +258,35 @@ def calibrate(
     if len(videos) < MIN_VIDEOS:
         raise UncalibratedError(f"{len(videos)} validation videos, and it takes {MIN_VIDEOS}")
     checkpoint.header.checked(store.header)
-    count = min(len(videos), MAX_VIDEOS)
-    videos = [videos[row * len(videos) // count] for row in range(count)]
     task = task_of(checkpoint)
     examples = task.examples(videos, FrameReader(store), None)
-    best = task.hypotheses(captioner, examples, options)
-    hypotheses = [best[video.id][0] for video in videos]
+    best = {name: group[0] for name, group in task.hypotheses(captioner, examples, options).items()}
     total, frames = np.zeros(captioner.config.feature_width), 0
     for example in examples:
         vectors = checkpoint.frames(example.frames).double().flatten(0, -2).numpy()  # (N, D)
         total, frames = total + vectors.sum(0), frames + len(vectors)
     average = tuple(float(f"{value:.{_DIGITS}g}") for value in (total / frames).tolist())
-    distinct = list(dict.fromkeys(tuple(h.tokens) for h in hypotheses))
+    distinct = list(dict.fromkeys(tuple(hypothesis.tokens) for hypothesis in best.values()))
     unconditional = dict(zip(distinct, logprobs_of_average(captioner, average, distinct), strict=True))
-    information = np.array([h.logprob - unconditional[tuple(h.tokens)] for h in hypotheses])
-    sentences = {v.id: " ".join(vocabulary.decode(h.tokens)) for v, h in zip(videos, hypotheses, strict=True)}
-    generic = generic_captions(sentences, {video.id: list(video.captions) for video in videos})
-    intercept, slope = fit(information, generic)
-    flagged = np.array([generic_probability(intercept, slope, x) >= FLAGGED_FROM for x in information])
+    x = np.array(
+        [signals(hypothesis, unconditional[tuple(hypothesis.tokens)]) for hypothesis in best.values()]
+    )
+    captions = [vocabulary.decode(hypothesis.tokens) for hypothesis in best.values()]
+    scorer = CiderD({video.id: list(video.captions) for video in videos})
+    right = np.array(scorer.score_captions(list(best), captions)) >= RIGHT_FROM
+    intercept, (per_logprob, per_information) = fit(x, right)
+    odds = intercept + x @ np.array([per_logprob, per_information])
+    flagged = 1 / (1 + np.exp(-odds)) < UNSURE_BELOW
     return Calibration(
         average=average,
         intercept=intercept,
-        slope=slope,
-        videos=count,
-        generic=_rounded(generic.mean()),
+        per_logprob=per_logprob,
+        per_information=per_information,
+        videos=len(videos),
+        right=_rounded(right.mean()),
         flagged=_rounded(flagged.mean()),
-        generic_flagged=_rounded(generic[flagged].mean()) if flagged.any() else None,
-        generic_others=_rounded(generic[~flagged].mean()) if not flagged.all() else None,
+        right_flagged=_rounded(right[flagged].mean()) if flagged.any() else None,
+        right_others=_rounded(right[~flagged].mean()) if not flagged.all() else None,
     )
 
 
@@ -309,39 +309,31 @@ def calibrate_run(
     return None
 
 
-def generic_captions(captions: Mapping[str, str], references: Mapping[str, Sequence[str]]) -> Flags:
-    """Whether each video's caption fits more than a tenth of the other videos at least as well as its own."""
-    scorer, names = CiderD(references), list(references)
-    scores = {
-        caption: np.array(scorer.score_captions(names, [caption] * len(names)))
-        for caption in dict.fromkeys(captions.values())
-    }
-    own = [scores[captions[name]][row] for row, name in enumerate(names)]
-    fitting = [(scores[captions[n]] >= cider).sum() - 1 for n, cider in zip(names, own, strict=True)]
-    flags: Flags = np.array(fitting) > GENERIC_SHARE * (len(names) - 1)
-    return flags
+def fit(x: Floats, right: Flags) -> tuple[float, list[float]]:
+    """Fit a logistic regression, with a ridge penalty on standardized slopes, by Newton's method.
 
+    Args:
+        x: signals (N, F).
+        right: (N,) whether each caption is right.
 
-def fit(information: Floats, generic: Flags) -> tuple[float, float]:
-    """Return intercept and slope of a logistic regression, with a ridge penalty on the standardized slope."""
-    if min(generic.sum(), (~generic).sum()) < MIN_PER_CLASS:
-        raise UncalibratedError(f"{generic.sum()} of {len(generic)} validation captions are generic")
-    mean, deviation = information.mean(), information.std()
-    if not (math.isfinite(deviation) and deviation > 0):
-        raise UncalibratedError("the validation captions all have the same information, or none")
-    x = (information - mean) / deviation
-    a = b = 0.0
-    for _ in range(_STEPS):  # Newton's method
-        p = 0.5 + 0.5 * np.tanh(0.5 * (a + b * x))
-        error, weight = generic - p, p * (1 - p)
-        slopes = error.sum(), (error * x).sum() - RIDGE * b
-        aa, ab, bb = weight.sum(), (weight * x).sum(), (weight * x * x).sum() + RIDGE
-        determinant = aa * bb - ab * ab
-        a += (bb * slopes[0] - ab * slopes[1]) / determinant
-        b += (aa * slopes[1] - ab * slopes[0]) / determinant
-    if not b < 0:
-        raise UncalibratedError("information does not tell generic validation captions from others")
-    return _rounded(a - b * mean / deviation), _rounded(b / deviation)
+    Returns:
+        the intercept, and the slope of each signal.
+    """
+    if min(right.sum(), (~right).sum()) < MIN_PER_CLASS:
+        raise UncalibratedError(f"{right.sum()} of {len(right)} validation captions are right")
+    mean, deviation = x.mean(0), x.std(0)
+    if not (np.isfinite(deviation).all() and (deviation > 0).all()):
+        raise UncalibratedError("the validation captions all have the same probability, or none")
+    design = np.column_stack([np.ones(len(x)), (x - mean) / deviation])  # (N, 1 + F)
+    penalty = RIDGE * np.diag([0.0, *np.ones(x.shape[1])])
+    weights = np.zeros(design.shape[1])
+    for _ in range(_STEPS):
+        p = 0.5 + 0.5 * np.tanh(0.5 * (design @ weights))
+        slope = design.T @ (right - p) - penalty @ weights
+        curvature = (design * (p * (1 - p))[:, None]).T @ design + penalty
+        weights = weights + np.linalg.solve(curvature, slope)
+    slopes = weights[1:] / deviation
+    return _rounded(weights[0] - slopes @ mean), [_rounded(slope) for slope in slopes]
 
 
 def _rounded(value: float) -> float:

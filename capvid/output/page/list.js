@@ -31,7 +31,7 @@ function segments(video, place, id) {
     const opener = make("button", { type: "button", class: "opener", "aria-expanded": "false", "aria-controls": inside.id });
     opener.append(make("span", { class: "when", text: span(segment) }), make("span", { class: "said", text: segment.captions[0].text || "(no words)" }));
     const best = segment.captions[0];
-    const facts = make("p", { class: "facts", text: `log-probability ${number(best.logprob)}, ${number(best.logprob / best.words.length)} per word${best.generic ? ", likely generic" : ""}.${change}` });
+    const facts = make("p", { class: "facts", text: `log-probability ${number(best.logprob)}, ${number(best.logprob / best.words.length)} per word${best.confidence === null ? "" : `, confidence ${best.confidence.toFixed(2)}`}.${change}` });
     opener.unfold = () => {
       inside.append(facts, make("div"));
       new Figure(video, segment, inside.lastChild).build();
