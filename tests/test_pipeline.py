@@ -266,31 +266,31 @@ def test_specificity_is_refused_before_any_video_is_read(toy: Toy) -> None:
 
 
 @pytest.mark.slow
-def test_captions_that_say_little_get_a_flag(toy: Toy, video_files: list[Path], tmp_path: Path) -> None:
+def test_calibrated_captioner_states_its_confidence(
+    toy: Toy, video_files: list[Path], tmp_path: Path
+) -> None:
     folder = tmp_path / "run"
     shutil.copytree(toy.model, folder)
-    plain = list(load(folder).stream(video_files))
-    assert {result.captions[0].generic for result in plain} == {None}
-    checkpoint = load_checkpoint(folder)
+    uncalibrated = list(load(folder).stream(video_files))
+    assert {result.captions[0].confidence for result in uncalibrated} == {None}
     average = [0.125] * 1280
-    mask = torch.ones(1, 1, dtype=torch.bool)
-    information = []
-    for result in plain:  # word by word, of the average video
-        state, word, total = checkpoint.captioner.encode(torch.tensor([[average]]), mask), 1, 0.0
-        for said in [*checkpoint.vocabulary.encode(result.captions[0].text.split()), 2]:
-            logits, state, _ = checkpoint.captioner.step(torch.tensor([word]), state)
-            total += float(logits.detach()[0].log_softmax(-1)[said])
-            word = said
-        information.append(result.captions[0].logprob - total)
-    middle = sorted(information)[2]
-    notes = {"average": average, "slope": -1.0, "intercept": float(np.log(2)) + middle + 1e-3, "videos": 100}
-    notes |= {"generic": 0.5, "flagged": 0.5, "generic_flagged": 0.75, "generic_others": 0.25}
+    notes = {"average": average, "intercept": 1.0, "per_logprob": 0.5, "per_information": 0.25}
+    notes |= {"videos": 100, "right": 0.5, "flagged": 0.5, "right_flagged": 0.25, "right_others": 0.75}
     config = json.loads((folder / "captioner.json").read_text())
-    config["info"]["generic"] = notes
+    config["info"]["confidence"] = notes
     (folder / "captioner.json").write_text(json.dumps(config))
-    flagged = [result.captions[0].generic for result in load(folder).stream(video_files)]
-    assert flagged == [each <= middle for each in information]
-    assert len(set(flagged)) == 2
+    checkpoint = load_checkpoint(folder)
+    mask = torch.ones(1, 1, dtype=torch.bool)
+    for result in load(folder).stream(video_files):
+        caption = result.captions[0]
+        state, word, average_logprob = checkpoint.captioner.encode(torch.tensor([[average]]), mask), 1, 0.0
+        tokens = [*checkpoint.vocabulary.encode(caption.text.split()), 2]
+        for following in tokens:  # word by word, given the average video
+            logits, state, _ = checkpoint.captioner.step(torch.tensor([word]), state)
+            average_logprob += float(logits.detach()[0].log_softmax(-1)[following])
+            word = following
+        odds = 1 + 0.5 * caption.logprob / len(tokens) + 0.25 * (caption.logprob - average_logprob)
+        assert caption.confidence == pytest.approx(1 / (1 + np.exp(-odds)), abs=1e-4)
 
 
 @pytest.mark.parametrize("segments", [None, 2])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -233,6 +234,7 @@ MIN_VIDEOS = 100  # with fewer, the standard error of a share exceeds 1/20
 MIN_PER_CLASS = 10  # right captions, and wrong ones
 RIGHT_FROM = 0.5  # CIDEr-D; about the mean of one reference of MSR-VTT against the others
 RIDGE = 1.0
+MIN_GAIN = 4.6  # nats: two useless signals gain as much in one fit of a hundred
 _STEPS = 50
 _DIGITS = 6
 
@@ -326,14 +328,22 @@ def fit(x: Floats, right: Flags) -> tuple[float, list[float]]:
         raise UncalibratedError("the validation captions all have the same probability, or none")
     design = np.column_stack([np.ones(len(x)), (x - mean) / deviation])  # (N, 1 + F)
     penalty = RIDGE * np.diag([0.0, *np.ones(x.shape[1])])
-    weights = np.zeros(design.shape[1])
+    odds = math.log(right.mean() / (1 - right.mean()))  # without signals
+    weights = np.array([odds, *np.zeros(x.shape[1])])
     for _ in range(_STEPS):
         p = 0.5 + 0.5 * np.tanh(0.5 * (design @ weights))
         slope = design.T @ (right - p) - penalty @ weights
         curvature = (design * (p * (1 - p))[:, None]).T @ design + penalty
         weights = weights + np.linalg.solve(curvature, slope)
+    if _log_likelihood(design @ weights, right) < _log_likelihood(np.full(len(x), odds), right) + MIN_GAIN:
+        raise UncalibratedError("probabilities do not separate right validation captions from wrong ones")
     slopes = weights[1:] / deviation
     return _rounded(weights[0] - slopes @ mean), [_rounded(slope) for slope in slopes]
+
+
+def _log_likelihood(odds: Floats, right: Flags) -> float:
+    """Return the log-likelihood (nats) of the labels (N,) given log-odds (N,)."""
+    return float(-np.logaddexp(0, np.where(right, -odds, odds)).sum())
 
 
 def _rounded(value: float) -> float:

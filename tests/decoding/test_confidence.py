@@ -10,21 +10,23 @@ from capvid.backbones.catalog import BUNDLED as BUNDLED
 from capvid.captioners.base import Captioner, build
 from capvid.captioners.checkpoint import load_checkpoint
 from capvid.decoding.beam_search import decode
-from capvid.decoding.decoding_options import DecodingOptions
-from capvid.decoding.rescoring import Calibration, generic_probability, logprobs_of_average
+from capvid.decoding.decoding_options import DecodingOptions, Hypothesis
+from capvid.decoding.rescoring import Calibration, logprobs_of_average
 from capvid.errors import CheckpointError
+from capvid.output.results import Caption
 from capvid.text.vocabulary import BOS, EOS
 
 WIDTH = 6
 NOTES: dict[str, Any] = {
     "average": [0.1, -0.2, 0.3, 0.0, 0.5, -1.0],
     "intercept": 1.0,
-    "slope": -0.5,
+    "per_logprob": 2.0,
+    "per_information": 0.5,
     "videos": 100,
-    "generic": 0.5,
-    "flagged": 0.3,
-    "generic_flagged": 0.8,
-    "generic_others": 0.4,
+    "right": 0.3,
+    "flagged": 0.4,
+    "right_flagged": 0.1,
+    "right_others": 0.5,
 }
 SIZES: dict[str, dict[str, Any]] = {
     "m3": {"embedding": 8, "hidden": 12, "attention": 8, "output": 8, "memory_rows": 3, "memory_width": 4},
@@ -52,7 +54,7 @@ def step_by_step(made: Captioner, frame: torch.Tensor, tokens: list[int]) -> flo
 
 @pytest.mark.parametrize("name", ["m3", "ham"])
 @pytest.mark.parametrize("tokens", [[5, 7, 9], [4], []])
-def test_the_average_video_is_one_frame(name: str, tokens: list[int]) -> None:
+def test_average_video_is_one_frame(name: str, tokens: list[int]) -> None:
     made = captioner(name)
     frame = torch.tensor(NOTES["average"]).view(1, 1, -1)
     if name == "ham":
@@ -62,19 +64,23 @@ def test_the_average_video_is_one_frame(name: str, tokens: list[int]) -> None:
     assert logprobs_of_average(made, NOTES["average"], [tokens]) == [pytest.approx(expected, abs=1e-4)]
 
 
-def test_the_flag_is_given_from_two_in_three() -> None:
-    calibration = Calibration.of({"generic": NOTES})
+@pytest.mark.parametrize("average", [-900.0, -8.0, -6.0, 0.0, 900.0])
+def test_confidence_is_a_logistic_curve_of_both_signals(average: float) -> None:
+    calibration = Calibration.of({"confidence": NOTES})
     assert calibration is not None
-    for x in (-80.0, -3.0, 0.0, 2.0, 5.0, 900.0):
-        expected = 1 / (1 + math.exp(min(700, -(1 - 0.5 * x))))
-        assert generic_probability(1.0, -0.5, x) == pytest.approx(expected)
-    edge = (math.log(2) - 1) / -0.5  # odds of two to one
-    assert calibration.flags(edge - 1e-6)
-    assert not calibration.flags(edge + 1e-6)
-    assert Calibration.of({"generic": calibration.to_dict()}) == calibration
+    hypothesis = Hypothesis([5, 7], [-1.0, -2.0, -3.0], 0.0)
+    odds = 1.0 + 2.0 * (-6.0 / 3) + 0.5 * (-6.0 - average)
+    expected = 1 / (1 + math.exp(min(700, -odds)))
+    assert calibration.confidence(hypothesis, average) == pytest.approx(expected, abs=1e-12)
+    assert Calibration.of({"confidence": calibration.to_dict()}) == calibration
 
 
-def test_a_checkpoint_that_was_not_calibrated_has_no_calibration() -> None:
+@pytest.mark.parametrize(("confidence", "unsure"), [(None, False), (0.199, True), (0.2, False)])
+def test_low_confidence_is_flagged(confidence: float | None, unsure: bool) -> None:
+    assert Caption(text="a", logprob=-1.0, words=(), confidence=confidence).unsure is unsure
+
+
+def test_uncalibrated_checkpoint_has_no_calibration() -> None:
     assert Calibration.of({"epoch": 3}) is None
 
 
@@ -87,29 +93,30 @@ def test_a_checkpoint_that_was_not_calibrated_has_no_calibration() -> None:
         {**NOTES, "average": []},
         {**NOTES, "average": None},
         {**NOTES, "average": [0.0, "1"]},
-        {**NOTES, "slope": math.nan},
-        {**NOTES, "slope": "x"},
+        {**NOTES, "per_logprob": math.nan},
+        {**NOTES, "per_logprob": "x"},
         {**NOTES, "more": 1},
         {name: value for name, value in NOTES.items() if name != "intercept"},
     ],
 )
-def test_a_damaged_calibration_is_refused(damage: Any) -> None:
+def test_damaged_calibration_is_refused(damage: Any) -> None:
     with pytest.raises(CheckpointError, match="calibration is damaged"):
-        Calibration.of({"generic": damage})
+        Calibration.of({"confidence": damage})
 
 
-def test_a_calibration_for_other_features_is_refused() -> None:
+def test_calibration_for_other_features_is_refused() -> None:
     with pytest.raises(CheckpointError, match="features of width 5, and it takes 6"):
         logprobs_of_average(captioner("m3"), [1.0] * 5, [[5]])
 
 
-def test_what_the_bundled_captioner_says_of_any_video_gets_the_flag() -> None:
+def test_bundled_captioner_is_unsure_of_the_average_video() -> None:
     checkpoint = load_checkpoint(BUNDLED / "m3")
     calibration = Calibration.of(checkpoint.info)
-    assert calibration is not None and calibration.videos == 244 and calibration.slope < 0
+    assert calibration is not None and calibration.videos == 244
+    assert calibration.per_logprob > 0 and calibration.per_information > 0
     frame = torch.tensor(calibration.average).view(1, 1, -1)
     mask = torch.ones(1, 1, dtype=torch.bool)
     best = decode(checkpoint.captioner, frame, mask, DecodingOptions())[0][0]
     (same,) = logprobs_of_average(checkpoint.captioner, calibration.average, [best.tokens])
     assert best.logprob == pytest.approx(same, abs=1e-4)
-    assert calibration.flags(best.logprob - same)
+    assert calibration.confidence(best, same) < 0.3

@@ -93,11 +93,10 @@ def test_segments_have_their_own_attention_and_change_of_memory() -> None:
     assert caption["mean_logprob"] == -0.3  # four words and two ends
 
 
-def test_captions_that_say_little_are_marked_where_that_is_known() -> None:
-    for flag in (True, False):
-        marked = replace(result().captions[0], generic=flag)
-        assert make_record(result(captions=(marked,)), SETTINGS)["captions"][0]["generic"] is flag
-    assert "generic" not in make_record(result(), SETTINGS)["captions"][0]
+def test_records_of_calibrated_captioners_have_a_confidence() -> None:
+    caption = replace(result().captions[0], confidence=0.12345)
+    assert make_record(result(captions=(caption,)), SETTINGS)["captions"][0]["confidence"] == 0.123
+    assert "confidence" not in make_record(result(), SETTINGS)["captions"][0]
 
 
 def test_the_record_of_a_failure() -> None:

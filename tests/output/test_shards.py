@@ -29,7 +29,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
 
 def row(video: str, *, ok: bool = True, segments: bool = False) -> Row:
     words = [{"word": "a", "logprob": -0.5, "attention": [0.25, 0.75]}, {"word": "cat", "logprob": -1.0}]
-    caption = {"text": "a cat", "logprob": -1.5, "mean_logprob": -0.75, "generic": False, "words": words}
+    caption = {"text": "a cat", "logprob": -1.5, "mean_logprob": -0.75, "confidence": 0.25, "words": words}
     caption["times"] = [0.0, 0.5]
     record: dict[str, Any] = {
         "schema_version": 1,

@@ -305,7 +305,7 @@ def _rows(*, features: bytes | None) -> list[Any]:
     from capvid.output.shards import Row
 
     word = {"word": "a", "logprob": -0.5, "attention": [0.25, 0.75]}
-    caption = {"text": "a", "logprob": -1.5, "mean_logprob": -0.75, "generic": False, "words": [word]}
+    caption = {"text": "a", "logprob": -1.5, "mean_logprob": -0.75, "confidence": 0.25, "words": [word]}
     rows = []
     for name, ok in (("a.mp4", True), ("é.mp4", True), ("b.mp4", False)):
         record: dict[str, Any] = {
