@@ -1,4 +1,4 @@
-"""Annotation files: text and JSON with line numbers, unusable rows, and shapes that datasets share."""
+"""Readers of annotation files: text and JSON with line numbers, bad rows, and layouts that datasets share."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from capvid.utils.files import read_regular
 from capvid.utils.validation import check_nesting, limits
 
 
-def whole_text(text: str) -> str:
-    """Give a text back.
+def check_unicode(text: str) -> str:
+    """Return ``text`` unchanged.
 
     Raises:
-        RowError: it holds half a character.
+        RowError: it has a lone surrogate, which cannot be encoded.
     """
     try:
         text.encode("utf-8")
@@ -34,7 +34,7 @@ def whole_text(text: str) -> str:
     return text
 
 
-LONGEST_CAPTION = 1000  # words, many times the longest of the published ones
+LONGEST_CAPTION = 1000  # words; far beyond the longest published caption
 _LONGEST_TEXT = 20_000  # characters
 _GZIP = b"\x1f\x8b"
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -43,7 +43,7 @@ _SPACE = re.compile(r"[ \t\n\r]*")
 
 @dataclass(frozen=True)
 class Location:
-    """Where a row stands: its file, the line on which it begins, and its name there if it has one."""
+    """Position of a row: its file, first line and, if it has one, name."""
 
     path: Path
     line: int
@@ -55,7 +55,7 @@ class Location:
 
 @dataclass(frozen=True)
 class BadRow:
-    """A row that cannot be used, why, and what to do about it."""
+    """A row that cannot be used, with the reason and a remedy."""
 
     location: Location
     reason: str
@@ -66,7 +66,7 @@ class BadRow:
 
 
 class RowError(Exception):
-    """Says inside :meth:`Rows.at` why the row cannot be used."""
+    """Raised inside :meth:`Rows.at` for a row that cannot be used."""
 
     def __init__(self, reason: str, remedy: str = "") -> None:
         super().__init__(reason)
@@ -75,14 +75,14 @@ class RowError(Exception):
 
 
 class Rows:
-    """What becomes of rows that cannot be used.
+    """Collector of bad rows and of notes about the files.
 
     Args:
-        skip_bad: whether they are left out and counted; otherwise the first one is an error.
+        skip_bad: whether to skip bad rows; otherwise the first one raises an error.
 
     Attributes:
-        bad: the rows left out so far.
-        notes: what else is worth knowing about the files, a line each.
+        bad: bad rows so far.
+        notes: further remarks about the files, one line each.
     """
 
     def __init__(self, *, skip_bad: bool) -> None:
@@ -92,10 +92,10 @@ class Rows:
 
     @contextmanager
     def at(self, location: Location) -> Iterator[None]:
-        """Read one row in the block.
+        """Record a RowError of the block as a bad row.
 
         Raises:
-            DataError: the block raises RowError and bad rows are not skipped.
+            DataError: a bad row, unless they are skipped.
         """
         try:
             yield
@@ -106,10 +106,10 @@ class Rows:
 
 
 def find_file(folder: Path, *names: str) -> Path | None:
-    """Find the first of ``names`` in a folder or one folder down, plain or with ``.gz`` behind the name.
+    """Return the first of ``names`` in a folder or its subfolders, plain or with ``.gz`` appended.
 
     Raises:
-        DataError: there is no such folder, or several of the folders in it hold the file.
+        DataError: no such folder, or several subfolders hold the file.
     """
     if not folder.is_dir():
         raise DataError(f"{folder}: no such folder", remedy="give the folder of the annotation files")
@@ -129,10 +129,10 @@ def find_file(folder: Path, *names: str) -> Path | None:
 
 
 def find_splits(folder: Path, names: Sequence[tuple[str, str]], rows: Rows) -> list[tuple[str, Path]]:
-    """Find the file of every split, given as pairs of split and name; a missing one is noted.
+    """Return the file of every split that exists, from pairs of split and name; note missing files.
 
     Raises:
-        DataError: there is none of the files.
+        DataError: none of the files exists.
     """
     files = []
     for split, name in names:
@@ -150,15 +150,15 @@ def find_splits(folder: Path, names: Sequence[tuple[str, str]], rows: Rows) -> l
 
 
 def read_bytes(path: Path) -> bytes:
-    """Read a file, unpacked if it is gzip, without a byte order mark.
+    """Read a file, decompressed if it is gzip, without a byte order mark.
 
     Raises:
-        DataError: there is no such file, or it cannot be read or unpacked.
+        DataError: the file is missing, unreadable or damaged.
     """
     try:
         data = read_regular(path, max_bytes=limits().text_bytes)
         if data.startswith(_GZIP):
-            data = _unpacked(data)
+            data = _decompress(data)
     except FileNotFoundError:
         raise DataError(f"{path}: no such file") from None
     except (OSError, EOFError, zlib.error) as error:
@@ -167,27 +167,27 @@ def read_bytes(path: Path) -> bytes:
     return data.removeprefix(_BYTE_ORDER_MARK)
 
 
-def _unpacked(data: bytes) -> bytes:
-    """Unpack gzip data.
+def _decompress(data: bytes) -> bytes:
+    """Decompress gzip data.
 
     Raises:
-        OSError, EOFError, zlib.error: they are damaged, or unpack to more than the limit.
+        OSError, EOFError, zlib.error: the data are damaged, or exceed the limit.
     """
     max_bytes = limits().text_bytes
-    unpacked = bytearray()
+    text = bytearray()
     with gzip.open(BytesIO(data)) as file:
         while block := file.read(1 << 20):
-            unpacked += block
-            if len(unpacked) > max_bytes:
+            text += block
+            if len(text) > max_bytes:
                 raise OSError(f"unpacks to more than the limit of {max_bytes} bytes")
-    return bytes(unpacked)
+    return bytes(text)
 
 
 def read_text(path: Path) -> str:
     """Read a file as UTF-8.
 
     Raises:
-        DataError: it cannot be read; the message names the line of the first byte that is not UTF-8.
+        DataError: the file is unreadable or not UTF-8; the message names the line.
     """
     data = read_bytes(path)
     try:
@@ -200,10 +200,10 @@ def read_text(path: Path) -> str:
 
 
 def read_lines(path: Path, rows: Rows) -> Iterator[tuple[Location, str]]:
-    """Give the lines of a file that are not blank; one that is not UTF-8 is a bad row.
+    """Yield the lines of a file that are not blank; a line that is not UTF-8 is a bad row.
 
     Raises:
-        DataError: the file cannot be read, or a line and bad rows are not skipped.
+        DataError: the file is unreadable, or has a bad row and these are not skipped.
     """
     for number, line in enumerate(read_bytes(path).split(b"\n"), 1):
         location = Location(path, number)
@@ -217,7 +217,7 @@ def read_lines(path: Path, rows: Rows) -> Iterator[tuple[Location, str]]:
 
 
 class TextLines:
-    """Lines of a text; ``number`` is that of the line yielded last, from 1."""
+    """Lines of a text; ``number`` counts the lines yielded so far."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -229,11 +229,11 @@ class TextLines:
 
 
 class JsonReader:
-    """The JSON values of a text, one after the other, with their lines.
+    """Pull parser that knows the line of each JSON value of a text.
 
     Args:
-        path: file named in errors.
-        text: its text, read unless given.
+        path: path of the file, for errors.
+        text: its content; None reads the file.
     """
 
     def __init__(self, path: Path, text: str | None = None) -> None:
@@ -245,14 +245,14 @@ class JsonReader:
 
     @property
     def line(self) -> int:
-        """Line of the next value, or of the end."""
+        """Line of the next value, or of the end of the text."""
         self.peek()
         self._line += self._text.count("\n", self._counted, self._position)
         self._counted = self._position
         return self._line
 
     def peek(self) -> str:
-        """Return the next character that is no space without consuming it; nothing at the end."""
+        """Return the next character after spaces without consuming it; an empty string at the end."""
         match = _SPACE.match(self._text, self._position)
         assert match is not None
         self._position = match.end()
@@ -270,7 +270,7 @@ class JsonReader:
             self._position = start
 
     def value(self) -> Any:
-        """Consume the next value.
+        """Consume and return the next value.
 
         Raises:
             DataError: it is not JSON; the message names line and column.
@@ -287,17 +287,17 @@ class JsonReader:
         return value
 
     def items(self) -> Iterator[int]:
-        """Yield the line of each item of the list that comes next; consume each with :meth:`value`."""
+        """Yield the line of each item of the next list; the caller consumes each with :meth:`value`."""
         return (line for line, _ in self._children("[", "]"))
 
     def members(self) -> Iterator[tuple[int, str]]:
-        """Yield line and name of each member of the object that comes next; consume each as in a list."""
+        """Yield line and name of each member of the next object; the caller consumes the values."""
         return self._children("{", "}")
 
     def end(self) -> None:
         """Raise DataError unless the text ends here."""
         if self.peek():
-            raise self._error(self._position, "more after the end of the document")
+            raise self._error(self._position, "data after the end of the document")
 
     def _children(self, opening: str, closing: str) -> Iterator[tuple[int, str]]:
         self._expect(opening)
@@ -308,7 +308,7 @@ class JsonReader:
             name = ""
             if opening == "{":
                 if self.peek() != '"':
-                    raise self._error(self._position, "a name in double quotes was expected")
+                    raise self._error(self._position, "expected a name in double quotes")
                 name = self.value()
                 self._expect(":")
             yield self.line, name
@@ -319,7 +319,7 @@ class JsonReader:
 
     def _expect(self, character: str) -> None:
         if self.peek() != character:
-            raise self._error(self._position, f"{character!r} was expected")
+            raise self._error(self._position, f"expected {character!r}")
         self._position += 1
 
     def _error(self, position: int, reason: str) -> DataError:
@@ -338,7 +338,7 @@ _DECODER = json.JSONDecoder()
 
 
 class JsonFile:
-    """A JSON file whose records know their lines.
+    """A JSON file that yields its records with their lines.
 
     Raises:
         DataError: the file is not JSON; the message names line and column.
@@ -352,27 +352,27 @@ class JsonFile:
         reader.end()
 
     def items(self, name: str) -> Iterator[tuple[Location, Any]]:
-        """Yield the records of the list called ``name``.
+        """Yield the records of the list ``name``.
 
         Raises:
-            DataError: there is no such list.
+            DataError: the file has no such list.
         """
         reader = self._at("[", name)
         for count, line in enumerate(reader.items(), 1):
             yield Location(self.path, line, f"record {count} of {name}"), reader.value()
 
     def members(self, *steps: str) -> Iterator[tuple[Location, str, Any]]:
-        """Yield the records of the object at the end of ``steps`` with their names; one may come twice.
+        """Yield the members of the object at the key path ``steps``, repeated names included.
 
         Raises:
-            DataError: there is no such object.
+            DataError: the file has no such object.
         """
         reader = self._at("{", *steps)
         for line, name in reader.members():
             yield Location(self.path, line, f"record {reprlib.repr(name)}"), name, reader.value()
 
     def _at(self, opening: str, *steps: str) -> JsonReader:
-        """Return a reader at the start of the list or object at the end of ``steps``."""
+        """Return a reader at the start of the list or object at the key path ``steps``."""
         reader = JsonReader(self.path, self._text)
         complete = True
         for step in steps:
@@ -391,10 +391,10 @@ class JsonFile:
 
 
 def member(row: Any, key: str, kind: type | tuple[type, ...], what: str) -> Any:
-    """Give ``row[key]`` if the row is an object and that is a ``kind`` and not empty.
+    """Return ``row[key]``, a non-empty value of the type ``kind``.
 
     Raises:
-        RowError: it is not; ``what`` says what was expected.
+        RowError: the row is no object, or has no such value; ``what`` names it in the message.
     """
     value = row.get(key) if isinstance(row, dict) else None
     if not isinstance(value, kind) or isinstance(value, bool) or value in ("", [], {}):
@@ -404,10 +404,10 @@ def member(row: Any, key: str, kind: type | tuple[type, ...], what: str) -> Any:
 
 
 def check_caption(text: Any) -> str:
-    """Give a caption back as it is.
+    """Return a caption unchanged.
 
     Raises:
-        RowError: it is not a text, has nothing in it, or is too long to be a caption.
+        RowError: it is not text, empty, or too long.
     """
     if not isinstance(text, str):
         raise RowError(f"a caption that is not text: {reprlib.repr(text)}", "write captions as strings")
@@ -429,10 +429,10 @@ def check_caption(text: Any) -> str:
 
 
 def number(value: Any) -> float:
-    """Give a finite number as a float.
+    """Return a time in seconds as a float.
 
     Raises:
-        RowError: it is anything else.
+        RowError: ``value`` is not a finite number.
     """
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         try:
@@ -445,7 +445,7 @@ def number(value: Any) -> float:
 
 @dataclass(frozen=True)
 class Lists:
-    """How the two lists and their fields are called."""
+    """Names of the list of videos and its ids, and of the list of captions and its references to them."""
 
     videos: str
     id: str
@@ -465,10 +465,10 @@ class _Group:
 def read_grouped(
     file: JsonFile, lists: Lists, rows: Rows, name_and_split: Callable[[Any], tuple[str, str]]
 ) -> Iterator[tuple[Location, CaptionedVideo]]:
-    """Put the captions to their videos; a video without any is a bad row.
+    """Yield videos with the captions that refer to them; a video without any is a bad row.
 
     Raises:
-        DataError: the file lacks a list, or has a row that cannot be used and bad rows are not skipped.
+        DataError: a list is missing, or there is a bad row and these are not skipped.
     """
     groups: dict[Any, _Group] = {}
     refused: set[Any] = set()
@@ -484,7 +484,7 @@ def read_grouped(
         with rows.at(location):
             key = member(row, lists.refers, (str, int), "id")
             if key not in groups and key in refused:
-                continue  # the video's own row says why
+                continue  # the video itself is a bad row already
             if key not in groups:
                 raise RowError(
                     f"no record in {lists.videos} has the id {key}", "add it, or remove the caption"
@@ -503,10 +503,10 @@ FRAME = 0.5  # seconds between the frames of the MART paper's features
 
 
 def read_timed(path: Path, split: str, rows: Rows) -> Iterator[tuple[Location, CaptionedVideo]]:
-    """Read a JSON object of videos by their ids, each with ``timestamps`` and ``sentences``.
+    """Read a JSON object of videos by id, each with ``timestamps`` and ``sentences``.
 
     Raises:
-        DataError: the file is not of that form, or a row is not and bad rows are not skipped.
+        DataError: the file has another layout, or a bad row and these are not skipped.
     """
     mended: list[str] = []
     for location, name, row in JsonFile(path).members():
@@ -520,13 +520,13 @@ def read_timed(path: Path, split: str, rows: Rows) -> Iterator[tuple[Location, C
 def timed_video(
     name: str, split: str, times: Sequence[Any], sentences: Sequence[Any], mended: list[str]
 ) -> CaptionedVideo:
-    """Make a video of its segments and the sentence about each, in the order in which they were annotated.
+    """Return a video with its segments and their sentences, in the order of annotation.
 
-    That order, and not that of time, is the one of the published reference paragraphs. A segment that ends
-    before it begins is turned round; an empty one begins one frame earlier. Their videos go to ``mended``.
+    The published reference paragraphs have this order, not that of time. The times of a segment that ends
+    before it begins are swapped; an empty one begins one frame earlier. Their videos are added to ``mended``.
 
     Raises:
-        RowError: a time or sentence is not one, or there are not as many of them.
+        RowError: an invalid time or sentence, or their numbers differ.
     """
     if not name.strip():
         raise RowError("no id", "give each video one")
@@ -548,9 +548,9 @@ def timed_video(
 
 
 def note_mended(path: Path, mended: Sequence[str], rows: Rows) -> None:
-    """Note in how many segments, and in which videos, the end did not come after the start."""
+    """Note how many segments were mended, and in which videos."""
     if mended:
         names = ", ".join(mended[:5]) + (", ..." if len(mended) > 5 else "")
         rows.notes.append(
-            f"{path}: {len(mended)} segments that do not end after they begin, mended ({names})"
+            f"{path}: {len(mended)} segments did not end after their start and were mended ({names})"
         )

@@ -25,32 +25,32 @@ from capvid.text.vocabulary import BOS, EOS, PAD
 
 @dataclass(frozen=True)
 class Batch:
-    """Captions with the frames of their videos; for paragraphs there are S segments after B.
+    """Captions with the frames of their videos; paragraphs have the dimension S after B.
 
     Attributes:
-        features: (B, T, D) or (B, S, T, D), zero beyond a video's frames, in half precision.
+        features: frame features (B, T, D) or (B, S, T, D) in half precision, zero where there is no frame.
         mask: (B, T) or (B, S, T), True at frames.
-        inputs: (B, L) or (B, S, L) the words, from the start token on.
-        targets: of the same shape, the words after them, up to the end token; padding after that.
+        inputs: input words (B, L) or (B, S, L), from the start token on.
+        targets: next words in the same shape, up to the end token, then padding.
+        paragraphs: all paragraphs of each video as tokens, the one in ``inputs`` first.
+        remembered: sentences (B, S - 1, L), from the start token on, for the memory of later segments; None
+            uses those of ``inputs``.
         soft: words and probabilities (N, k) to learn at the N real targets, row by row; None without any.
-        paragraphs: of paragraphs, all of each video in numbers, the one above first.
-        remembered: (B, S - 1, L) sentences, from the start token on, that the segments after them remember;
-            None: those of ``inputs``.
     """
 
     features: Tensor
     mask: Tensor
     inputs: Tensor
     targets: Tensor
-    soft: tuple[Tensor, Tensor] | None = None
     paragraphs: Sequence[Sequence[Sequence[list[int]]]] = ()
     remembered: Tensor | None = None
+    soft: tuple[Tensor, Tensor] | None = None
 
     def __len__(self) -> int:
         return len(self.targets)
 
     def to(self, device: torch.device) -> Batch:
-        """Move the batch to ``device``, and its features into single precision; maps stay, for their size."""
+        """Move the batch to ``device``; features become float32, except feature maps, for their size."""
         features = self.features.to(device, non_blocking=True)
         maps = features.dim() == 3 + self.inputs.dim() - 1
         rest: dict[str, Any] = {
@@ -61,40 +61,40 @@ class Batch:
         return replace(self, features=features if maps else features.float(), **rest)
 
 
-def thinned(length: int, count: int, dropout: float, generator: torch.Generator) -> Tensor:
-    """Draw the indices of at most ``count`` of ``length`` frames, in order.
+def sample_frames(length: int, count: int, dropout: float, generator: torch.Generator) -> Tensor:
+    """Return the sorted indices of at most ``count`` random frames of ``length``.
 
-    Each is left out at rate ``dropout``, but never all.
+    Each is dropped at the rate ``dropout``, but never all.
     """
     if not length:
         return torch.empty(0, dtype=torch.long)
-    kept = torch.randperm(length, generator=generator)[:count]
-    stay = torch.rand(len(kept), generator=generator) >= dropout
-    stay[0] = True
-    return kept[stay].sort().values
+    frames = torch.randperm(length, generator=generator)[:count]
+    kept = torch.rand(len(frames), generator=generator) >= dropout
+    kept[0] = True
+    return frames[kept].sort().values
 
 
 _Example = TypeVar("_Example")
-_Drawn = Any  # the frames that are seen this time: numbers (T,), or those of each segment
+_Frames = Any  # indices (T,) of the sampled frames, or a list with those of each segment
 
 
 @dataclass(frozen=True)
 class Row(Generic[_Example]):
-    """One of a batch's captions: whose, which, and the frames that go with it."""
+    """A caption of a batch: its example, its index there, and the sampled frames."""
 
     example: _Example
     choice: int
-    drawn: _Drawn
+    frames: _Frames
 
 
 @dataclass(frozen=True)
 class Plan(Generic[_Example]):
-    """What a batch is made of, drawn but not read yet.
+    """Contents of a batch whose frames are not read yet.
 
     Attributes:
-        rows: its captions, or paragraphs; none of a batch that has no share for a process.
-        words: of the whole batch, ends of sentences included.
-        make: reads the frames and puts the batch together.
+        rows: captions or paragraphs of the batch.
+        words: number of words in the batch, end tokens included.
+        make: function that reads the frames of rows and returns their batch.
     """
 
     rows: Sequence[Row[_Example]]
@@ -105,26 +105,26 @@ class Plan(Generic[_Example]):
         return len(self.rows)
 
     def part(self, number: int, parts: int) -> Callable[[], Batch]:
-        """Return a function that reads part ``number`` of ``parts``; an empty part gets an empty caption."""
+        """Return a reader of part ``number`` of ``parts``; an empty part becomes a caption without words."""
         rows = self.rows[number::parts]
-        return partial(self.make, rows) if rows else partial(self._silent, self.rows[:1])
+        return partial(self.make, rows) if rows else partial(self._wordless, self.rows[:1])
 
-    def _silent(self, rows: Sequence[Row[_Example]]) -> Batch:
+    def _wordless(self, rows: Sequence[Row[_Example]]) -> Batch:
         batch = self.make(rows)
         return replace(batch, targets=torch.full_like(batch.targets, PAD), soft=None)
 
 
 class _Batches(ABC, Generic[_Example]):
-    """Batches of one epoch after another; the same seed and epoch always give the same batches.
+    """Batches of each epoch; the same seed and epoch always give the same batches.
 
     Args:
-        examples: the videos, and views of them, to learn from.
+        examples: training videos and their views.
         batch_size: captions, or paragraphs, per batch.
-        captions_per_video: how many are drawn for each example in an epoch, without repetition.
-        max_frames: frames drawn from videos, or segments, that have more.
-        first: take the first ones instead of drawing.
-        frame_dropout: rate at which frames are left out besides; one at least stays.
-        seed: of all the drawing.
+        captions_per_video: captions sampled per example and epoch, without repetition.
+        max_frames: maximum number of frames sampled per video or segment.
+        first: take the first frames instead of sampling.
+        frame_dropout: rate of dropped frames; at least one is kept.
+        seed: random seed.
     """
 
     def __init__(
@@ -148,50 +148,50 @@ class _Batches(ABC, Generic[_Example]):
         self.captions = sum(min(captions_per_video, len(self.sizes(example))) for example in examples)
 
     def __len__(self) -> int:
-        """Batches per epoch."""
+        """Return the number of batches per epoch."""
         return -(-self.captions // self.batch_size)
 
     @abstractmethod
     def sizes(self, example: _Example) -> Sequence[int]:
-        """Return the length of each caption or paragraph of an example, by which batches are sorted."""
+        """Return the length of each caption or paragraph of an example; batches have similar lengths."""
 
     @abstractmethod
     def words(self, example: _Example, choice: int) -> int:
-        """Return the number of words of a caption or paragraph, ends of sentences included."""
+        """Return the number of words of a caption or paragraph, end tokens included."""
 
     @abstractmethod
-    def drawn(self, example: _Example, generator: torch.Generator) -> _Drawn:
-        """Draw frames of a video or of its segments."""
+    def sample(self, example: _Example, generator: torch.Generator) -> _Frames:
+        """Sample frames of a video or of its segments."""
 
     @abstractmethod
     def batch(self, rows: Sequence[Row[_Example]]) -> Batch:
-        """Read the frames and put everything into one batch."""
+        """Read the frames of rows and return their batch."""
 
     def epoch(self, number: int) -> Iterator[Plan[_Example]]:
-        """Batches of epoch ``number``: captions of like length together, in random order."""
+        """Yield the batches of epoch ``number``, captions of similar length together, in random order."""
         generator = torch.Generator().manual_seed(self.seed * 1_000_003 + number)
-        drawn = [
+        sampled = [
             (index, choice, sizes[choice])
             for index, sizes in enumerate(map(self.sizes, self.examples))
             for choice in torch.randperm(len(sizes), generator=generator)[: self.captions_per_video].tolist()
         ]
-        lengths = torch.tensor([length for *_, length in drawn])
-        # Sorted by length with noise of two words: little padding, and no batch of one length only.
-        noise = torch.rand(len(drawn), generator=generator) * 2
+        lengths = torch.tensor([length for *_, length in sampled])
+        # Sorted by length plus noise of up to two words: little padding, but mixed lengths.
+        noise = torch.rand(len(sampled), generator=generator) * 2
         order = (lengths + noise).argsort().split(self.batch_size)
         for batch in torch.randperm(len(order), generator=generator).tolist():
-            chosen = [drawn[row] for row in order[batch].tolist()]
+            chosen = [sampled[row] for row in order[batch].tolist()]
             rows = [
-                Row(self.examples[index], choice, self.drawn(self.examples[index], generator))
+                Row(self.examples[index], choice, self.sample(self.examples[index], generator))
                 for index, choice, _ in chosen
             ]
             words = sum(self.words(row.example, row.choice) for row in rows)
             yield Plan(rows, words, self.batch)
 
-    def thinned(self, length: int, generator: torch.Generator) -> Tensor:
-        """Draw the indices (T,) of frames of a video or segment."""
+    def sample_frames(self, length: int, generator: torch.Generator) -> Tensor:
+        """Return the indices (T,) of the sampled frames of a video or segment."""
         length = min(length, self.max_frames) if self.first else length
-        return thinned(length, self.max_frames, self.frame_dropout, generator)
+        return sample_frames(length, self.max_frames, self.frame_dropout, generator)
 
 
 class TrainingBatches(_Batches[Example]):
@@ -202,16 +202,16 @@ class TrainingBatches(_Batches[Example]):
         return [len(caption) for caption in example.captions]
 
     def words(self, example: Example, choice: int) -> int:
-        """Return the number of words of a caption and its end."""
+        """Return the number of words of a caption, end token included."""
         return len(example.captions[choice]) + 1
 
-    def drawn(self, example: Example, generator: torch.Generator) -> Tensor:
-        """Draw frames of the video."""
-        return self.thinned(example.length, generator)
+    def sample(self, example: Example, generator: torch.Generator) -> Tensor:
+        """Sample frames of the video."""
+        return self.sample_frames(example.length, generator)
 
     def batch(self, rows: Sequence[Row[Example]]) -> Batch:
         """Return a batch of captions with their videos."""
-        features, mask = pad_frames([row.example.frames[row.drawn] for row in rows])
+        features, mask = pad_frames([row.example.frames[row.frames] for row in rows])
         taught = teacher_tokens([row.example.captions[row.choice] for row in rows])
         soft = [row.example.soft[row.choice] for row in rows if row.example.soft]
         if not soft:
@@ -228,23 +228,23 @@ class ParagraphBatches(_Batches[ParagraphExample]):
         return [max(map(len, paragraph)) for paragraph in example.paragraphs]
 
     def words(self, example: ParagraphExample, choice: int) -> int:
-        """Return the number of words of all sentences of a paragraph and their ends."""
+        """Return the number of words of a paragraph, end tokens included."""
         return sum(len(sentence) + 1 for sentence in example.paragraphs[choice])
 
-    def drawn(self, example: ParagraphExample, generator: torch.Generator) -> list[Tensor]:
-        """Draw frames of each segment."""
-        return [rows[self.thinned(len(rows), generator)] for rows in example.rows]
+    def sample(self, example: ParagraphExample, generator: torch.Generator) -> list[Tensor]:
+        """Sample frames of each segment."""
+        return [rows[self.sample_frames(len(rows), generator)] for rows in example.rows]
 
     def batch(self, rows: Sequence[Row[ParagraphExample]]) -> Batch:
         """Return a batch of paragraphs with their segments; missing segments have no frames and no words."""
         clips = []
         for row in rows:
             frames = row.example.frames
-            clips.append([frames[indices] for indices in row.drawn])
+            clips.append([frames[indices] for indices in row.frames])
         features, mask, _ = pad_segments(clips)  # (B, S, T, D), (B, S, T)
         segments = mask.shape[1]
         paragraphs = [_first(row.choice, row.example.paragraphs) for row in rows]
-        taught = in_segments([drawn for drawn, *_ in paragraphs], segments)
+        taught = in_segments([first for first, *_ in paragraphs], segments)
         return Batch(features, mask, *taught, paragraphs=paragraphs)
 
 
@@ -252,7 +252,7 @@ _Item = TypeVar("_Item")
 
 
 def _first(choice: int, items: Sequence[_Item]) -> list[_Item]:
-    """Return the items with number ``choice`` before the others."""
+    """Return the items with item ``choice`` moved to the front."""
     return [items[choice], *items[:choice], *items[choice + 1 :]]
 
 
@@ -287,46 +287,46 @@ def read_ahead(
     """Yield the results of jobs in order, computing up to ``ahead`` of them in advance.
 
     Args:
-        jobs: drawn from in a thread of their own, one after another.
-        threads: that do them.
-        ahead: results that wait at most.
+        jobs: functions to call; a thread of its own iterates over them.
+        threads: number of threads that call them.
+        ahead: maximum number of results kept waiting.
 
     Raises:
-        Exception: whatever a job raises, when its turn comes.
+        Exception: the exception of a job, in its turn.
     """
     futures: queue.Queue[Future[_T] | None] = queue.Queue(ahead)
     stopped = threading.Event()
-    drawing: Future[None] = Future()
+    submission: Future[None] = Future()
 
-    def draw() -> None:
+    def submit_all() -> None:
         try:
             for job in jobs:
                 _put(futures, pool.submit(job), stopped)
                 if stopped.is_set():
                     break
-            drawing.set_result(None)
+            submission.set_result(None)
         except BaseException as error:
-            drawing.set_exception(error)
+            submission.set_exception(error)
         _put(futures, None, stopped)
 
-    # One thread to a job: the processor's others belong to the step that goes on meanwhile. At the first
-    # question a thread takes over the number that was set last, so this one settles its own before.
+    # Jobs use one thread each: the training step runs on the other cores. A thread adopts the number set last
+    # when it first asks for it, so this thread asks before the pool sets 1.
     torch.set_num_threads(torch.get_num_threads())
     pool = ThreadPoolExecutor(threads, "read-ahead", initializer=torch.set_num_threads, initargs=(1,))
-    drawer = threading.Thread(target=draw, name="draw-ahead", daemon=True)
-    drawer.start()
+    submitter = threading.Thread(target=submit_all, name="submit-ahead", daemon=True)
+    submitter.start()
     try:
         while (future := futures.get()) is not None:
             yield future.result()
-        drawing.result()
+        submission.result()
     finally:
         stopped.set()
-        drawer.join()
+        submitter.join()
         pool.shutdown(cancel_futures=True)
 
 
 def _put(futures: queue.Queue[_T], item: _T, stopped: threading.Event) -> None:
-    """Wait for room, unless nobody takes anything any more."""
+    """Put an item into a queue, waiting for room, unless ``stopped`` is set."""
     while not stopped.is_set():
         try:
             futures.put(item, timeout=0.05)

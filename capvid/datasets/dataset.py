@@ -14,7 +14,7 @@ SPLITS = ("train", "val", "test")
 
 @dataclass(frozen=True)
 class Segment:
-    """Part of a video, from ``start`` up to ``end``, in ``unit``: numbers of its frames, or seconds."""
+    """Part of a video, from ``start`` up to ``end``; ``unit`` is ``frames`` or ``seconds``."""
 
     start: float
     end: float
@@ -23,15 +23,15 @@ class Segment:
 
 @dataclass(frozen=True)
 class CaptionedVideo:
-    """One video of a data set.
+    """A video of a dataset.
 
     Attributes:
-        id: its name, the same as in the features.
-        split: train, val or test.
-        captions: sentences as they were written, each about the whole video.
-        segments: parts of the video in the order in which they are told, for paragraphs.
-        paragraphs: each a sentence for every segment; outside the train split others may follow, told with
-            other segments, to score against.
+        id: name of the video, the same as in the features.
+        split: ``train``, ``val`` or ``test``.
+        captions: captions of the complete video, as written.
+        segments: segments described by paragraphs, in the order of their sentences.
+        paragraphs: paragraphs with one sentence per segment; outside the train split, further references with
+            other segments may follow.
     """
 
     id: str
@@ -41,7 +41,7 @@ class CaptionedVideo:
     paragraphs: tuple[tuple[str, ...], ...] = ()
 
 
-# of the path, the rows (capvid.datasets.annotation_files.Rows) and the options: videos with their places
+# path, capvid.datasets.annotation_files.Rows, options -> locations and videos
 Reader = Callable[[Path, Any, Mapping[str, str]], Iterator[tuple[Any, CaptionedVideo]]]
 _R = TypeVar("_R", bound=Reader)
 
@@ -51,10 +51,10 @@ class DatasetFormat:
     """A dataset format.
 
     Attributes:
-        read: function of the path, the rows it reports to, and the options; yields videos with their places.
-        target: what the path is, ``FILE`` or ``DIR``.
+        read: function of the path, the collector of bad rows and the options; yields locations and videos.
+        target: kind of path, ``FILE`` or ``DIR``.
         options: names of the options that may follow a ``#``.
-        help: what such a file or folder holds, one line.
+        help: content of such a file or folder, in one line.
     """
 
     read: Reader
@@ -83,5 +83,5 @@ def known_specs(target: str = "") -> str:
 
 
 def dataset_help() -> str:
-    """Return the specs of all formats with what they hold, for the help of the command line."""
+    """Return the specs of all formats with their descriptions, for the help of the command line."""
     return ", ".join(f"{name}:{known.target} ({known.help})" for name, known in DATASET_FORMATS.items())

@@ -1,4 +1,4 @@
-"""What is in a data set, and what is wrong with it, before anybody waits for training."""
+"""``capvid data check``: statistics and problems of a dataset before training."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _BAR = 40
 
 @dataclass
 class SplitCounts:
-    """How much there is of everything in a split; ``words`` are those of all captions and sentences.
+    """Counts of a split; ``words`` are those of all captions and sentences.
 
-    ``wordless`` are the captions and sentences in which the tokenizer finds no word.
+    ``wordless`` counts captions and sentences without any token.
     """
 
     videos: int = 0
@@ -40,12 +40,12 @@ class SplitCounts:
 
 @dataclass
 class FeatureCheck:
-    """How features fit the data.
+    """Agreement of features and dataset.
 
     Attributes:
-        missing: by split, the ids of the videos that have none.
-        held: the ids that the features have, without those of augmented views.
-        timeless: a video whose segments are in seconds, and whose features do not know their times.
+        missing: ids of videos without features, by split.
+        held: ids in the features, without those of augmented views.
+        timeless: id of a video with segments in seconds whose features have no times.
     """
 
     missing: dict[str, list[str]]
@@ -55,16 +55,16 @@ class FeatureCheck:
 
 @dataclass
 class DataReport:
-    """What a check found.
+    """Result of a check.
 
     Attributes:
-        data: what was read, and what could not be.
+        data: videos read, bad rows and unusable files.
         splits: counts by split.
-        lengths: how many captions and sentences have so many words.
-        vocabulary: how often each word comes in the train split.
-        validation: how often each word comes in the val split.
-        min_count: how often a word must come to be known.
-        features: how the features fit, if some were given.
+        lengths: number of captions and sentences by number of words.
+        vocabulary: word counts of the train split.
+        validation: word counts of the val split.
+        min_count: minimum count of a word in the vocabulary.
+        features: agreement with the features, if given.
     """
 
     data: LoadedData
@@ -77,29 +77,29 @@ class DataReport:
 
     @property
     def usable(self) -> int:
-        """The number of videos that can be used: read, and with features if some were given."""
+        """Number of usable videos: those with features, if features were given."""
         missing = sum(map(len, self.features.missing.values())) if self.features else 0
         return len(self.data.videos) - missing
 
     @property
     def lacks_features(self) -> bool:
-        """Whether features were given and do not fit all videos."""
+        """Whether features were given, and some are missing or have no times."""
         return self.features is not None and bool(
             any(self.features.missing.values()) or self.features.timeless
         )
 
 
 def check_data(specs: Sequence[str], *, features: Sequence[str] = (), min_count: int = 1) -> DataReport:
-    """Read data sets and count what is in them; rows and files that cannot be used are all gathered.
+    """Read datasets, count their contents, and collect all bad rows and unusable files.
 
     Args:
-        specs: the data sets, as :func:`capvid.datasets.loading.load_data` takes them.
-        features: folders or files of features; without any, no features are looked for.
-        min_count: how often a word must come in the train split to be known.
+        specs: dataset specs, as for :func:`capvid.datasets.loading.load_data`.
+        features: feature folders and files to compare with the dataset.
+        min_count: minimum count of a word of the train split in the vocabulary.
 
     Raises:
         FeatureFileError: the features cannot be read.
-        UsageError: a spec that is not understood.
+        UsageError: an invalid spec.
     """
     report = DataReport(load_data(specs, skip_bad=True, keep_going=True), min_count)
     videos = report.data.videos
@@ -143,7 +143,7 @@ def _count(video: CaptionedVideo, report: DataReport) -> None:
 
 
 def report_lines(report: DataReport) -> Iterator[str]:
-    """Say what a check found, line by line."""
+    """Yield the lines of the report."""
     if report.splits:
         yield from _split_lines(report)
     if report.features:
@@ -162,7 +162,7 @@ def report_lines(report: DataReport) -> Iterator[str]:
 
 
 def _split_lines(report: DataReport) -> Iterator[str]:
-    """Return a table with a row for each split, without the columns that have only zeros."""
+    """Yield a table with a row for each split, without columns of zeros."""
     names = [split for split in SPLITS if split in report.splits]
     columns = ("videos", "captions", "segments", "paragraphs", "sentences", "words")
     used = [column for column in columns if any(getattr(report.splits[n], column) for n in names)]
@@ -203,9 +203,9 @@ def _remarks(report: DataReport) -> Iterator[str]:
 
 
 def histogram(lengths: Counter[int]) -> Iterator[str]:
-    """Draw how often each number of words comes, in ten rows at most; the last takes all that is longer.
+    """Yield the lines of a histogram of lengths, in ten rows at most; the last includes everything longer.
 
-    The rows are as wide as lets 95 of 100 captions have one before the last.
+    The bins are wide enough that 95 % of the captions are before the last one.
     """
     total, below, usual = lengths.total(), 0, 0
     for usual in sorted(lengths):

@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from capvid.datasets.annotation_files import BadRow, Location, RowError, Rows, whole_text
+from capvid.datasets.annotation_files import BadRow, Location, RowError, Rows, check_unicode
 from capvid.datasets.dataset import DATASET_FORMATS, CaptionedVideo, known_specs
 from capvid.errors import DataError, UsageError
 
 
 @dataclass(frozen=True)
 class Spec:
-    """A data set to read."""
+    """Parsed dataset spec."""
 
     kind: str
     path: Path
@@ -22,13 +22,13 @@ class Spec:
 
 @dataclass(frozen=True)
 class LoadedData:
-    """What was read.
+    """Videos of the datasets, and what was left out.
 
     Attributes:
-        videos: in the order of the files.
-        skipped: rows that could not be used and were left out.
-        notes: what else is worth knowing, a line each.
-        failed: why files could not be used at all, if that was not to be raised.
+        videos: videos in the order of the files.
+        skipped: bad rows that were skipped.
+        notes: further remarks, one line each.
+        failed: errors of unusable files, with ``keep_going``.
     """
 
     videos: list[CaptionedVideo]
@@ -38,16 +38,16 @@ class LoadedData:
 
 
 def load_data(specs: Sequence[str], *, skip_bad: bool = False, keep_going: bool = False) -> LoadedData:
-    """Read data sets; several extend one another.
+    """Read one or more datasets.
 
     Args:
-        specs: each ``kind:path``, with the formats of :data:`DATASET_FORMATS`, or the path of a JSONL file.
-        skip_bad: leave out rows that cannot be used, and count them.
-        keep_going: gather why a data set cannot be used at all, and go on with the next one.
+        specs: ``FORMAT:PATH`` with a name in :data:`DATASET_FORMATS`, or the path of a JSONL file.
+        skip_bad: skip and collect bad rows.
+        keep_going: collect the errors of unusable datasets instead of raising the first.
 
     Raises:
-        DataError: a file cannot be used at all, or a row and ``skip_bad`` is off.
-        UsageError: a spec that is not understood.
+        DataError: an unusable file, or a bad row without ``skip_bad``.
+        UsageError: an invalid spec.
     """
     parsed = [parse_spec(spec) for spec in specs]
     rows = Rows(skip_bad=skip_bad)
@@ -64,11 +64,11 @@ def load_data(specs: Sequence[str], *, skip_bad: bool = False, keep_going: bool 
 
 
 def _add(spec: Spec, rows: Rows, videos: dict[str, tuple[Location, CaptionedVideo]]) -> None:
-    """Read one data set into ``videos``."""
+    """Add the videos of a dataset to ``videos``."""
     before, bad_before = len(videos), len(rows.bad)
     for location, video in DATASET_FORMATS[spec.kind].read(_existing(spec), rows, spec.options):
         with rows.at(location):
-            whole_text(video.id)
+            check_unicode(video.id)
             if video.id in videos:
                 raise RowError(
                     f"the video {video.id} comes twice (first at {videos[video.id][0]})",
@@ -82,7 +82,7 @@ def _add(spec: Spec, rows: Rows, videos: dict[str, tuple[Location, CaptionedVide
 
 
 def _existing(spec: Spec) -> Path:
-    """Return the path of a spec, with .gz if only that exists."""
+    """Return the path of a spec, with .gz if only that file exists."""
     if DATASET_FORMATS[spec.kind].target == "FILE":
         if spec.path.is_dir():
             raise DataError(
@@ -95,10 +95,10 @@ def _existing(spec: Spec) -> Path:
 
 
 def parse_spec(text: str) -> Spec:
-    """Take a spec apart.
+    """Parse a dataset spec.
 
     Raises:
-        UsageError: a kind or option that is not known, or no path.
+        UsageError: an unknown format or option, or no path.
     """
     kind, colon, rest = text.partition(":")
     if (
@@ -125,20 +125,5 @@ def parse_spec(text: str) -> Spec:
 
 
 def load_captions(specs: Sequence[str], *, skip_bad: bool = False) -> list[CaptionedVideo]:
-    """Read data sets given as ``kind:path`` or ``FILE`` (JSONL); several extend one another.
-
-    A JSONL file has ``{"id": ..., "split": ..., "captions": [...]}`` on each line, or, in place of the
-    captions, ``"segments": [{"start": 0, "end": 4}, ...], "paragraphs": [[sentence, ...], ...]`` with a
-    sentence for every segment; segments are numbers of frames unless ``"unit": "seconds"`` says otherwise. A
-    TSV file has an id, a tabulator and a caption on each line, an id as often as it has captions, all of the
-    train split.
-
-    Args:
-        specs: the data sets.
-        skip_bad: skip unusable rows; :func:`load_data` also lists them.
-
-    Raises:
-        DataError: a file is missing or empty, a row cannot be used, or an id comes twice.
-        UsageError: a kind of data set that is not known.
-    """
+    """Return the videos of datasets; arguments and errors are those of :func:`load_data`."""
     return load_data(specs, skip_bad=skip_bad).videos

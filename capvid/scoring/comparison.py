@@ -1,13 +1,13 @@
-"""Whether one set of predictions scores better than another: paired bootstrap over videos (Koehn, 2004).
+"""Comparison of two sets of predictions by paired bootstrap resampling of videos (Koehn, 2004).
 
-The videos are drawn anew, with replacement, many times; every time both sets are scored on the same draw. The
-middle 95 % of the differences are the confidence interval, and the p-value is twice the share of draws in
-which the difference has the other sign or is 0.
+Both sets are scored on the same resampled videos, many times. The confidence interval is the central 95 % of
+the differences, and the p-value is twice the share of samples in which the difference has the opposite sign
+or is 0.
 
-No draw is scored from the captions. BLEU is computed from counts summed over the videos drawn, exactly.
-ROUGE_L, CIDEr-D (with the document frequencies of all videos, whatever is drawn) and R@n are means over
-videos. METEOR's corpus score is not a mean: its interval and p-value are those of the mean over videos, while
-the difference is that of the corpus scores.
+Samples are not scored from their captions. BLEU is computed exactly, from counts summed over the sampled
+videos. ROUGE_L, CIDEr-D (with the document frequencies of all videos) and R@n are means over videos. The
+corpus score of METEOR is not a mean: its interval and p-value are those of the mean over videos, its
+difference is that of the corpus scores.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ class Comparison:
     """Two sets of predictions against the same references.
 
     Attributes:
-        first: the scores of one.
-        second: the scores of the other.
-        differences: by the names of the scores.
-        by: the score by which videos are compared.
-        videos: all videos by how much they differ in it, first minus second, the greatest difference first.
+        first: scores of the first set.
+        second: scores of the second set.
+        differences: differences by score.
+        by: score by which videos are compared.
+        videos: difference of each video in it, first minus second, largest first.
     """
 
     first: Scores
@@ -69,20 +69,20 @@ def compare(
     samples: int = SAMPLES,
     seed: int = SEED,
 ) -> Comparison:
-    """Score two sets of predictions and say how sure their differences are.
+    """Score two sets of predictions, with confidence intervals of their differences.
 
     Args:
         first: captions and references.
         second: other captions with the same references.
-        metrics: as for :func:`capvid.scoring.scorer.score_texts`, like the next two.
-        meteor_engine: see there.
-        meteor_needed: see there.
-        samples: how often videos are drawn.
-        seed: of the draws.
+        metrics: as for :func:`capvid.scoring.scorer.score_texts`, as are the next two.
+        meteor_engine: METEOR implementation.
+        meteor_needed: whether a missing METEOR is an error.
+        samples: number of bootstrap samples.
+        seed: random seed of the samples.
 
     Raises:
         DataError: the references differ.
-        UsageError: there is no metric or engine of that name.
+        UsageError: no such metric or engine.
         MetricError: METEOR is not installed.
     """
     if first.references != second.references:
@@ -113,7 +113,7 @@ def _judged(difference: float, drawn: Floats) -> Difference:
 def _differences(
     first: Texts, second: Texts, both: list[Scores], samples: int, seed: int
 ) -> dict[str, Floats]:
-    """Return the differences of all draws by score."""
+    """Return the differences of all samples by score."""
     names = list(both[0].corpus)
     bleus = [name for name in names if name.startswith("BLEU")]
     means = [name for name in names if name not in bleus]
@@ -132,7 +132,7 @@ def _differences(
 
 
 def _draws(videos: int, samples: int, seed: int) -> Iterator[Floats]:
-    """Yield how often each video is drawn, for a block of samples at a time: (block, videos)."""
+    """Yield the count of each video in each sample, (block, videos), block by block."""
     generator = np.random.default_rng(seed)
     many = max(1, _NUMBERS_AT_ONCE // videos)
     for start in range(0, samples, many):
@@ -142,7 +142,7 @@ def _draws(videos: int, samples: int, seed: int) -> Iterator[Floats]:
 
 
 def _sums(per_video: Mapping[str, Mapping[str, float]], names: list[str]) -> Floats:
-    """Return for each video its scores, then whether it has each: (videos, 2 * scores)."""
+    """Return the scores of each video, then whether it has each: (videos, 2 * scores)."""
     values = [[video.get(name, 0.0) for name in names] for video in per_video.values()]
     there = [[float(name in video) for name in names] for video in per_video.values()]
     return np.concatenate([np.array(values), np.array(there)], axis=1)

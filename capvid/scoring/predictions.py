@@ -1,12 +1,11 @@
-"""Predictions to be scored: what ``capvid caption`` writes, and what other captioners' evaluations read.
+"""Readers of predictions: the output of ``capvid caption``, and the result files of common evaluations.
 
-The form of a file is detected from its first characters:
+The format of a file is detected from its first characters:
 
-- records of ``capvid caption``: one, a list of them, or one on each line; failed ones have no caption;
-- a list of ``{"image_id": ..., "caption": ...}`` (also ``video_id``, ``video`` or ``id``), COCO's results;
-- an object of captions by id, or of lists of sentences, inside ``"results"`` or not (ActivityNet);
-- tables with the columns video, caption and, if need be, logprob, by commas or tabulators; these also without
-  the names of the columns.
+- records of ``capvid caption``: one, a list of them, or one per line; failed ones have no caption;
+- COCO results: a list of ``{"image_id": ..., "caption": ...}`` (also ``video_id``, ``video`` or ``id``);
+- an object of captions, or of lists of sentences, by id, possibly in ``"results"`` (ActivityNet);
+- CSV or TSV with the columns video, caption and optionally logprob; TSV also without a header.
 """
 
 from __future__ import annotations
@@ -26,8 +25,8 @@ from capvid.datasets.annotation_files import (
     RowError,
     Rows,
     TextLines,
+    check_unicode,
     read_text,
-    whole_text,
 )
 from capvid.errors import DataError
 from capvid.utils.escaping import unguarded_cell
@@ -47,9 +46,9 @@ class Predictions:
     """Predictions of one file or folder.
 
     Attributes:
-        sentences: for each id a caption, or with paragraphs its sentences.
-        failed: ids whose record says that captioning failed.
-        further: how many captions were left out because a better one of the same video stood before them.
+        sentences: caption, or sentences of the paragraph, by id.
+        failed: ids of videos whose captioning failed.
+        further: number of captions dropped because a better one of the same video comes first.
     """
 
     sentences: dict[str, list[str]] = field(default_factory=dict)
@@ -58,17 +57,17 @@ class Predictions:
 
 
 def read_predictions(path: Path, *, paragraphs: bool = False) -> Predictions:
-    """Read a file of predictions, or all such files in a folder, with little more memory than they need.
+    """Read a file of predictions, or all such files in a folder.
 
     Args:
         path: a file, plain or gzip, or the folder given to ``capvid caption --output-dir``.
-        paragraphs: whether each video has sentences; otherwise it has one caption.
+        paragraphs: whether each video has a paragraph instead of a caption.
 
     Returns:
         The predictions; a caption is a list of one sentence.
 
     Raises:
-        DataError: a file cannot be read or is of another form; the message names file and line.
+        DataError: a file is unreadable or of another format; the message names file and line.
     """
     reader = _Reader(paragraphs)
     if path.is_dir():
@@ -86,7 +85,7 @@ def read_predictions(path: Path, *, paragraphs: bool = False) -> Predictions:
 
 
 class _Reader:
-    """Reads files one after the other into ``predictions``."""
+    """Adds the predictions of files to ``predictions``."""
 
     def __init__(self, paragraphs: bool) -> None:
         self.paragraphs = paragraphs
@@ -116,8 +115,8 @@ class _Reader:
         stream.end()
 
     def _read_object(self, stream: JsonReader) -> None:
-        """Read an object of captions by id, or one that has such an object as its ``results``."""
-        about = []  # members that may describe the file instead of a video
+        """Read an object of captions by id, or one with such an object in ``results``."""
+        about = []  # members that describe the file, not a video
         inside = False
         for line, name in stream.members():
             if name == "results" and stream.peek() == "{":
@@ -146,7 +145,7 @@ class _Reader:
         self._take(stream.path, line, name, *self._content(row))
 
     def _content(self, row: dict[str, Any]) -> tuple[Any, Sequence[Any]]:
-        """Return the content of a record, and all captions of which it is the first."""
+        """Return the best caption of a record, and all its captions."""
         if self.paragraphs:
             for key in ("segments", "sentences"):
                 if row.get(key):
@@ -186,7 +185,7 @@ class _Reader:
             before, begun = video, segment
 
     def _take(self, path: Path, line: int, name: Any, value: Any, captions: Sequence[Any] = ()) -> None:
-        """Check and keep the prediction of a video."""
+        """Check and store the prediction of a video."""
         video = self._claim(path, line, name)
         with self._rows.at(Location(path, line, f"record {reprlib.repr(video)}")):
             sentences = [_text(one) for one in (value if isinstance(value, list) else [value])]
@@ -198,7 +197,7 @@ class _Reader:
             self.predictions.further += max(0, len(captions) - 1)
 
     def _claim(self, path: Path, line: int, name: Any) -> str:
-        """Return the id as text and note its location; it must be new."""
+        """Return the id as text and store its location; repeated ids are errors."""
         with self._rows.at(Location(path, line)):
             video = as_id(name)
             if video in self._locations:
@@ -212,20 +211,20 @@ class _Reader:
 
 
 def as_id(value: Any) -> str:
-    """Return an id as text: a number and the text of its digits are the same id.
+    """Return an id as text: 7 and "7" are the same id.
 
     Raises:
-        RowError: it is neither text nor a whole number, or nothing.
+        RowError: it is neither text nor an integer, or empty.
     """
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     if isinstance(value, bool) or not isinstance(value, (str, int)) or not str(value).strip():
         raise RowError(f"an id that is not text or a number: {reprlib.repr(value)}", "give each video an id")
-    return whole_text(str(value).strip())
+    return check_unicode(str(value).strip())
 
 
 def _text(value: Any) -> str:
-    """Return the text of a caption, or of an object that holds one."""
+    """Return the text of a caption, or of an object with one."""
     if isinstance(value, dict):
         value = next((value[key] for key in ("caption", "sentence", "text") if key in value), None)
     if not isinstance(value, str):
@@ -233,18 +232,18 @@ def _text(value: Any) -> str:
             f"a caption that is not text: {reprlib.repr(value)}",
             "write a text, or leave the record out and choose --missing empty or skip",
         )
-    return whole_text(value)
+    return check_unicode(value)
 
 
 def _is_record(row: dict[str, Any]) -> bool:
-    """Whether an object is the record of one video and not an object of captions by id."""
+    """Return whether an object is the record of one video, not an object of captions by id."""
     return any(key in row and not isinstance(row[key], (list, dict)) for key in IDS) and any(
         key in row for key in ("caption", "captions", "segments", "sentences", "sentence", "status")
     )
 
 
 def _head(line: str, *, tabs: bool) -> list[str]:
-    """Return the names of columns, if a line has them."""
+    """Return the column names if a line is a header."""
     try:
         cells = line.split("\t") if tabs else next(csv.reader([line.rstrip("\r\n")]), [])
     except csv.Error:
@@ -292,9 +291,9 @@ class Matches:
     """Predictions matched with references.
 
     Attributes:
-        videos: for videos of the references the id of their prediction.
-        extra: ids of predictions that belong to none.
-        ambiguous: those of them whose name fits a video that another's fits as well, or several videos.
+        videos: id of the prediction by video of the references.
+        extra: ids of predictions without a video.
+        ambiguous: extra ids whose name matches several videos, or a video that another id matches too.
     """
 
     videos: dict[str, str] = field(default_factory=dict)
@@ -305,15 +304,15 @@ class Matches:
 def match_ids(
     predicted: Iterable[str], videos: Iterable[str], aliases: Mapping[str, str] | None = None
 ) -> Matches:
-    """Match ids of predictions, which may be paths of videos, with those of references.
+    """Match ids of predictions, which may be paths of videos, with ids of references.
 
-    An id that is the same comes first, then the path without its suffix, then the name of the file without
-    folder and suffix if it fits one video only and is that of one prediction only.
+    The id itself is tried first, then the path without its suffix, then the file name without folder and
+    suffix if the match is unique on both sides.
 
     Args:
         predicted: ids of predictions.
-        videos: ids of the references.
-        aliases: ids of the references by other names of theirs.
+        videos: ids of references.
+        aliases: ids of references by alternative names.
     """
     known = dict.fromkeys(videos)
     other = aliases or {}
@@ -364,7 +363,7 @@ def _stem(name: str) -> str:
 
 
 def is_activitynet(videos: Iterable[str]) -> bool:
-    """Whether ids are those of ActivityNet: ``v_`` and the eleven characters of a YouTube id."""
+    """Return whether ids have the form of ActivityNet: ``v_`` and the 11 characters of a YouTube id."""
     return any(_ACTIVITYNET.fullmatch(video) for video in videos)
 
 

@@ -1,8 +1,8 @@
-"""References to score predictions against, in the forms in which data sets publish them.
+"""Readers of references in the formats that datasets are published in.
 
-The form of a file is detected from its content: COCO's ``annotations``, MSR-VTT's ``sentences``, MSVD's
-lines, ActivityNet's and YouCookII's segments with a sentence each, objects of captions or of paragraphs by
-id, and capvid's own JSONL. Only captions and ids are looked at; an empty reference is one.
+The format of a file is detected from its content: COCO's ``annotations``, MSR-VTT's ``sentences``, the lines
+of MSVD, segments with a sentence each (ActivityNet, YouCookII), objects of captions or paragraphs by id, and
+capvid's own JSONL. Only captions and ids are read; an empty reference counts.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from capvid.datasets.annotation_files import (
     RowError,
     Rows,
     TextLines,
+    check_unicode,
     member,
     read_lines,
     read_text,
-    whole_text,
 )
 from capvid.datasets.dataset import SPLITS
 from capvid.datasets.formats.msvd import MAPPING
@@ -31,7 +31,7 @@ from capvid.scoring.predictions import IDS, activitynet_id, as_id, is_activityne
 
 FORMS = ("coco", "msrvtt", "msvd", "activitynet", "youcook2", "captions", "paragraphs", "jsonl")
 _LISTS = {"annotations": "coco", "images": "coco", "sentences": "msrvtt", "videos": "msrvtt"}
-_BY_ID = ("captions", "paragraphs", "activitynet")  # objects whose members are all named by ids
+_BY_ID = ("captions", "paragraphs", "activitynet")  # objects with ids as names
 _ABOUT = ("info", "licenses", "type")
 _SPLIT_NAMES = {
     **{split: split for split in SPLITS},
@@ -49,8 +49,8 @@ class References:
     """The references of one file.
 
     Attributes:
-        texts: for each id its captions, or its paragraphs.
-        aliases: ids by other names of theirs, such as that of a picture's file.
+        texts: captions or paragraphs by id.
+        aliases: ids by alternative names, such as the file name of an image.
     """
 
     texts: dict[str, list[str]] = field(default_factory=dict)
@@ -62,13 +62,13 @@ def read_references(path: Path, *, form: str = "", split: str = "", paragraphs: 
 
     Args:
         path: the file, plain or gzip.
-        form: one of :data:`FORMS`; nothing to see it from the content.
-        split: train, val or test, to take only that from a file whose records name theirs.
-        paragraphs: whether paragraphs are read; a list of sentences by id is one then, not several captions.
+        form: format, one of :data:`FORMS`; empty to detect it.
+        split: ``train``, ``val`` or ``test`` to take only that split, if the records state theirs.
+        paragraphs: whether to read paragraphs; a list of sentences is then one paragraph, not captions.
 
     Raises:
-        DataError: the file cannot be read or is of another form; the message names file and line.
-        UsageError: there is no such form or split.
+        DataError: the file is unreadable or of another format; the message names file and line.
+        UsageError: no such format or split.
     """
     if form and form not in FORMS:
         raise UsageError(f"no form of references {form!r}", remedy=f"use one of: {', '.join(FORMS)}")
@@ -94,7 +94,7 @@ class _Reader:
         self.split = split
         self.paragraphs = paragraphs
         self.references = References()
-        self._splits: dict[str, str] = {}  # of the ids, where the file names them
+        self._splits: dict[str, str] = {}  # of the ids, if the file states them
         self._rows = Rows(skip_bad=False)
 
     def finish(self) -> References:
@@ -132,7 +132,7 @@ class _Reader:
         stream.end()
 
     def _be(self, form: str) -> None:
-        """Check that the content of the file has the form asked for."""
+        """Check that the detected format is the requested one."""
         if self.form and form != self.form and (self.form, form) != ("youcook2", "activitynet"):
             raise DataError(
                 f"{self.path}: is of the form {form}, not {self.form}", remedy="leave out --references-format"
@@ -162,7 +162,7 @@ class _Reader:
             self._take_by_id(name, stream.value())
 
     def _take_by_id(self, name: str, value: Any) -> None:
-        """Take a member that is named by an id: a text, a list of texts, or sentences with their times."""
+        """Add the references of an id: a text, a list of texts, or sentences with times."""
         if isinstance(value, (list, str)) and self.form not in ("captions", "paragraphs"):
             self._be("captions" if isinstance(value, list) else "paragraphs")
         if isinstance(value, dict):
@@ -177,7 +177,7 @@ class _Reader:
             raise RowError(f"no captions: {reprlib.repr(value)}", _REMEDY)
 
     def _take_youcook2(self, name: str, row: Any) -> None:
-        """Take a record of YouCookII."""
+        """Add the paragraph of a record of YouCookII."""
         annotations = member(row, "annotations", list, "list of annotations")
         self._add_new(
             name, [" ".join(_texts([member(one, "sentence", str, "sentence") for one in annotations]))]
@@ -185,7 +185,7 @@ class _Reader:
         self._note_split(as_id(name), row, "subset")
 
     def _read_list(self, stream: JsonReader, name: str) -> None:
-        """Read one of the lists of COCO and MSR-VTT: of captions, or of what they are about."""
+        """Read one of the lists of COCO or MSR-VTT: captions, or the images or videos."""
         for count, line in enumerate(stream.items(), 1):
             with self._rows.at(Location(self.path, line, f"record {count} of {name}")):
                 row = stream.value()
@@ -202,7 +202,7 @@ class _Reader:
                     self.references.texts.setdefault(video, []).extend(_texts([row.get("caption")]))
 
     def _take_row(self, row: Any) -> None:
-        """Take a line of JSONL."""
+        """Add the references of a line of JSONL."""
         if not isinstance(row, dict) or "id" not in row:
             raise RowError("no id", 'write {"id": "name", "captions": ["..."]} on each line')
         key, other = ("paragraphs", "captions") if self.paragraphs else ("captions", "paragraphs")
@@ -223,7 +223,7 @@ class _Reader:
                 name, tab, caption = line.rstrip("\r\n").partition("\t")
                 if not tab:
                     raise RowError("neither JSON nor an id, a tabulator and a caption", _REMEDY)
-                self.references.texts.setdefault(as_id(name), []).append(whole_text(caption))
+                self.references.texts.setdefault(as_id(name), []).append(check_unicode(caption))
         if not self.references.texts:
             return
         self._be("msvd")
@@ -239,7 +239,7 @@ class _Reader:
             self._splits[video] = _SPLIT_NAMES.get(row[key], row[key])
 
     def _add_new(self, name: Any, texts: list[str]) -> None:
-        """Add the references of a video that has none yet."""
+        """Add the references of a new video."""
         video = as_id(name)
         if video in self.references.texts:
             raise RowError(f"the id {reprlib.repr(video)} comes twice", "give each video one record")
@@ -253,21 +253,21 @@ def _texts(values: list[Any]) -> list[str]:
     for value in values:
         if not isinstance(value, str):
             raise RowError(f"a caption that is not text: {reprlib.repr(value)}", "write captions as strings")
-    return [whole_text(value) for value in values]
+    return [check_unicode(value) for value in values]
 
 
-_NAMED = 5  # ids in a message at most
+_NAMED = 5  # ids named in a message
 
 
 @dataclass
 class ReferenceSet:
-    """References.
+    """References of one or more files.
 
     Attributes:
-        texts: for each video its captions or paragraphs, those of the first file first.
-        first: the videos of the first file.
-        aliases: ids of videos by other names of theirs.
-        names: of the files.
+        texts: captions or paragraphs by video, those of the first file first.
+        first: videos of the first file.
+        aliases: ids of videos by alternative names.
+        names: names of the files.
     """
 
     texts: dict[str, list[str]]
@@ -281,10 +281,10 @@ class MatchedPredictions:
     """Predictions of referenced videos.
 
     Attributes:
-        sentences: for each video its predicted sentences; a caption is one sentence.
+        sentences: predicted sentences by video; a caption is one sentence.
         missing: videos of the references without a prediction.
-        extra: ids of predictions that belong to no video of the references.
-        notes: what else is worth knowing, a line each.
+        extra: ids of predictions without a video in the references.
+        notes: further remarks, one line each.
     """
 
     sentences: dict[str, list[str]]
@@ -294,16 +294,16 @@ class MatchedPredictions:
 
 
 def load_references(specs: Sequence[str], *, form: str = "", paragraphs: bool = False) -> ReferenceSet:
-    """Read files of references; a video has the references of all files that hold it.
+    """Read files of references; a video has the references of all files.
 
     Args:
-        specs: paths; ``#split=test`` behind one takes that split of it only.
+        specs: paths; with ``#split=test`` appended, only that split.
         form: format of the files, one of :data:`FORMS`; by default detected from the content.
         paragraphs: whether they hold paragraphs.
 
     Raises:
-        DataError: a file cannot be read; the message names file and line.
-        UsageError: there is no such form or split.
+        DataError: a file is unreadable; the message names file and line.
+        UsageError: no such format or split.
     """
     files = [
         read_references(path, form=form, split=split, paragraphs=paragraphs)
@@ -338,16 +338,16 @@ def _parsed(spec: str) -> tuple[Path, str]:
 def load_predictions(
     path: Path, wanted: ReferenceSet, *, paragraphs: bool = False, missing: str = "error"
 ) -> MatchedPredictions:
-    """Read predictions and find the videos that they are about.
+    """Read predictions and match them with the videos of the references.
 
     Args:
-        path: of a file, or of a folder with one for each video.
-        wanted: references.
+        path: a file, or a folder with one file per video.
+        wanted: the references.
         paragraphs: whether they are paragraphs.
-        missing: ``error`` if no video of the references may lack one.
+        missing: ``error`` if every video of the references needs a prediction.
 
     Raises:
-        DataError: the file cannot be read, none of its ids is in the references, or some are missing.
+        DataError: the file is unreadable, no id is in the references, or predictions are missing.
     """
     read = read_predictions(path, paragraphs=paragraphs)
     matches = match_ids(read.sentences, wanted.texts, wanted.aliases)
@@ -383,6 +383,6 @@ def load_predictions(
 
 
 def named(ids: Sequence[str]) -> str:
-    """Return the first ids for a message, and the number of further ones."""
+    """Return the first ids and the number of others, for a message."""
     more = f" and {len(ids) - _NAMED} more" if len(ids) > _NAMED else ""
     return ", ".join(ids[:_NAMED]) + more

@@ -1,4 +1,4 @@
-"""Scoring of captions: tokenisation, then each metric."""
+"""Scoring of captions: tokenization, then each metric."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from capvid.metrics.ngram_index import (
     tokenised,
 )
 
-CAPTION_METRICS = ("bleu", "rouge", "cider")  # those of captions that need no further data
+CAPTION_METRICS = ("bleu", "rouge", "cider")  # metrics of captions that need no further data
 PARAGRAPH_METRICS = (*CAPTION_METRICS, "repetition")
 MISSING = ("error", "empty", "skip")
-_ORDER = ("bleu", "meteor", "rouge", "cider", "repetition")  # of the tables; further metrics follow
+_ORDER = ("bleu", "meteor", "rouge", "cider", "repetition")  # order in tables; further metrics follow
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,9 +28,9 @@ class Scores:
     """Scores by name: CIDEr-D from 0 to 10, all others from 0 to 1.
 
     Attributes:
-        corpus: of all videos together.
-        per_video: of each video.
-        left_out: metrics that are not installed and need not be, and why.
+        corpus: scores of all videos together.
+        per_video: scores of each video.
+        left_out: optional metrics that are not installed, with the reason.
     """
 
     corpus: dict[str, float]
@@ -56,19 +56,17 @@ def score(
     """Score one caption for each video against its references.
 
     Args:
-        predictions: a caption, text or list of tokens, for every video of the references; captions of other
-            videos are ignored.
-        references: for each video its reference captions.
+        predictions: caption, text or list of tokens, by video; videos without references are ignored.
+        references: reference captions by video.
         metrics: any of ``bleu``, ``meteor``, ``rouge`` and ``cider``.
         tokenizer: ``builtin`` (``auto`` is the same); ``ptb`` for Stanford's, which needs Java; or ``none``
-            for texts whose tokens are separated by single spaces already.
-        missing: what becomes of videos without a prediction: ``error``, ``empty`` (an empty caption)
-            or ``skip`` (they are left out).
+            for text that is tokenized already, separated by single spaces.
+        missing: treatment of videos without a prediction: ``error``, ``empty`` (caption) or ``skip``.
         meteor_engine: ``builtin`` (``auto`` is the same) or ``java``.
 
     Raises:
         DataError: a video has no prediction or no reference; the message names it.
-        UsageError: there is no metric, tokenizer or engine of that name.
+        UsageError: no such metric, tokenizer or engine.
         MetricError: a metric or tokenizer is not installed.
     """
     check_metrics(metrics, paragraphs=False)
@@ -91,16 +89,16 @@ def score_paragraphs(
     """Score a paragraph for each video as MART does: its sentences joined, and R@1 to R@4 over its sentences.
 
     Args:
-        predictions: the sentences of a paragraph for every video of the references.
-        references: for each video its reference paragraphs, as texts.
+        predictions: sentences of the paragraph by video.
+        references: reference paragraphs by video, as texts.
         metrics: any of ``bleu``, ``meteor``, ``rouge``, ``cider`` and ``repetition``.
-        missing: as for :func:`score`; MART's own scripts do ``empty``.
+        missing: as for :func:`score`; the scripts of MART's authors use ``empty``.
         meteor_engine: as for :func:`score`.
-        repetition_of: the videos of R@n, all if it is None; those without a prediction do not count.
+        repetition_of: videos of R@n, by default all; those without a prediction do not count.
 
     Raises:
         DataError: a video has no prediction or no reference; the message names it.
-        UsageError: there is no metric or engine of that name.
+        UsageError: no such metric or engine.
         MetricError: a metric is not installed.
     """
     check_metrics(metrics, paragraphs=True)
@@ -112,7 +110,7 @@ def check_metrics(metrics: Iterable[str], *, paragraphs: bool) -> None:
     """Check the names of metrics.
 
     Raises:
-        UsageError: there is such a name, or ``repetition`` for captions.
+        UsageError: an unknown name, or ``repetition`` for captions.
     """
     for name in metrics:
         if name not in METRICS:
@@ -129,7 +127,7 @@ def caption_texts(
     tokenizer: str = "builtin",
     missing: str = "error",
 ) -> Texts:
-    """Tokenise captions; the arguments and errors are those of :func:`score`."""
+    """Tokenize captions; arguments and errors as for :func:`score`."""
     check_tokenizer(tokenizer)
     kept = _kept(predictions, references, missing)
     predicted = [predictions.get(video, "") for video in kept]
@@ -200,10 +198,10 @@ def score_texts(
         texts: captions and references.
         metrics: any of :data:`METRICS`.
         meteor_engine: as for :func:`score`.
-        meteor_needed: whether it is an error if METEOR is not installed; otherwise it is left out.
+        meteor_needed: whether a missing METEOR is an error; otherwise it is left out.
 
     Raises:
-        UsageError: there is no engine of that name.
+        UsageError: no such engine.
         MetricError: METEOR is not installed.
     """
     corpus: dict[str, float] = {}

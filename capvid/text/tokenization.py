@@ -1,9 +1,9 @@
-"""Penn Treebank tokenization of captions, as the papers' scorer does it.
+"""Penn Treebank tokenization of captions, as in the scorer of the papers.
 
-The published scores are computed on the tokens of Stanford's PTBTokenizer, lower-cased and without
-punctuation. The Treebank rules of NLTK give nearly the same tokens; the rules here mend most of the rest.
-Spans that the PTBTokenizer keeps together (web addresses, fractions, abbreviations, ...) are set aside, and
-NLTK tokenizes the text between them. Captions of plain words, the great majority, need neither.
+Published scores are computed on tokens of Stanford's PTBTokenizer, lower-cased and without punctuation. The
+Treebank rules of NLTK give nearly the same tokens; the rules here correct most of the differences. Spans
+that the PTBTokenizer keeps together (web addresses, fractions, abbreviations, ...) are protected, and NLTK
+tokenizes the text between them. Captions of plain words, the great majority, need neither.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ _MENDS: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"(?<=[a-z])n'ts(?!\w)"), " n'ts"),
     (re.compile(r"\.{2,}|\.(?!\w)|(?<![\w.])\.(?=[^\W\d])"), " "),
     (re.compile(r"([|~^\\+=*\u2022\u00b0])"), r" \1 "),
-    # An apostrophe inside a word parts it, except in contractions and in names such as d'orient.
+    # An apostrophe inside a word splits it, except in contractions and in names such as d'orient.
     (re.compile(r"(?<=[^\W_])(?<!\b[dlo])'(?=[^\W_])(?!(?:s|m|d|t|re|ve|ll|ts)(?!\w))"), " ' "),
 )
 
@@ -85,7 +85,7 @@ def ptb_tokenize(caption: str) -> list[str]:
     return list(_tokens(caption))
 
 
-words = ptb_tokenize  # a training caption's words are the tokens that the scorer sees
+words = ptb_tokenize  # training captions are tokenized as by the scorer
 
 
 @lru_cache(maxsize=1 << 17)
@@ -100,7 +100,7 @@ def _tokens(caption: str) -> tuple[str, ...]:
 
 
 def _treebank_tokens(text: str) -> list[str]:
-    """Tokenize a lower-case text that may hold anything."""
+    """Tokenize any lower-case text."""
     text = " ".join(_EMOJI.sub("", text.translate(_CHARACTERS)).split())
     tokens: list[str] = []
     end = 0
@@ -113,7 +113,7 @@ def _treebank_tokens(text: str) -> list[str]:
 
 
 def _between(text: str) -> list[str]:
-    """Tokenize text without spans that are kept together."""
+    """Tokenize text without protected spans."""
     if not text.strip():
         return []
     for pattern, replacement in _MENDS:
@@ -128,7 +128,7 @@ def _between(text: str) -> list[str]:
 
 
 def _without_hyphens(token: str) -> list[str]:
-    """Strip the hyphens at the ends of a token; the sign of a number and ``-lrb-`` and its like stay."""
+    """Strip hyphens at the ends of a token, but not the sign of a number or those of ``-lrb-`` and so on."""
     if token[0] != "-" != token[-1] or token in BRACKETS.values():
         return [token]
     if token[0] == "-" and token[1:2].isdigit():

@@ -16,7 +16,7 @@ _BIDIRECTIONAL = set("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 
 
 def is_word(word: str) -> bool:
-    """Return whether ``word`` is text of one line that cannot steer a terminal."""
+    """Return whether ``word`` is one line without terminal control characters."""
     if not word.strip() or len(word) > LONGEST:
         return False
     if word.isprintable():  # nearly every word, without a look at each character
@@ -38,7 +38,7 @@ class Vocabulary:
     def build(cls, captions: Iterable[Sequence[str]], *, min_count: int, max_size: int) -> Vocabulary:
         """Build from the ``max_size`` most frequent words that occur at least ``min_count`` times.
 
-        Words of equal frequency come in alphabetical order; words with control characters are left out.
+        Words of equal frequency are sorted alphabetically; words with control characters are dropped.
         """
         counts = Counter(word for caption in captions for word in caption)
         frequent = (word for word, count in counts.items() if count >= min_count and is_word(word))
@@ -49,7 +49,7 @@ class Vocabulary:
         """Build from ``words`` of an untrusted file.
 
         Raises:
-            ValueError: not a list of the four special words and other words, each of them once.
+            ValueError: not a list of distinct words that begins with the four special ones.
         """
         if not isinstance(words, list) or tuple(words[:4]) != SPECIAL:
             raise ValueError(f"must be a list that begins with {', '.join(SPECIAL)}")
@@ -100,11 +100,11 @@ _INSIDE = "##"  # prefix of a piece that continues a word
 
 
 class WordPieces(Vocabulary):
-    """The pieces of a transformers tokenizer, numbered as capvid numbers words.
+    """Word pieces of a transformers tokenizer with the token ids of capvid.
 
     Args:
-        tokenizer: turns pieces into text.
-        order: the tokenizer's number for each of ours: padding, start, end, unknown, and all others.
+        tokenizer: tokenizer of transformers.
+        order: token id of the tokenizer by ours: padding, start, end, unknown, then all others.
     """
 
     def __init__(self, tokenizer: Any, order: Sequence[int]) -> None:
@@ -128,7 +128,7 @@ class WordPieces(Vocabulary):
 
 
 def _align(words: Sequence[str], pieces: Sequence[tuple[int, str, bool]]) -> list[tuple[str, list[int]]]:
-    """Return the words of a text with the indices of their pieces; nothing if pieces do not spell it."""
+    """Return the words of a text with the indices of their pieces; empty if the pieces do not spell it."""
     aligned: list[tuple[str, list[int]]] = []
     rest = iter(pieces)
     for word in words:
@@ -143,7 +143,7 @@ def _align(words: Sequence[str], pieces: Sequence[tuple[int, str, bool]]) -> lis
 
 
 def _merge(pieces: Sequence[tuple[int, str, bool]]) -> list[tuple[str, list[int]]]:
-    """Return the words that pieces form: a piece inside a word continues the one before."""
+    """Return the words that pieces form; continuation pieces join the word before."""
     merged: list[tuple[str, list[int]]] = []
     for index, piece, inside in pieces:
         if inside and merged:

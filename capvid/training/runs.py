@@ -133,12 +133,12 @@ def train(
             run_folder.copy_weights(Path(weights), store.header, folder)
         width = FeatureStore(list(map(str, values))).header.width if values else 0
         common: dict[str, Any] = {"videos": used, "store": store, "folder": folder, "resume": resume}
-        common["teachers"] = [Path(teacher) for teacher in teachers]
         trials: Sequence[Any] = ()
 
         def make(recipe: Recipe, *, folder: Path, reporter: Reporter, **options: Any) -> Trainer:
             both = Reporters(reporter, Events(folder / EVENTS)) if main else reporter
-            return Trainer(recipe, folder=folder, reporter=both, device=target, value_width=width, **options)
+            options |= {"teachers": [Path(teacher) for teacher in teachers], "value_width": width}
+            return Trainer(recipe, folder=folder, reporter=both, device=target, **options)
 
         if search is not None:
             study = Search(chosen, trials=search, make=make, reporter=reporter or Reporter(), **common)

@@ -184,7 +184,7 @@ def test_segments_are_cut_by_frames_or_by_time(tmp_path: Path) -> None:
     assert [part.tolist() for part in cut] == [[0, 1], [], [3, 4]]
     with pytest.raises(DataError, match="v: a segment ends at frame 6, the features at 5"):
         segment_rows("v", [Segment(0, 6)], untimed)
-    with pytest.raises(DataError, match="features that do not know their times"):
+    with pytest.raises(DataError, match="features without times"):
         segment_rows("v", seconds, untimed)
 
 

@@ -167,7 +167,7 @@ def test_memory_that_ends_beside_a_step(tmp_path: Path, where: str, monkeypatch:
 
     if where == "reading":
         monkeypatch.setattr(made.store, "get", greedy)
-        made.reader._kept.clear()
+        made.reader._cache.clear()
     else:
         monkeypatch.setattr(made.task, "predict", greedy)
     with pytest.raises(

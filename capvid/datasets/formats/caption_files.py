@@ -1,4 +1,4 @@
-"""The user's own captions: JSONL files with everything, and TSV files with ids and captions."""
+"""Own captions: JSONL files with splits, captions or paragraphs, and TSV files with ids and captions."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ _SHAPE = 'write {"id": "name", "split": "train", "captions": ["..."]} on each li
 
 @dataset_format("tsv", "FILE", "id, tab and caption on each line; all train")
 def read_tsv(path: Path, rows: Rows, options: Mapping[str, str]) -> Iterator[tuple[Location, CaptionedVideo]]:
-    """Read an id, a tabulator and a caption from each line; all videos are of the train split.
+    """Read lines of id, tab and caption; all videos are in the train split.
 
     Raises:
-        DataError: the file cannot be read, or a row and bad rows are not skipped.
+        DataError: the file is unreadable, or has a bad row and these are not skipped.
     """
     for name, (location, captions) in captions_by_id(path, rows).items():
         yield location, CaptionedVideo(name, "train", tuple(captions))
 
 
 def captions_by_id(path: Path, rows: Rows) -> dict[str, tuple[Location, list[str]]]:
-    """Gather the captions of a TSV file by their ids, each with the location of its first row.
+    """Return the captions of a TSV file by id, with the location of the first row of each.
 
     Raises:
-        DataError: the file cannot be read, or a row and bad rows are not skipped.
+        DataError: the file is unreadable, or has a bad row and these are not skipped.
     """
     captions_by_name: dict[str, tuple[Location, list[str]]] = {}
     for location, line in read_lines(path, rows):
@@ -45,10 +45,10 @@ def captions_by_id(path: Path, rows: Rows) -> dict[str, tuple[Location, list[str
 def read_jsonl(
     path: Path, rows: Rows, options: Mapping[str, str]
 ) -> Iterator[tuple[Location, CaptionedVideo]]:
-    """Read a video from each line.
+    """Read one video per line.
 
     Raises:
-        DataError: the file cannot be read, or a row and bad rows are not skipped.
+        DataError: the file is unreadable, or has a bad row and these are not skipped.
     """
     for location, line in read_lines(path, rows):
         with rows.at(location):
@@ -90,7 +90,7 @@ def _paragraphs(value: Any, count: int) -> tuple[tuple[str, ...], ...]:
 
 
 def _segments(row: dict[str, Any]) -> tuple[Segment, ...]:
-    """Return the segments of a row; each begins before it ends, and none before its predecessor."""
+    """Return the segments of a row, which must not be empty and must be in order of their start."""
     unit = row.get("unit", "frames")
     try:
         segments = tuple(Segment(float(item["start"]), float(item["end"]), unit) for item in row["segments"])

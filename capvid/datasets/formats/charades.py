@@ -1,12 +1,11 @@
 """Charades: ``Charades_v1_train.csv`` and ``Charades_v1_test.csv``; the captions are the ``descriptions``.
 
-Descriptions are parted by semicolons, and ``{}`` stands for one that was not given; without these there are
-16,087, the number that the HAM paper evaluates with. The scripts that the actors played are not captions.
+Descriptions are separated by semicolons, and ``{}`` marks a missing one; without these there are 16,087, the
+number in the HAM paper. The scripts that the actors followed are not captions.
 
-There are 7985 videos in the training file, 16 of them without a description, and 1863 in the test file. The
-paper has 7569 for training and 400 for validation, without saying which. Here those 400 are the ones whose
-ids have the smallest SHA-256, so that the order of the file plays no part; of a shorter file it is the same
-share.
+The training file has 7985 videos, 16 of them without a description, and the test file 1863. The paper uses
+7569 for training and 400 for validation and does not say which. Here the 400 ids with the smallest SHA-256
+are for validation, whatever their order in the file; of a shorter file, the same share.
 """
 
 from __future__ import annotations
@@ -29,10 +28,10 @@ _NONE = "{}"
 
 @dataset_format("charades", "DIR", "Charades as published")
 def read(folder: Path, rows: Rows, options: Mapping[str, str]) -> Iterator[tuple[Location, CaptionedVideo]]:
-    """Read the videos of all splits; those without a description are left out and noted.
+    """Read the videos of all splits; videos without a description are skipped and noted.
 
     Raises:
-        DataError: a file is missing or no CSV, or a row cannot be used and bad rows are not skipped.
+        DataError: a file is missing or not CSV, or has a bad row and these are not skipped.
     """
     for split, path in find_splits(folder, FILES, rows):
         videos = []
@@ -59,13 +58,13 @@ def _captions(descriptions: str) -> tuple[str, ...]:
 
 
 def _held_out(names: list[str]) -> set[str]:
-    """Return the ids that are kept for validation."""
+    """Return the ids of the validation split."""
     unique = sorted(set(names), key=lambda name: hashlib.sha256(name.encode()).digest())
     return set(unique[: len(unique) * VALIDATION // OF])
 
 
 def _records(path: Path, rows: Rows) -> Iterator[tuple[Location, str, str]]:
-    """Id and descriptions of each row."""
+    """Yield location, id and descriptions of each row."""
     reader = csv.reader(io.StringIO(read_text(path), newline=""), strict=True)
     header: list[str] | None = None
     begun = 1

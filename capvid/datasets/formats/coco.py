@@ -1,8 +1,8 @@
-"""Captions as COCO has them: a JSON file with ``images`` and ``annotations``.
+"""COCO captions: a JSON file with ``images`` and ``annotations``.
 
-A picture's id is its ``file_name`` without the suffix, as features have it, or its number where it has no
-file name. Its split is in its field ``split``; for pictures without one it is given after the file, as in
-``coco:captions.json#split=val``, and train if it is not.
+The id of an image is its ``file_name`` without the suffix, or its number if it has no file name. Its split is
+the field ``split``; images without this field are in the split that follows the path, as in
+``coco:captions.json#split=val``, by default in train.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ _LISTS = Lists(videos="images", id="id", captions="annotations", refers="image_i
 
 @dataset_format("coco", "FILE", "COCO captions; #split=val for images that name no split", options=("split",))
 def read(path: Path, rows: Rows, options: Mapping[str, str]) -> Iterator[tuple[Location, CaptionedVideo]]:
-    """Read the pictures; ``options`` may have the ``split`` of those that do not name theirs.
+    """Read the images; the option ``split`` is that of images without a split of their own.
 
     Raises:
-        DataError: the file is not of that form, or a row is not and bad rows are not skipped.
-        UsageError: there is no such split.
+        DataError: the file has another layout, or a bad row and these are not skipped.
+        UsageError: no such split.
     """
     default = options.get("split", "train")
     if default not in SPLITS:

@@ -1,4 +1,4 @@
-"""MSR-VTT: ``train_val_videodatainfo.json`` and ``test_videodatainfo.json``, 20 sentences for each video.
+"""MSR-VTT: ``train_val_videodatainfo.json`` and ``test_videodatainfo.json``, 20 captions per video.
 
 The published splits have 6513, 497 and 2990 videos.
 """
@@ -31,7 +31,7 @@ def read(folder: Path, rows: Rows, options: Mapping[str, str]) -> Iterator[tuple
     """Read the videos of all splits.
 
     Raises:
-        DataError: the files are missing or not as published, or a row is not and bad rows are not skipped.
+        DataError: the files are missing or not as published, or have a bad row and these are not skipped.
     """
     for _, path in find_splits(folder, FILES, rows):
         yield from read_grouped(JsonFile(path), _LISTS, rows, _name_and_split)

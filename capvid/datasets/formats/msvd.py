@@ -1,8 +1,8 @@
-"""MSVD: ``sents_train_lc_nopunc.txt`` and its likes, with an id, a tabulator and a sentence on each line.
+"""MSVD: ``sents_train_lc_nopunc.txt`` and so on, with lines of id, tab and sentence.
 
-The ids there are ``vid1`` to ``vid1970``. With ``youtube_mapping.txt`` beside the sentences the videos have
-the names of the clips (video on YouTube, start, end), as features of these have; ``msvd:DIR#ids=vid`` leaves
-the ids as they are. The published splits have 1200, 100 and 670 videos.
+The ids there are ``vid1`` to ``vid1970``. With ``youtube_mapping.txt`` in the folder, videos are named after
+their clips (YouTube id, start, end) instead; ``msvd:DIR#ids=vid`` keeps the ids. The published splits have
+1200, 100 and 670 videos.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ MAPPING = "youtube_mapping.txt"
 
 @dataset_format("msvd", "DIR", "MSVD as published; #ids=vid keeps its own ids", options=("ids",))
 def read(folder: Path, rows: Rows, options: Mapping[str, str]) -> Iterator[tuple[Location, CaptionedVideo]]:
-    """Read the videos of all splits; ``options`` may have ``ids``, vid or youtube.
+    """Read the videos of all splits; the option ``ids`` is ``vid`` or ``youtube``.
 
     Raises:
-        DataError: the files are missing, or a row cannot be used and bad rows are not skipped.
-        UsageError: another kind of ids.
+        DataError: the files are missing, or have a bad row and these are not skipped.
+        UsageError: an unknown value of ``ids``.
     """
     ids = options.get("ids")
     if ids not in (None, "vid", "youtube"):
@@ -43,7 +43,7 @@ def read(folder: Path, rows: Rows, options: Mapping[str, str]) -> Iterator[tuple
 
 
 def _names(path: Path, rows: Rows) -> dict[str, str]:
-    """Read the names of the clips by id."""
+    """Return the names of the clips by id."""
     names: dict[str, str] = {}
     for location, line in read_lines(path, rows):
         with rows.at(location):

@@ -1,10 +1,10 @@
 """ActivityNet Captions and YouCookII: paragraphs of sentences, each about a segment in seconds.
 
 ``train.json`` of ActivityNet has 10,009 videos. The others come from ``captioning_val_1.json`` (ae-val, 2460)
-and ``captioning_test_1.json`` (ae-test, 2457), the halves of the validation videos that the MART paper uses;
-where neither is there, all 4917 of ``val_1.json`` are the val split. A second annotator described most of
-these videos as well, with other segments: in ``val_2.json``, or as whole paragraphs in
-``captioning_val_2_para.json`` and ``captioning_test_2_para.json``. These paragraphs are further references.
+and ``captioning_test_1.json`` (ae-test, 2457), the halves of the validation videos in the MART paper; without
+both files, all 4917 videos of ``val_1.json`` are the val split. A second annotator described most of these
+videos with other segments, in ``val_2.json``, or as complete paragraphs in ``captioning_val_2_para.json`` and
+``captioning_test_2_para.json``. These paragraphs are further references.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ SECOND_PARAGRAPHS = ("captioning_val_2_para.json", "captioning_test_2_para.json"
 def read_activitynet(
     folder: Path, rows: Rows, options: Mapping[str, str]
 ) -> Iterator[tuple[Location, CaptionedVideo]]:
-    """Read the videos of all splits, with the second annotator's paragraphs behind those of the first.
+    """Read the videos of all splits; the paragraphs of the second annotator come last.
 
     Raises:
-        DataError: the files are missing or not as published, or a row is not and bad rows are not skipped.
+        DataError: the files are missing or not as published, or have a bad row and these are not skipped.
     """
     halves = any(find_file(folder, name) for _, name in FILES[1:])
     files = FILES if halves or not find_file(folder, WHOLE[1][1]) else WHOLE
@@ -60,7 +60,7 @@ def read_activitynet(
 
 
 def _second(folder: Path, rows: Rows) -> dict[str, tuple[str, ...]]:
-    """Read the second annotator's paragraphs by video id."""
+    """Return the paragraphs of the second annotator by video id."""
     paragraphs: dict[str, tuple[str, ...]] = {}
     path = find_file(folder, SECOND)
     if path is not None:
@@ -99,7 +99,7 @@ def read_youcook2(
     read: 1333 videos for training and 457 for validation.
 
     Raises:
-        DataError: the files are missing or not as published, or a row is not and bad rows are not skipped.
+        DataError: the files are missing or not as published, or have a bad row and these are not skipped.
     """
     path = find_file(folder, YOUCOOK2_FILE)
     if path is None:
