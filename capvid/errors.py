@@ -35,10 +35,10 @@ class CapvidError(Exception):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Be pickled as what it is, whatever the arguments of its class."""
-        return _restored, (type(self), self.args, self.__dict__)
+        return _restore, (type(self), self.args, self.__dict__)
 
 
-def _restored(kind: type[CapvidError], args: tuple[Any, ...], state: dict[str, Any]) -> CapvidError:
+def _restore(kind: type[CapvidError], args: tuple[Any, ...], state: dict[str, Any]) -> CapvidError:
     error = kind.__new__(kind)
     error.args = args
     error.__dict__.update(state)

@@ -43,7 +43,7 @@ from capvid.features.feature_file import Features, load_features
 from capvid.features.prefetch import DecodeStage, Video, decode_video, fetched, holds_features
 from capvid.output.results import Caption, CaptionResult, Segment, WordScore
 from capvid.utils.device import resolve_device
-from capvid.utils.storage import VideoPath, located
+from capvid.utils.storage import VideoPath, parse_path
 from capvid.utils.validation import limits
 from capvid.video.frame_sampling import ChosenTimes, Sampling, UniformSampling, parse_sampling
 from capvid.video.frame_source import ArraySource
@@ -81,7 +81,7 @@ def load(
     reader: str = "auto",
     segments: str | int | Path | None = None,
     attention: bool = False,
-    pictures: bool = False,
+    thumbnails: bool = False,
     **decoding: Any,
 ) -> CaptionPipeline:
     """Load a trained captioner with the backbones it needs.
@@ -99,7 +99,7 @@ def load(
         segments: one sentence per segment: ``auto``, their number, or a file with their times; None captions
             whole videos, except for paragraph captioners, which use ``auto``.
         attention: whether captions carry attention traces.
-        pictures: whether results carry thumbnails of the sampled frames.
+        thumbnails: whether results carry thumbnails of the sampled frames.
         decoding: see :class:`~capvid.decoding.decoding_options.DecodingOptions` such as ``beam_size``; None
             stands for the value the captioner was trained with.
 
@@ -154,7 +154,7 @@ def load(
         timeout=timeout,
         reader=reader,
         segments=segmentation,
-        pictures=pictures,
+        thumbnails=thumbnails,
         model=label,
     )
 
@@ -183,7 +183,7 @@ class CaptionPipeline:
         timeout: seconds before a file, or a part of a long one, is abandoned; None disables the limit.
         reader: name of the video reader.
         segments: segmentation of videos, one sentence each; None captions whole videos.
-        pictures: whether results carry thumbnails of the sampled frames.
+        thumbnails: whether results carry thumbnails of the sampled frames.
         model: name and revision for results; by default the checkpoint's name.
     """
 
@@ -198,7 +198,7 @@ class CaptionPipeline:
     timeout: float | None = TIMEOUT
     reader: str = "auto"
     segments: Segmentation | None = None
-    pictures: bool = False
+    thumbnails: bool = False
     model: str = ""
 
     def __post_init__(self) -> None:
@@ -268,7 +268,7 @@ class CaptionPipeline:
             views=tuple(views_of(self.loaded_backbones)),
             sampling=self.sampling,
             cut=self.segments,
-            pictures=self.pictures,
+            thumbnails=self.thumbnails,
             frames=FRAMES_PER_VIDEO * self.batch_size,
             reader=self.reader,
             stored=True,
@@ -303,7 +303,7 @@ class CaptionPipeline:
             duration = source.info.duration
             chosen = self.segments.choose(source.info.path, source.frame_times(), duration, sampling)
             sampling = ChosenTimes(tuple(source.frame_times()[chosen].tolist()), sampling)
-        decoded = decode_video(source, sampling, self.decoding.views, self.reader, self.pictures)
+        decoded = decode_video(source, sampling, self.decoding.views, self.reader, self.thumbnails)
         return Video(path=source.info.path, name=source.info.path.name, decoded=decoded)
 
     def stream(self, inputs: Iterable[str | VideoPath]) -> Generator[CaptionResult, None, None]:
@@ -315,7 +315,7 @@ class CaptionPipeline:
         Raises:
             CapvidError: an error that concerns all inputs, such as missing weights of the backbone.
         """
-        with closing(self._features(map(located, inputs))) as features:
+        with closing(self._features(map(parse_path, inputs))) as features:
             yield from self.describe(features)
 
     def _features(self, paths: Iterator[VideoPath]) -> Generator[ExtractionResult, None, None]:
@@ -439,7 +439,7 @@ class CaptionPipeline:
             segments=tuple(segments),
             paragraph=self.segments is not None,
             times=features.times,
-            pictures=clip.result.pictures,
+            thumbnails=clip.result.thumbnails,
         )
 
     def _failed(self, result: ExtractionResult, error: CapvidError) -> CaptionResult:
@@ -566,7 +566,7 @@ class CaptionGenerator:
         captions: list[tuple[Caption, ...]] = []
         for start in range(0, len(segments), self._together):
             batch = slice(start, start + self._together)
-            captions += self._rescore(*self._padded(segments[batch]), hypotheses[batch])
+            captions += self._rescore(*self._pad(segments[batch]), hypotheses[batch])
         described = iter(captions)
         return [[Described(captions=next(described)) for _ in video] for video in clips]
 
@@ -597,7 +597,7 @@ class CaptionGenerator:
                 index = torch.tensor(going, device=self.device)
                 carried = {name: tensor.index_select(0, index) for name, tensor in carried.items()}
             rows = [rows[at] for at in going]
-            features, mask = self._padded([clips[row][step] for row in rows])
+            features, mask = self._pad([clips[row][step] for row in rows])
             sentences = [hypotheses[row][step] for row in rows]
             captions = self._rescore(features, mask, sentences, carried)
             state = captioner.encode(features, mask, carried)
@@ -608,7 +608,7 @@ class CaptionGenerator:
                 described[row].append(Described(captions=caption, memory_change=tuple(change)))
         return described
 
-    def _padded(self, segments: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    def _pad(self, segments: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         """Pad segments (T, D) to features (B, T, D) in the precision of rescoring, and their mask (B, T)."""
         features, mask = pad_frames(segments)
         return features.to(self.device, next(self._precise.parameters()).dtype), mask.to(self.device)

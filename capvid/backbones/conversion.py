@@ -151,7 +151,7 @@ def _names(entry: BackboneEntry, tensors: Collection[str], wanted: Collection[st
     All have one prefix there: of those that occur, the one that matches most, and of equals the shortest.
     """
     spelled: dict[str, str] = {}
-    respell = _spelling(entry)
+    respell = _name_translator(entry)
     for name in tensors:
         if len(name) <= _LONGEST_NAME:
             spelled.setdefault(respell(name), name)
@@ -167,7 +167,7 @@ def _names(entry: BackboneEntry, tensors: Collection[str], wanted: Collection[st
     return {name: spelled[best + name] for name in wanted if best + name in spelled}
 
 
-def _spelling(entry: BackboneEntry) -> Callable[[str], str]:
+def _name_translator(entry: BackboneEntry) -> Callable[[str], str]:
     """Return the function from a checkpoint's names to ours, prefixes aside."""
     if entry.kind in ("c3d", "googlenet"):
         return _from_c3d if entry.kind == "c3d" else _from_caffe

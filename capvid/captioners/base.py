@@ -53,26 +53,26 @@ class State:
         """Repeat every caption ``times`` over, side by side: K becomes K * times."""
         if times == 1:
             return self
-        return self._changed(partial(torch.repeat_interleave, repeats=times, dim=0))
+        return self._map(partial(torch.repeat_interleave, repeats=times, dim=0))
 
     def repeat(self, times: int) -> State:
         """Repeat every video ``times`` over, side by side, as independent videos."""
         if times == 1:
             return self
         repeated = partial(torch.repeat_interleave, repeats=times, dim=0)
-        return self._changed(repeated, repeated)
+        return self._map(repeated, repeated)
 
     def reorder(self, rows: Tensor) -> State:
         """Continue from ``rows`` (V * K',) of the captions, each of its own video (beams)."""
-        return self._changed(lambda tensor: tensor.index_select(0, rows))
+        return self._map(lambda tensor: tensor.index_select(0, rows))
 
     def select(self, videos: Tensor, rows: Tensor) -> State:
         """Keep only ``videos`` (V',), and of their captions ``rows`` (V' * K',)."""
-        return self._changed(
+        return self._map(
             lambda tensor: tensor.index_select(0, rows), lambda tensor: tensor.index_select(0, videos)
         )
 
-    def _changed(
+    def _map(
         self, captions: Callable[[Tensor], Tensor], videos: Callable[[Tensor], Tensor] | None = None
     ) -> State:
         """Apply a function to the tensors of captions, and another one to those of videos."""

@@ -150,7 +150,7 @@ class VideoPass(Pass):
         """Attend to all real tokens."""
         keys, values = attention.keys_values(x if before is None else torch.cat([before, x], 1))
         self.kept[f"keys.{cache_name}"], self.kept[f"values.{cache_name}"] = keys, values
-        mask = _widened(self.kept["mask"], keys)
+        mask = _widen(self.kept["mask"], keys)
         return attention(x, keys, values, mask[:, None, None], self.distances)
 
 
@@ -171,7 +171,7 @@ class SentencePass(Pass):
         mask = self.causal
         if f"keys.{cache_name}" in self.video:
             fixed = self.video[f"keys.{cache_name}"]
-            visible = _widened(self.video["mask"], fixed)[:, None, None].expand(-1, -1, x.shape[1], -1)
+            visible = _widen(self.video["mask"], fixed)[:, None, None].expand(-1, -1, x.shape[1], -1)
             mask = torch.cat([visible, mask], -1)  # (B, 1, L, N)
             keys = torch.cat([fixed, keys], 2)
             values = torch.cat([self.video[f"values.{cache_name}"], values], 2)
@@ -215,7 +215,7 @@ class WordPass(Pass):
         if f"keys.{cache_name}" in video:
             fixed = video[f"keys.{cache_name}"], video[f"values.{cache_name}"]
             parts = [fixed, words]
-            visible = _widened(video["mask"], fixed[0]).unsqueeze(1).expand(-1, x.shape[1], -1)
+            visible = _widen(video["mask"], fixed[0]).unsqueeze(1).expand(-1, x.shape[1], -1)
             mask = torch.cat([visible, mask], -1)
         result, self.weights[cache_name] = attention.of_words(x, parts, mask, self.distances)
         return result
@@ -249,7 +249,7 @@ class WordPass(Pass):
         return self.weights[cache_name][..., first : first + count].mean(1).flatten(0, 1)
 
 
-def _widened(mask: Tensor, keys: Tensor) -> Tensor:
+def _widen(mask: Tensor, keys: Tensor) -> Tensor:
     """Widen a mask (B, M) to ``keys`` (B, heads, N, h): the tokens before it are real."""
     return F.pad(mask, (keys.shape[2] - mask.shape[1], 0), value=True)
 

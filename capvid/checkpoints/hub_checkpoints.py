@@ -234,10 +234,10 @@ def upload(
     except HubError:
         raise
     except Exception as error:  # which of the HTTP library's errors come through depends on the version
-        raise _explained(error, repository) from error
+        raise _upload_error(error, repository) from error
 
 
-def _explained(error: Exception, repository: str) -> HubError:
+def _upload_error(error: Exception, repository: str) -> HubError:
     """Say why an upload failed and what to do."""
     from huggingface_hub import constants
     from huggingface_hub.errors import HfHubHTTPError

@@ -239,11 +239,11 @@ class InputSet:
 
     def _listed(self, source: str, batch: Batch) -> Iterator[VideoPath]:
         """Yield the entries of the list; an empty list counts as failed."""
-        from capvid.utils.storage import located
+        from capvid.utils.storage import parse_path
         from capvid.video.input_lists import read_list, read_paths
 
         entries = (
-            read_list(located(source), self.options.column, timeout=self.timeout)
+            read_list(parse_path(source), self.options.column, timeout=self.timeout)
             if self.text is None
             else read_paths(io.BytesIO(self.text))
         )
@@ -264,7 +264,7 @@ def read_inputs(options: InputOptions, *, timeout: float | None) -> InputSet:
     Raises:
         UsageError: no input, an unreadable list, or a part that does not exist.
     """
-    from capvid.utils.storage import Blob, located
+    from capvid.utils.storage import Blob, parse_path
     from capvid.video.input_lists import open_list
     from capvid.video.input_set import EXTENSIONS, stands_for_many
 
@@ -288,12 +288,12 @@ def read_inputs(options: InputOptions, *, timeout: float | None) -> InputSet:
                 remedy="give it as a file",
             )
     elif source is not None:
-        path = located(source)
+        path = parse_path(source)
         if path.suffix.lower() in EXTENSIONS:
             raise UsageError(f"{source}: is a video, not a list of paths", remedy="leave out --from-file")
         if not isinstance(path, Blob):
             open_list(path).close()
-    many = source is not None or len(inputs) != 1 or stands_for_many(located(inputs[0]))
+    many = source is not None or len(inputs) != 1 or stands_for_many(parse_path(inputs[0]))
     return InputSet(options=options, many=many, text=text, part=part, timeout=timeout)
 
 

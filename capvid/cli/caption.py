@@ -155,7 +155,7 @@ def caption(
             reader=runtime.reader,
             segments=segments,
             attention=attention or report is not None,
-            pictures=report is not None,
+            thumbnails=report is not None,
             **decoding,
         )
 

@@ -88,7 +88,7 @@ def score(
     from capvid.scoring.references import load_predictions, load_references
     from capvid.scoring.scorer import score_texts
 
-    chosen = _chosen(metrics, paragraph=paragraph)
+    chosen = _parse_metrics(metrics, paragraph=paragraph)
     if paragraph and tokenizer != "auto":
         raise UsageError(
             "--tokenizer is for captions", remedy="leave it out: paragraphs are split as MART does"
@@ -133,7 +133,7 @@ def score(
         print_report(scored)
 
 
-def _chosen(metrics: str | None, *, paragraph: bool) -> tuple[str, ...]:
+def _parse_metrics(metrics: str | None, *, paragraph: bool) -> tuple[str, ...]:
     """Return the metrics to compute; by default all that are installed."""
     from capvid.scoring.scorer import check_metrics, metric_names
 
@@ -156,7 +156,7 @@ def _texts(
     *,
     paragraph: bool,
 ) -> list[Texts]:
-    """Tokenise each set of predictions with the references; videos skipped in one are skipped in all."""
+    """Tokenize each set of predictions with the references; videos skipped in one are skipped in all."""
     from capvid.scoring.scorer import caption_texts, paragraph_texts
 
     references = wanted.texts
@@ -187,7 +187,7 @@ class Scored:
         paths: paths of the predictions.
         wanted: the references.
         predicted: the matched predictions of each file.
-        texts: tokenised texts of the first.
+        texts: tokenized texts of the first.
         scores: scores of the first.
         comparison: comparison with the second, if any.
         tokenizer: name of the tokenizer.

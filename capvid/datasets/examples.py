@@ -74,7 +74,7 @@ class Lengths:
         return tokens[: self.max_words] if self.cut else None
 
 
-def tokenised(videos: Sequence[CaptionedVideo], lengths: Lengths) -> dict[str, list[list[str]]]:
+def tokenize_captions(videos: Sequence[CaptionedVideo], lengths: Lengths) -> dict[str, list[list[str]]]:
     """Return the words of the usable captions of each video."""
     return {
         video.id: [tokens for caption in video.captions if (tokens := lengths.words(caption))]
@@ -82,7 +82,7 @@ def tokenised(videos: Sequence[CaptionedVideo], lengths: Lengths) -> dict[str, l
     }
 
 
-def tokenised_paragraphs(
+def tokenize_paragraphs(
     videos: Sequence[CaptionedVideo], lengths: Lengths, *, max_segments: int
 ) -> dict[str, list[list[list[str]]]]:
     """Return the words of each sentence of each paragraph; a dropped sentence drops its paragraph."""
@@ -123,7 +123,7 @@ def make_examples(
         DataError: a video has no features.
     """
     check_features(videos, reader.store)
-    texts = tokenised(videos, lengths)
+    texts = tokenize_captions(videos, lengths)
     return [
         Example(
             video.id,
@@ -155,7 +155,7 @@ def make_paragraph_examples(
         DataError: a video has no features, or a segment lies beyond them.
     """
     check_features(videos, reader.store)
-    texts = tokenised_paragraphs(videos, lengths, max_segments=max_segments)
+    texts = tokenize_paragraphs(videos, lengths, max_segments=max_segments)
     return [
         ParagraphExample(
             video.id,

@@ -1,4 +1,4 @@
-"""Augmented views of a video: each frame randomly cropped, mirrored and recoloured.
+"""Augmented views of a video: each frame randomly cropped, mirrored and recolor.
 
 Imports no deep learning library, since it runs in the processes that decode.
 Array shapes: T frames, H and W their height and width, h and w height and width of the network's input.
@@ -76,7 +76,7 @@ class FrameView:
             min(height, down + self.height * bottom),
         )
 
-    def recoloured(self, frame: np.ndarray) -> np.ndarray:
+    def recolor(self, frame: np.ndarray) -> np.ndarray:
         """Change light, contrast and saturation of a frame (h, w, 3) uint8."""
         values = frame.astype(np.float32)
         grey = (values @ _GREY)[:, :, None]  # (h, w, 1)
@@ -122,5 +122,5 @@ class Augmentation:
         prepared = np.empty((len(frames), *target, 3), np.uint8)
         for row, frame, view in zip(prepared, frames, self.draw(len(frames)), strict=True):
             crop = resize(frame, target, view.box(box, height, width), how)
-            row[:] = view.recoloured(crop[:, ::-1] if view.mirrored else crop)
+            row[:] = view.recolor(crop[:, ::-1] if view.mirrored else crop)
         return prepared

@@ -42,7 +42,7 @@ class ExtractionResult:
         features: of the first variant; ``None`` with an error, or for a feature file that passed through.
         error: why there are no features.
         lost: number of frames that could not be decoded.
-        pictures: thumbnails of the frames as JPEG files, if requested.
+        thumbnails: thumbnails of the frames as JPEG files, if requested.
         further: features of the other variants, such as augmented views.
         name: name of the video.
     """
@@ -51,13 +51,13 @@ class ExtractionResult:
     features: Features | None
     error: CapvidError | None
     lost: int = 0
-    pictures: tuple[bytes, ...] = ()
+    thumbnails: tuple[bytes, ...] = ()
     further: tuple[Features, ...] = ()
     name: str = ""
 
     def failed(self, error: CapvidError) -> ExtractionResult:
         """Return the result of the same input with an error instead of features."""
-        return replace(self, features=None, error=error, pictures=(), further=())
+        return replace(self, features=None, error=error, thumbnails=(), further=())
 
 
 def extract(
@@ -322,7 +322,7 @@ def _collect(
         return result.failed(input_error(video.path, cause))
     features, *further = variants
     return replace(
-        result, features=features, further=tuple(further), lost=decoded.lost, pictures=decoded.pictures
+        result, features=features, further=tuple(further), lost=decoded.lost, thumbnails=decoded.thumbnails
     )
 
 
@@ -344,5 +344,5 @@ def _merge_parts(parts: Sequence[ExtractionResult]) -> ExtractionResult:
         parts[0],
         features=merged,
         lost=max(part.lost for part in parts),
-        pictures=tuple(picture for part in parts for picture in part.pictures),
+        thumbnails=tuple(thumbnail for part in parts for thumbnail in part.thumbnails),
     )

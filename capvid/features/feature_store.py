@@ -238,7 +238,7 @@ class _PackedSource:
         for video, shape in shapes.items():
             if len(shape) not in (2, 3) or 0 in shape:
                 raise FeatureFileError(f"{path}: {video} has the shape {shape}, expected (T, D) or (T, L, D)")
-        facts = self._facts(handle.metadata() or {}, settings)
+        facts = self._merge_metadata(handle.metadata() or {}, settings)
         self._scale = self._read(_SCALE).astype(np.float32) if _SCALE in names else None
         formula = facts.pop("dequantise", None)
         name = _canonical("dequantise", formula or "scale*u")
@@ -286,7 +286,7 @@ class _PackedSource:
     def _read(self, name: str) -> np.ndarray:
         return read_tensor(self.path, self._handle, name, "F16", "F32", "F64", "U8", "I8", "U16", "I16")
 
-    def _facts(self, metadata: Mapping[str, str], settings: Mapping[str, str]) -> dict[str, str]:
+    def _merge_metadata(self, metadata: Mapping[str, str], settings: Mapping[str, str]) -> dict[str, str]:
         """Return the entries of the metadata and of the fragment, which must not contradict each other."""
         facts = {key: metadata[key] for key in _FRAGMENT_KEYS if key in metadata}
         for key, value in settings.items():

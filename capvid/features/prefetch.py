@@ -22,7 +22,7 @@ import numpy as np
 from capvid.backbones.catalog import BackboneEntry, Clip, Preprocess
 from capvid.backbones.preprocessing import prepare, shrink
 from capvid.errors import CapvidError, DecoderError, MissingVideoError, VideoError, input_error
-from capvid.utils.storage import Blob, StorageError, VideoPath, local_copy, located
+from capvid.utils.storage import Blob, StorageError, VideoPath, local_copy, parse_path
 from capvid.video.frame_sampling import ChosenTimes, Sampling
 from capvid.video.frame_source import ArraySource, Windows
 from capvid.video.worker_pool import WorkerDiedError, WorkerPool, WorkerTimeoutError
@@ -102,7 +102,7 @@ class Decoded:
         reader: name of the reader.
         lost: number of frames that cannot be decoded.
         duration: length of the video in seconds.
-        pictures: thumbnails of the frames as JPEG files, if requested.
+        thumbnails: thumbnails of the frames as JPEG files, if requested.
     """
 
     crops: tuple[np.ndarray, ...]
@@ -110,7 +110,7 @@ class Decoded:
     reader: str
     lost: int
     duration: float
-    pictures: tuple[bytes, ...] = ()
+    thumbnails: tuple[bytes, ...] = ()
 
 
 def decode_video(
@@ -118,7 +118,7 @@ def decode_video(
     sampling: Sampling,
     views: Sequence[View],
     reader: str,
-    pictures: bool = False,
+    thumbnails: bool = False,
 ) -> Decoded:
     """Decode a video, or frames in memory, once and crop its sampled frames for each view.
 
@@ -134,7 +134,7 @@ def decode_video(
             stack.enter_context(memory_errors(video))
         windows = [view.windows(sampling) for view in views]
         wanted = [window for window in windows if window]
-        if pictures:
+        if thumbnails:
             wanted.append(_Stills(reduce=make_thumbnails))
         keeps_frames = sampling.clean or None in windows  # otherwise the windows are all that is needed
         sampled = read_frames(
@@ -161,7 +161,7 @@ def decode_video(
             reader=sampled.info.reader,
             lost=sampled.info.lost,
             duration=sampled.info.duration,
-            pictures=encode_jpegs(next(read)[:, 0]) if pictures else (),
+            thumbnails=encode_jpegs(next(read)[:, 0]) if thumbnails else (),
         )
 
 
@@ -286,7 +286,7 @@ class Video:
     @classmethod
     def of(cls, item: Input, *, stored: bool = False) -> Video:
         """Return an input that is still to be decoded; with ``stored``, it may be a feature file."""
-        path = located(item) if isinstance(item, str | Path | Blob) else item.path
+        path = parse_path(item) if isinstance(item, str | Path | Blob) else item.path
         return cls(
             path=path,
             name=getattr(item, "key", path.stem),
@@ -304,7 +304,7 @@ class DecodeStage:
         views: what the backbones see.
         sampling: which frames to take.
         cut: segmentation of the videos, of which only the frames it needs are decoded; None for none.
-        pictures: whether to keep thumbnails of the frames.
+        thumbnails: whether to keep thumbnails of the frames.
         frames: number of frames to prefetch.
         reader: name of the video reader; ``auto`` tries another one where the first fails.
         stored: whether feature files pass through undecoded.
@@ -313,7 +313,7 @@ class DecodeStage:
     views: tuple[View, ...]
     sampling: Sampling
     cut: Segmentation | None = None
-    pictures: bool = False
+    thumbnails: bool = False
     frames: int = 32
     reader: str = "auto"
     stored: bool = False
@@ -349,7 +349,7 @@ class DecodeStage:
             failed.set_exception(error)
             return failed
         sampling = video.sampling or self.sampling
-        return pool.submit(decode_video, video.path, sampling, views, reader, self.pictures)
+        return pool.submit(decode_video, video.path, sampling, views, reader, self.thumbnails)
 
     def _wait(self, pool: WorkerPool, video: Video, future: Future[Decoded]) -> Video:
         """Return the video with its frames; whatever goes wrong is the error of this video alone."""

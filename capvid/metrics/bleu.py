@@ -29,12 +29,12 @@ def bleu_scores(
     references: Mapping[str, Sequence[str]],
     index: ReferenceIndex | None = None,
 ) -> tuple[tuple[float, ...], dict[str, tuple[float, ...]]]:
-    """BLEU-1..4 of tokenised captions.
+    """Compute BLEU-1..4 of tokenized captions.
 
     Args:
-        predictions: for each video of the references a caption, its tokens separated by white space.
-        references: for each video its reference captions, likewise.
-        index: of the references, if there is one already.
+        predictions: caption by video, tokens separated by white space.
+        references: reference captions by video, likewise.
+        index: index of the references, if it exists already.
 
     Returns:
         The four corpus scores, and the four scores of each video; from 0 to 1.
@@ -51,8 +51,8 @@ def bleu_counts(predictions: Mapping[str, str], index: ReferenceIndex) -> Floats
     """Return the counts that BLEU needs per video; they may be summed over videos.
 
     Returns:
-        For each video of the index its prediction's length, the length of the closest reference, the clipped
-        matches for n = 1..4, and the prediction's n-grams for n = 1..4: (videos, 10).
+        (videos, 10): length of the prediction, length of the closest reference, clipped matches for
+        n = 1..4, and n-grams of the prediction for n = 1..4.
     """
     rows = range(len(index.rows))
     lengths, orders = index.match(rows, [predictions[video] for video in index.rows])
@@ -69,7 +69,7 @@ def bleu_counts(predictions: Mapping[str, str], index: ReferenceIndex) -> Floats
 
 
 def bleu_of_counts(counts: Floats) -> Floats:
-    """BLEU-1..4 of counts as :func:`bleu_counts` gives them: (..., 10) to (..., 4)."""
+    """Return BLEU-1..4 (..., 4) of counts (..., 10) as from :func:`bleu_counts`."""
     length, closest = counts[..., 0] + _TINY, counts[..., 1] + _SMALL
     correct, total = counts[..., 2 : 2 + MAX_N] + _TINY, counts[..., 2 + MAX_N :] + _SMALL
     ratio = (length / closest)[..., None]
@@ -80,7 +80,7 @@ def bleu_of_counts(counts: Floats) -> Floats:
 
 @metric("bleu")
 def bleu(texts: Texts) -> Scored:
-    """BLEU-1 to BLEU-4 of the captions."""
+    """Compute BLEU-1 to BLEU-4 of the captions."""
     means, videos = bleu_scores(texts.predictions, texts.references, texts.index)
     return {
         f"BLEU-{n + 1}": (mean, {video: values[n] for video, values in videos.items()})

@@ -28,7 +28,7 @@ from capvid.metrics.ngram_index import (
     Shared,
     check_predictions,
     check_references,
-    tokenised,
+    tokenize,
 )
 
 SIGMA = 6.0
@@ -38,18 +38,18 @@ Floats = NDArray[np.float64]
 
 
 class CiderD:
-    """CIDEr-D against fixed references; everything that depends on them alone is computed once.
+    """CIDEr-D against fixed references, whose weights are computed once.
 
     Args:
-        references: for each video its reference captions, texts or lists of tokens. Repeated captions count
-            as often as they occur.
-        tokenizer: ``builtin``, or ``none`` for texts whose tokens are separated by spaces already. Lists of
-            tokens are never tokenised again.
-        index: of the references, tokenised, if there is one already.
+        references: reference captions by video, texts or lists of tokens. Repeated captions count as often as
+            they occur.
+        tokenizer: ``builtin``, or ``none`` for text that is tokenized already, separated by spaces. Lists of
+            tokens are never tokenized again.
+        index: index of the tokenized references, if it exists already.
 
     Raises:
-        DataError: there is no video, or a video without references.
-        UsageError: there is no tokenizer of that name.
+        DataError: no video, or a video without references.
+        UsageError: no such tokenizer.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class CiderD:
         self._tokenizer = tokenizer
         self._index = index or ReferenceIndex(
             {
-                video: [tokenised(caption, tokenizer=tokenizer) for caption in captions]
+                video: [tokenize(caption, tokenizer=tokenizer) for caption in captions]
                 for video, captions in references.items()
             }
         )
@@ -74,7 +74,7 @@ class CiderD:
         ]
 
     def _weigh(self, order: Order, idf: Floats) -> Floats:
-        """For each entry count * idf^2 / the norm of its reference's vector."""
+        """Return count * idf^2 / norm of the reference's vector for each entry."""
         own = idf[order.gram]
         squares = np.bincount(order.line, (order.count * own) ** 2, minlength=len(self._index.words))
         norms = np.sqrt(squares)[order.line]
@@ -85,14 +85,13 @@ class CiderD:
         """Score one caption for each video.
 
         Args:
-            predictions: a caption, text or list of tokens, for every video of the references; captions of
-                other videos are left out of account.
+            predictions: caption, text or list of tokens, by video; other videos are ignored.
 
         Returns:
-            The corpus score, and the score of each video in the references' order; both from 0 to 10.
+            The corpus score, and the score of each video in the order of the references; both from 0 to 10.
 
         Raises:
-            DataError: some videos of the references have no prediction; the message names them.
+            DataError: videos without a prediction; the message names them.
         """
         videos = self._index.rows
         check_predictions(predictions, videos)
@@ -100,17 +99,17 @@ class CiderD:
         return math.fsum(scores) / len(scores), dict(zip(videos, scores, strict=True))
 
     def score_captions(self, videos: Sequence[str], captions: Sequence[Caption]) -> list[float]:
-        """Score captions, each of the video of the references that stands in its place; each from 0 to 10."""
+        """Return the score (0 to 10) of each caption for the video at the same position."""
         return self._score([self._index.rows[video] for video in videos], captions)
 
     def _score(self, rows: Sequence[int], captions: Sequence[Caption]) -> list[float]:
-        """Score captions of videos given by their numbers."""
-        texts = [tokenised(caption, tokenizer=self._tokenizer) for caption in captions]
+        """Score captions of videos given by row number."""
+        texts = [tokenize(caption, tokenizer=self._tokenizer) for caption in captions]
         lengths, orders = self._index.match(rows, texts)
         first = self._index.first
         video = np.asarray(rows, dtype=np.int64)
-        many = first[video + 1] - first[video]  # references of each caption's video
-        offset = np.cumsum(many) - many  # of each caption in the array of all pairs of caption and reference
+        many = first[video + 1] - first[video]  # references of the video of each caption
+        offset = np.cumsum(many) - many  # of each caption among the pairs
         similarity = np.zeros(int(many.sum()))
         for n in range(MAX_N):
             similarity += self._similarity(n, orders[n], video, offset, len(similarity))
@@ -142,6 +141,6 @@ class CiderD:
 
 @metric("cider")
 def cider(texts: Texts) -> Scored:
-    """CIDEr-D of the captions."""
+    """Compute CIDEr-D of the captions."""
     scorer = CiderD(texts.references, tokenizer="none", index=texts.index)
     return {"CIDEr-D": scorer.score(texts.predictions)}

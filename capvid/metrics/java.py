@@ -1,4 +1,4 @@
-"""Programs of the published scores that run on Java: Stanford's PTBTokenizer and METEOR 1.5.
+"""Java programs behind published scores: Stanford's PTBTokenizer and METEOR 1.5.
 
 Their jars come with the package pycocoevalcap, whose modules are not imported.
 """
@@ -22,18 +22,18 @@ from capvid.text.tokenization import PUNCTUATION
 
 _JAR = "tokenizer/stanford-corenlp-3.4.1.jar"
 _ESCAPED = frozenset({"-LRB-", "-RRB-", "-LCB-", "-RCB-"})
-_BREAKS = re.compile("[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]")  # at any of these the tokenizer may begin a line
+_BREAKS = re.compile("[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]")  # the tokenizer may begin a line at any of these
 _OPTIONS = ("-Dfile.encoding=UTF-8", "-Duser.language=en", "-Duser.country=US", "-XX:+UseSerialGC")
 REMEDY = "pip install pycocoevalcap==1.2 and install Java, or use --tokenizer builtin"
 
 
-def tokenise(captions: Sequence[str]) -> list[str]:
-    """Tokenise captions, all in one run of Java: lower case, punctuation dropped, joined by spaces.
+def tokenize(captions: Sequence[str]) -> list[str]:
+    """Tokenize captions, all in one run of Java: lower case, punctuation dropped, joined by spaces.
 
-    Line breaks of any kind are spaces, so that a caption never moves into another's place.
+    Line breaks of any kind become spaces, so that captions stay in order.
 
     Raises:
-        MetricError: Java or the jar is not there, or Java fails.
+        MetricError: Java or the jar is missing, or Java fails.
     """
     if not captions:
         return []
@@ -64,7 +64,7 @@ def _is_word(token: str) -> bool:
 
 
 def java_program() -> str:
-    """Give the path of Java.
+    """Return the path of Java.
 
     Raises:
         MetricError: it is not installed.
@@ -76,7 +76,7 @@ def java_program() -> str:
 
 
 def java_version() -> str:
-    """Give the first line of what ``java -version`` says.
+    """Return the first line of the output of ``java -version``.
 
     Raises:
         MetricError: Java is not installed.
@@ -94,7 +94,7 @@ def _jar() -> Path:
     raise MetricError("PTBTokenizer: its jar is not installed", remedy=REMEDY)
 
 
-# The program dies where numbers have a decimal comma, so language and country are set.
+# The program fails where numbers have a decimal comma, so set language and country.
 _METEOR_OPTIONS = ("-Xmx2G", "-Duser.language=en", "-Duser.country=US", "-Dfile.encoding=UTF-8")
 _METEOR_ARGUMENTS = ("-", "-", "-stdio", "-l", "en", "-norm")
 _SEPARATOR = " ||| "
@@ -103,12 +103,12 @@ _SEPARATOR = " ||| "
 def meteor_scores(
     predictions: Mapping[str, str], references: Mapping[str, Sequence[str]]
 ) -> tuple[float, dict[str, float]]:
-    """METEOR of tokenised captions, as :func:`capvid.metrics.meteor.meteor_scorer.meteor_scores` but by Java.
+    """Compute METEOR as :func:`capvid.metrics.meteor.meteor_scorer.meteor_scores` does, but with Java.
 
-    One process takes all captions, and is ended whatever happens.
+    One process scores all captions; it never outlives the call.
 
     Raises:
-        DataError: there is no ``java`` command or no jar, or the program failed; the message says how.
+        DataError: no ``java`` command or no jar, or the program failed.
     """
     lines = [
         _SEPARATOR.join(["SCORE", *map(_reference, captions), _prediction(predictions[video])])
@@ -127,13 +127,13 @@ def _prediction(text: str) -> str:
 
 
 def _reference(text: str) -> str:
-    """Return a reference on one line; the program would separate its bars anyway."""
+    """Return a reference on one line; the program separates bars anyway."""
     return re.sub("[\r\n]", " ", text.replace("|", " | "))
 
 
 @contextmanager
 def _program() -> Iterator[tuple[subprocess.Popen[str], IO[str]]]:
-    """Start the program; return it and the file of its error output."""
+    """Start the program; return its process and the file of its stderr."""
     jar = jar_in(data_folder())
     java = shutil.which("java")
     if java is None:
@@ -160,7 +160,7 @@ def _program() -> Iterator[tuple[subprocess.Popen[str], IO[str]]]:
 def _answers(
     process: subprocess.Popen[str], lines: Iterable[str], count: int, errors: IO[str]
 ) -> Iterator[str]:
-    """Send lines and yield ``count`` lines of the answer; neither side ever waits for the other to read."""
+    """Send lines and yield ``count`` lines of output, without deadlock between the two pipes."""
     assert process.stdin is not None and process.stdout is not None
     writer = threading.Thread(target=_send, args=(process.stdin, lines), daemon=True)
     writer.start()
@@ -183,4 +183,4 @@ def _send(stream: IO[str], lines: Iterable[str]) -> None:
             stream.write(f"{line}\n")
         stream.flush()
     except (OSError, ValueError):
-        pass  # the program has ended, which the reader reports
+        pass  # the program ended, which the reader reports

@@ -12,7 +12,7 @@ from capvid.utils.registry import Registry
 if TYPE_CHECKING:
     from capvid.metrics.ngram_index import ReferenceIndex
 
-Scored = Mapping[str, tuple[float, Mapping[str, float]]]  # by name: the corpus score, and that of each video
+Scored = Mapping[str, tuple[float, Mapping[str, float]]]  # by score: the corpus score, and that of each video
 _F = TypeVar("_F", bound=Callable[..., Scored])
 
 
@@ -32,7 +32,7 @@ class Texts:
 
     @cached_property
     def index(self) -> ReferenceIndex:
-        """The n-grams of the references."""
+        """N-gram index of the references."""
         from capvid.metrics.ngram_index import ReferenceIndex
 
         return ReferenceIndex(self.references)

@@ -17,15 +17,15 @@ _BITS = 32  # a pair of numbers below 2**31 is one number
 
 @dataclass(frozen=True)
 class Order:
-    """The n-grams of the references for one n; one entry for each n-gram of each line.
+    """N-grams of the references for one n; one entry per n-gram and line.
 
     Attributes:
-        keys: keys of the n-grams, sorted; the index of a key is the n-gram's number.
-        videos: in how many videos' references each n-gram occurs.
+        keys: sorted keys of the n-grams; the index of a key is the number of the n-gram.
+        videos: number of videos with each n-gram in a reference.
         codes: video and n-gram of each entry as one number, sorted.
-        gram: the n-gram of each entry.
-        line: the reference of each entry.
-        count: how often it occurs there.
+        gram: n-gram of each entry.
+        line: reference of each entry.
+        count: count of the n-gram in the reference.
     """
 
     keys: Ints
@@ -38,14 +38,14 @@ class Order:
 
 @dataclass(frozen=True)
 class Shared:
-    """The n-grams of predictions for one n, and the references' entries that have the same ones.
+    """N-grams of predictions for one n, and the entries of references with the same n-grams.
 
     Attributes:
-        line: the prediction of each n-gram.
-        gram: its number, beyond those of the references if it is in none.
-        count: how often it occurs there.
-        own: for each pair of a prediction's n-gram and an entry of its video's references the former.
-        entry: the latter.
+        line: prediction of each n-gram.
+        gram: number of the n-gram; beyond those of the references if no reference has it.
+        count: count of the n-gram in the prediction.
+        own: n-gram of each pair of a prediction's n-gram and an entry of its video's references.
+        entry: entry of each pair.
     """
 
     line: Ints
@@ -59,13 +59,13 @@ class ReferenceIndex:
     """The references of all videos, indexed by n-gram.
 
     Args:
-        references: for each video its tokenised captions.
+        references: tokenized reference captions by video.
 
     Attributes:
-        rows: the number of each video.
-        first: the number of each video's first reference, and behind the last video's the count of all.
-        words: how many words each reference has.
-        orders: the n-grams for n = 1..4.
+        rows: row number of each video.
+        first: index of the first reference of each video, then the number of all references.
+        words: number of words of each reference.
+        orders: n-grams for n = 1..4.
     """
 
     def __init__(self, references: Mapping[str, Sequence[str]]) -> None:
@@ -89,8 +89,8 @@ class ReferenceIndex:
         """Match n-grams of captions with those of their videos' references.
 
         Args:
-            rows: the number of each caption's video.
-            captions: tokenised.
+            rows: row number of the video of each caption.
+            captions: tokenized captions.
 
         Returns:
             Number of words per caption, and the shared n-grams for n = 1..4.
@@ -101,7 +101,7 @@ class ReferenceIndex:
         return lengths, [_shared(order, *one, video) for order, one in zip(self.orders, ngrams, strict=True)]
 
     def _read(self, lines: Sequence[str]) -> tuple[Ints, Ints]:
-        """Return the number of words per line, and the numbers of all words in order."""
+        """Return the number of words per line, and the ids of all words in order."""
         numbers = self._numbers
         lengths, every = [], []
         for text in lines:
@@ -114,7 +114,7 @@ class ReferenceIndex:
 def _ngrams(lengths: Ints, words: Ints, number: Callable[[int, Ints], Ints]) -> list[tuple[Ints, Ints]]:
     """Return line and number of each n-gram for n = 1..4; ``number`` maps keys to numbers."""
     line = np.repeat(np.arange(len(lengths)), lengths)
-    left = np.repeat(np.cumsum(lengths), lengths) - np.arange(len(words))  # words from here to the line's end
+    left = np.repeat(np.cumsum(lengths), lengths) - np.arange(len(words))  # words left in the line
     gram = np.zeros_like(words)
     ngrams = []
     for n in range(1, MAX_N + 1):
@@ -136,14 +136,14 @@ def _looked_up(keys: Ints, key: Ints) -> Ints:
     return index
 
 
-def _counted(first: Ints, second: Ints) -> tuple[Ints, Ints, Ints]:
+def _count_pairs(first: Ints, second: Ints) -> tuple[Ints, Ints, Ints]:
     """Return the distinct pairs of numbers and their counts."""
     pairs, count = np.unique(first << _BITS | second, return_counts=True)
     return pairs >> _BITS, pairs & ((1 << _BITS) - 1), count
 
 
 def _order(keys: Ints, line: Ints, gram: Ints, video: Ints) -> Order:
-    line, gram, count = _counted(line, gram)
+    line, gram, count = _count_pairs(line, gram)
     codes = video[line] << _BITS | gram
     sort = np.argsort(codes, kind="stable")
     codes = codes[sort]
@@ -154,7 +154,7 @@ def _order(keys: Ints, line: Ints, gram: Ints, video: Ints) -> Order:
 
 
 def _shared(order: Order, line: Ints, gram: Ints, video: Ints) -> Shared:
-    line, gram, count = _counted(line, gram)
+    line, gram, count = _count_pairs(line, gram)
     codes = video[line] << _BITS | gram
     start = np.searchsorted(order.codes, codes, "left")
     many = np.searchsorted(order.codes, codes, "right") - start
@@ -169,15 +169,15 @@ TOKENIZERS = ("auto", "ptb", "builtin", "none")
 Caption = str | Sequence[str]
 
 
-def tokenised(caption: Caption, *, tokenizer: str = "builtin") -> str:
+def tokenize(caption: Caption, *, tokenizer: str = "builtin") -> str:
     """Join the tokens of a caption by spaces.
 
     Args:
-        caption: a text, or a list of tokens that is taken as it is.
+        caption: a text, or a list of tokens, which is not tokenized again.
         tokenizer: ``builtin`` or ``auto`` for :mod:`capvid.text.tokenization`; ``none`` splits at spaces.
 
     Raises:
-        UsageError: there is no tokenizer of that name, or it is ``ptb``, which takes all captions at once.
+        UsageError: no such tokenizer, or ``ptb``, which takes all captions at once.
     """
     check_tokenizer(tokenizer)
     if tokenizer == "ptb":
@@ -193,17 +193,17 @@ def check_tokenizer(name: str) -> None:
     """Check the name of a tokenizer.
 
     Raises:
-        UsageError: there is no such tokenizer.
+        UsageError: no such tokenizer.
     """
     if name not in TOKENIZERS:
         raise UsageError(f"no tokenizer named {name!r}", remedy=f"use one of: {', '.join(TOKENIZERS)}")
 
 
 def check_predictions(predictions: Mapping[str, object], references: Iterable[str]) -> None:
-    """Refuse predictions that leave out a referenced video; other videos in them are allowed.
+    """Check that every video of the references has a prediction.
 
     Raises:
-        DataError: some have none; the message names the first of them.
+        DataError: some have none; the message names the first ones.
     """
     missing = [video for video in references if video not in predictions]
     if missing:
@@ -215,10 +215,10 @@ def check_predictions(predictions: Mapping[str, object], references: Iterable[st
 
 
 def check_references(references: Mapping[str, Sequence[Caption]]) -> None:
-    """Refuse references without videos, and videos without a list of references.
+    """Check that there are videos, each with a list of references.
 
     Raises:
-        DataError: there is no video, one has no reference, or one has a text in place of a list.
+        DataError: no video, a video without references, or a text instead of a list.
     """
     if not references:
         raise DataError("the references hold no video", remedy="give at least one video with its captions")

@@ -1,6 +1,6 @@
-"""R@n: how much a paragraph repeats itself, as MART's own scripts count it.
+"""R@n: repetition within a paragraph, as in the scripts of MART's authors.
 
-Written from what they compute: n-grams stay inside a sentence, counts are pooled over a video's sentences.
+N-grams stay within a sentence; their counts are pooled over the sentences of a video.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ ORDERS = (1, 2, 3, 4)
 def repetition(
     paragraphs: Mapping[str, Sequence[str]],
 ) -> tuple[dict[str, float], dict[str, dict[str, float]]]:
-    """R@1 to R@4 of paragraphs, each a list of sentences: means, and those of each video.
+    """Compute R@1 to R@4 of paragraphs, each a list of sentences: means, and values per video.
 
-    R@n of a video is the share of its n-grams that it has said before:
+    R@n of a video is the share of repeated n-grams:
     ``sum(max(count - 1, 0)) / sum(count)``, 0 for a video without n-grams.
     """
     videos = {video: _of(sentences) for video, sentences in paragraphs.items()}
@@ -40,14 +40,14 @@ def _of(sentences: Sequence[str]) -> dict[str, float]:
 
 
 def _words(sentence: str) -> list[str]:
-    """Words of a sentence: one dot at its end goes, commas are spaces, case stays."""
+    """Return the words of a sentence, without a final dot and with commas as spaces."""
     text = re.sub(" +", " ", sentence.removesuffix(".").rstrip(" ").replace(",", " "))
     return text.split(" ") if text else []
 
 
 @metric("repetition", paragraphs_only=True)
 def repetition_of_paragraphs(texts: Texts) -> Scored:
-    """R@1 to R@4 of the paragraphs."""
+    """Compute R@1 to R@4 of the paragraphs."""
     means, videos = repetition(texts.sentences)
     return {
         name: (mean, {video: values[name] for video, values in videos.items()})

@@ -5,7 +5,7 @@ With L(r) the longest common subsequence of the prediction's m words and referen
     P = max_r L(r) / m,   R = max_r L(r) / n(r),   F = (1 + b^2) P R / (R + b^2 P),   b = 1.2
 
 the two maxima taken independently. The corpus score is the mean of F over videos. A caption without words
-counts as one empty word, so that one matches another.
+counts as one empty word, so two such captions match.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ BETA = 1.2
 def rouge_l(
     predictions: Mapping[str, str], references: Mapping[str, Sequence[str]]
 ) -> tuple[float, dict[str, float]]:
-    """ROUGE_L of tokenised captions.
+    """Compute ROUGE_L of tokenized captions.
 
     Args:
-        predictions: for each video of the references a caption, its tokens separated by single spaces.
-        references: for each video its reference captions, likewise.
+        predictions: caption by video, tokens separated by single spaces.
+        references: reference captions by video, likewise.
 
     Returns:
         The corpus score, and the score of each video; from 0 to 1.
@@ -36,7 +36,7 @@ def rouge_l(
 
 def _score(prediction: str, references: Sequence[str]) -> float:
     words = prediction.split(" ")
-    positions: dict[str, int] = {}  # for each word the set of its places in the prediction, as bits
+    positions: dict[str, int] = {}  # positions of each word in the prediction, as bits
     for position, word in enumerate(words):
         positions[word] = positions.get(word, 0) | 1 << position
     precision = recall = 0.0
@@ -51,7 +51,7 @@ def _score(prediction: str, references: Sequence[str]) -> float:
 
 
 def _common_subsequence(positions: Mapping[str, int], length: int, reference: Sequence[str]) -> int:
-    """Length of the longest common subsequence, a row of the usual table at a time held in one integer.
+    """Return the length of the longest common subsequence; an integer holds a row of the usual table.
 
     A bit of ``row`` is 0 where the table grows by one from a column to the next (Hyyrö, 2004).
     """
@@ -65,5 +65,5 @@ def _common_subsequence(positions: Mapping[str, int], length: int, reference: Se
 
 @metric("rouge")
 def rouge(texts: Texts) -> Scored:
-    """ROUGE_L of the captions."""
+    """Compute ROUGE_L of the captions."""
     return {"ROUGE_L": rouge_l(texts.predictions, texts.references)}

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 COLUMNS = 60  # per segment; neighbouring frames share a column where there are more
 PICTURES = 2400  # per video, all segments together
-LEAST = 4  # pictures of a segment, however many segments there are
+LEAST = 4  # thumbnails of a segment, however many segments there are
 SCALE = 10_000  # weights are integers in units of 1 / SCALE
 
 _TEMPLATES = Path(__file__).resolve().with_name("page")
@@ -98,7 +98,7 @@ class Report:
         return self
 
     def add(self, result: CaptionResult) -> None:
-        """Add one result, with its traces and pictures if it has any.
+        """Add one result, with its traces and thumbnails if it has any.
 
         Raises:
             OSError: the result cannot be written.
@@ -163,11 +163,11 @@ def _article(number: int, result: CaptionResult) -> str:
     ]
     data = _video_data(result)
     poster = '<div class="poster"></div>'
-    if result.pictures:
+    if result.thumbnails:
         width, height = data["size"]
         when = "" if result.times is None else f" at {result.times[data['poster']]:.1f} s"
         poster = (
-            f'<img class="poster" src="{_data_uri(result.pictures[data["poster"]])}" alt="Frame{when}" '
+            f'<img class="poster" src="{_data_uri(result.thumbnails[data["poster"]])}" alt="Frame{when}" '
             f'width="{width}" height="{height}" loading="lazy" decoding="async">'
         )
     # In ASCII without these characters, nothing in the data can end the script element or begin a comment.
@@ -191,49 +191,49 @@ def _duration(seconds: float) -> str:
     return f"{minutes // 60}:{minutes % 60:02}:{rest:02}" if minutes >= 60 else f"{minutes}:{rest:02} min"
 
 
-def _data_uri(picture: bytes) -> str:
-    return f"data:image/jpeg;base64,{base64.b64encode(picture).decode('ascii')}"
+def _data_uri(thumbnail: bytes) -> str:
+    return f"data:image/jpeg;base64,{base64.b64encode(thumbnail).decode('ascii')}"
 
 
 def _video_data(result: CaptionResult) -> dict[str, Any]:
     """Return the data that the page unfolds when a video is opened.
 
-    ``pictures`` maps frames to the pictures that segments show, except for the frame ``poster``, the middle
+    ``thumbnails`` maps frames to the images that segments show, except for the frame ``poster``, the middle
     one, which the page shows already.
     """
     per_segment = max(LEAST, PICTURES // max(1, len(result.segments)))
     segments = [_segment_data(result, segment, per_segment) for segment in result.segments]
-    frames = {frame for segment in segments for frame in segment["pictures"] if frame is not None}
+    frames = {frame for segment in segments for frame in segment["thumbnails"] if frame is not None}
     poster = size = None
-    if result.pictures:
+    if result.thumbnails:
         from PIL import Image
 
-        poster = len(result.pictures) // 2
-        with Image.open(io.BytesIO(result.pictures[poster])) as image:
+        poster = len(result.thumbnails) // 2
+        with Image.open(io.BytesIO(result.thumbnails[poster])) as image:
             size = image.size
     return {
         "poster": poster,
         "size": size,
         "paragraph": result.paragraph,
-        "pictures": {frame: _data_uri(result.pictures[frame]) for frame in sorted(frames - {poster})},
+        "thumbnails": {frame: _data_uri(result.thumbnails[frame]) for frame in sorted(frames - {poster})},
         "segments": segments,
     }
 
 
-def _segment_data(result: CaptionResult, segment: Segment, max_pictures: int) -> dict[str, Any]:
+def _segment_data(result: CaptionResult, segment: Segment, max_thumbnails: int) -> dict[str, Any]:
     frames = segment.frames
     count = min(len(frames), COLUMNS)
     edges = np.linspace(0, len(frames), count, endpoint=False).astype(int)  # (C,), first frame of each column
     ends = np.append(edges[1:], len(frames))
-    pictures: list[int | None] = [None] * count
-    if result.pictures and count:
-        for column in np.linspace(0, count - 1, min(count, max_pictures)).round().astype(int):
-            pictures[column] = int(frames[(edges[column] + ends[column] - 1) // 2])
+    thumbnails: list[int | None] = [None] * count
+    if result.thumbnails and count:
+        for column in np.linspace(0, count - 1, min(count, max_thumbnails)).round().astype(int):
+            thumbnails[column] = int(frames[(edges[column] + ends[column] - 1) // 2])
     data: dict[str, Any] = {
         "start": round(segment.start, _DECIMALS),
         "end": None if segment.end is None else round(segment.end, _DECIMALS),
         "times": None if result.times is None else _rounded(result.times[frames[edges]]),
-        "pictures": pictures,
+        "thumbnails": thumbnails,
         "captions": [_caption_data(caption, edges) for caption in segment.captions],
     }
     if count < len(frames):

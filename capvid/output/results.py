@@ -101,7 +101,7 @@ class CaptionResult:
         segments: segments with their captions; a single one if segmentation was not requested.
         paragraph: whether segmentation was requested.
         times: times of the sampled frames in seconds, if known.
-        pictures: thumbnails of the sampled frames as JPEG files, if requested.
+        thumbnails: thumbnails of the sampled frames as JPEG files, if requested.
     """
 
     path: VideoPath
@@ -114,7 +114,7 @@ class CaptionResult:
     segments: tuple[Segment, ...] = ()
     paragraph: bool = False
     times: np.ndarray | None = None
-    pictures: tuple[bytes, ...] = ()
+    thumbnails: tuple[bytes, ...] = ()
 
     def failed(self, error: CapvidError) -> CaptionResult:
         """Return the result of the same input with an error instead of captions."""

@@ -34,7 +34,7 @@ from capvid.utils.digests import Digests, identity, shown
 from capvid.utils.escaping import json_text
 from capvid.utils.files import open_regular
 from capvid.utils.registry import Registry
-from capvid.utils.storage import Storage, filesystem, patiently, protocol_of
+from capvid.utils.storage import Storage, filesystem, protocol_of, with_retries
 from capvid.utils.validation import parse_json
 from capvid.video.input_lists import pyarrow_parquet
 
@@ -278,7 +278,7 @@ class Parquet(ShardFormat):
                         raise
                     raise not_a_shard(path) from error
 
-        return patiently(path, "read", read) if remote else read()
+        return with_retries(path, "read", read) if remote else read()
 
     def without_failed(self, data: bytes) -> bytes:
         """Leave out rows."""

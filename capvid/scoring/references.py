@@ -124,14 +124,14 @@ class _Reader:
                     self._take_row(stream.value())
             return
         if stream.peek() == "[":
-            self._be("coco")
+            self._expect_format("coco")
             self._read_list(stream, "annotations")
         else:
             for line, name in stream.members():
                 self._read_member(stream, line, name)
         stream.end()
 
-    def _be(self, form: str) -> None:
+    def _expect_format(self, form: str) -> None:
         """Check that the detected format is the requested one."""
         if self.form and form != self.form and (self.form, form) != ("youcook2", "activitynet"):
             raise DataError(
@@ -146,11 +146,11 @@ class _Reader:
         opening = stream.peek()
         if self.form not in _BY_ID:
             if name in _LISTS and opening == "[":
-                self._be(_LISTS[name])
+                self._expect_format(_LISTS[name])
                 self._read_list(stream, name)
                 return
             if name == "database" and opening == "{":
-                self._be("youcook2")
+                self._expect_format("youcook2")
                 for inner, video in stream.members():
                     with self._rows.at(Location(self.path, inner, f"record {reprlib.repr(video)}")):
                         self._take_youcook2(video, stream.value())
@@ -164,9 +164,9 @@ class _Reader:
     def _take_by_id(self, name: str, value: Any) -> None:
         """Add the references of an id: a text, a list of texts, or sentences with times."""
         if isinstance(value, (list, str)) and self.form not in ("captions", "paragraphs"):
-            self._be("captions" if isinstance(value, list) else "paragraphs")
+            self._expect_format("captions" if isinstance(value, list) else "paragraphs")
         if isinstance(value, dict):
-            self._be("activitynet")
+            self._expect_format("activitynet")
             self._add_new(name, [" ".join(_texts(member(value, "sentences", list, "list of sentences")))])
         elif isinstance(value, list):
             texts = _texts([one.get("caption") if isinstance(one, dict) else one for one in value])
@@ -226,7 +226,7 @@ class _Reader:
                 self.references.texts.setdefault(as_id(name), []).append(check_unicode(caption))
         if not self.references.texts:
             return
-        self._be("msvd")
+        self._expect_format("msvd")
         mapping = self.path.with_name(MAPPING)
         packed = mapping.with_name(f"{MAPPING}.gz")
         for path in filter(Path.is_file, (mapping, packed)):
@@ -307,7 +307,7 @@ def load_references(specs: Sequence[str], *, form: str = "", paragraphs: bool = 
     """
     files = [
         read_references(path, form=form, split=split, paragraphs=paragraphs)
-        for path, split in map(_parsed, specs)
+        for path, split in map(_split_fragment, specs)
     ]
     texts: dict[str, list[str]] = {}
     aliases: dict[str, str] = {}
@@ -324,7 +324,7 @@ def load_references(specs: Sequence[str], *, form: str = "", paragraphs: bool = 
     return ReferenceSet(texts, first, aliases, list(specs))
 
 
-def _parsed(spec: str) -> tuple[Path, str]:
+def _split_fragment(spec: str) -> tuple[Path, str]:
     """Return the path of a references file, and the split to take."""
     name, mark, fragment = spec.rpartition("#")
     if not mark or Path(spec).exists():

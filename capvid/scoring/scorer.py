@@ -14,7 +14,7 @@ from capvid.metrics.ngram_index import (
     check_predictions,
     check_references,
     check_tokenizer,
-    tokenised,
+    tokenize,
 )
 
 CAPTION_METRICS = ("bleu", "rouge", "cider")  # metrics of captions that need no further data
@@ -136,10 +136,10 @@ def caption_texts(
         from capvid.metrics import java as ptb_java
 
         raw = [caption for caption in (*predicted, *wanted) if isinstance(caption, str)]
-        ready = iter(ptb_java.tokenise(raw))
+        ready = iter(ptb_java.tokenize(raw))
         tokens = iter([next(ready) if isinstance(c, str) else " ".join(c) for c in (*predicted, *wanted)])
     else:
-        tokens = iter([tokenised(caption, tokenizer=tokenizer) for caption in (*predicted, *wanted)])
+        tokens = iter([tokenize(caption, tokenizer=tokenizer) for caption in (*predicted, *wanted)])
     return Texts(
         predictions={video: next(tokens) for video in kept},
         references={video: [next(tokens) for _ in captions] for video, captions in kept.items()},

@@ -25,8 +25,8 @@ from capvid.datasets.examples import (
     Lengths,
     make_examples,
     make_paragraph_examples,
-    tokenised,
-    tokenised_paragraphs,
+    tokenize_captions,
+    tokenize_paragraphs,
 )
 from capvid.decoding.beam_search import decode, decode_paragraphs
 from capvid.decoding.decoding_options import DecodingOptions, Hypothesis
@@ -77,8 +77,12 @@ class Task:
     def sentences(self, videos: Sequence[CaptionedVideo]) -> list[list[str]]:
         """Return all sentences to learn from, as lists of words."""
         if not self.paragraphs:
-            return [caption for captions in tokenised(videos, self.lengths).values() for caption in captions]
-        tokens = tokenised_paragraphs(videos, self.lengths, max_segments=self.data.max_segments)
+            return [
+                caption
+                for captions in tokenize_captions(videos, self.lengths).values()
+                for caption in captions
+            ]
+        tokens = tokenize_paragraphs(videos, self.lengths, max_segments=self.data.max_segments)
         return [sentence for paragraphs in tokens.values() for p in paragraphs for sentence in p]
 
     def examples(

@@ -76,7 +76,7 @@ class AveragedWeights:
 
     def __init__(self, module: nn.Module, decay: float) -> None:
         self.decay = decay
-        self.weights = [tensor.detach().clone() for tensor in self._averaged(module)]
+        self.weights = [tensor.detach().clone() for tensor in self._averaged_tensors(module)]
         self.steps = 0
 
     @torch.no_grad()
@@ -84,18 +84,18 @@ class AveragedWeights:
         """Add the current weights to the average."""
         self.steps += 1
         decay = min(self.decay, (1 + self.steps) / (10 + self.steps))
-        torch._foreach_lerp_(self.weights, self._averaged(module), 1 - decay)
+        torch._foreach_lerp_(self.weights, self._averaged_tensors(module), 1 - decay)
 
     @torch.no_grad()
     def swap(self, module: nn.Module) -> None:
         """Exchange the average and the module's weights; a second call undoes the first."""
-        for average, weight in zip(self.weights, self._averaged(module), strict=True):
+        for average, weight in zip(self.weights, self._averaged_tensors(module), strict=True):
             current = weight.detach().clone()
             weight.copy_(average)
             average.copy_(current)
 
     @staticmethod
-    def _averaged(module: nn.Module) -> list[Tensor]:
+    def _averaged_tensors(module: nn.Module) -> list[Tensor]:
         learned = [parameter for parameter in module.parameters() if parameter.requires_grad]
         return [*learned, *(buffer for buffer in module.buffers() if buffer.is_floating_point())]
 
@@ -145,7 +145,7 @@ def accelerate_on(device: torch.device, *, partial: bool = False) -> tuple[Accel
     return accelerator, device if accelerator.num_processes == 1 else torch.device(accelerator.device)
 
 
-def merged(accelerator: Accelerator, items: dict[str, _T]) -> dict[str, _T]:
+def gather_items(accelerator: Accelerator, items: dict[str, _T]) -> dict[str, _T]:
     """Return the items of all processes, in the order of rank; a collective call."""
     if accelerator.num_processes == 1:
         return items

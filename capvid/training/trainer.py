@@ -50,9 +50,9 @@ from capvid.training.optimization import (
     Shard,
     accelerate_on,
     clip_gradients,
+    gather_items,
     learning_rate_factor,
     make_optimizer,
-    merged,
     shards_of,
     wants_bf16,
 )
@@ -401,7 +401,8 @@ class Trainer:
         self.loss_sum = torch.zeros_like(self.loss_sum)
         if not math.isfinite(loss):
             raise DivergedError(
-                f"the loss is {loss} in epoch {progress.epoch}, batch {progress.batch}; {self._kept()}",
+                f"the loss is {loss} in epoch {progress.epoch}, batch {progress.batch}; "
+                f"{self._describe_best()}",
                 remedy="lower training.learning_rate, or clip gradients with training.clip_norm",
             )
         progress.loss += loss
@@ -415,7 +416,7 @@ class Trainer:
         """Return CIDEr-D on the validation split, and a few of its captions."""
         shard = self.validation[self.accelerator.process_index :: self.accelerator.num_processes]
         predicted = self.task.predict(self.captioner, self.vocabulary, shard, self.recipe.decoding)
-        predicted = merged(self.accelerator, predicted)
+        predicted = gather_items(self.accelerator, predicted)
         captions = {example.id: predicted[example.id] for example in self.validation}
         return self.cider(captions), {e.id: captions[e.id] for e in self.validation[:SAMPLES]}
 
@@ -438,7 +439,7 @@ class Trainer:
             target = self.folder / name
             save_checkpoint(target, self.captioner, self.vocabulary, self.store.header, info, half=half)
 
-    def _kept(self) -> str:
+    def _describe_best(self) -> str:
         """Describe the checkpoint on disk, for messages."""
         best = self.progress.best
         return f"{self.folder / 'best'} keeps epoch {best.epoch}" if best else "no epoch is kept yet"
@@ -452,7 +453,7 @@ class Trainer:
             if self.accelerator.num_processes == 1:  # others would have to save theirs at the same time
                 self._sync(save=True)
             raise TrainingError(
-                f"{error.message}; {self._kept()}", remedy="bring it back and go on with --resume"
+                f"{error.message}; {self._describe_best()}", remedy="bring it back and go on with --resume"
             ) from error
 
     @contextmanager
@@ -464,14 +465,14 @@ class Trainer:
             if not is_out_of_memory(error):
                 raise
             raise TrainingMemoryError(
-                f"out of memory in {where}; {self._kept()}",
+                f"out of memory in {where}; {self._describe_best()}",
                 remedy="split batches with --set training.accumulate=2 or more, and --resume",
             ) from error
 
     @contextmanager
     def _saving(self) -> Iterator[None]:
         """Translate disk errors into a one-line message."""
-        kept = self._kept()
+        kept = self._describe_best()
         try:
             yield
         except (OSError, SafetensorError) as error:

@@ -151,7 +151,7 @@ def protocol_of(url: str) -> str:
     return url.split("://", 1)[0].lower()
 
 
-def located(text: str | Path | Blob) -> VideoPath:
+def parse_path(text: str | Path | Blob) -> VideoPath:
     """Return the path or address that a text names; ``file://`` is a path as well."""
     if isinstance(text, Path | Blob):
         return text
@@ -193,7 +193,7 @@ def filesystem(protocol: str) -> Any:
         ) from error
 
 
-def patiently(url: str, what: str, action: Callable[[], _T], deadline: Deadline | None = None) -> _T:
+def with_retries(url: str, what: str, action: Callable[[], _T], deadline: Deadline | None = None) -> _T:
     """Return the result of an action on an address, retrying failures that may pass.
 
     Args:
@@ -263,7 +263,7 @@ def size_of(url: str, *, deadline: Deadline | None = None) -> int | None:
         size = ask(url, "info", url, deadline=deadline).get("size")
         return None if size is None else int(size)
 
-    return patiently(url, "read", action, deadline)
+    return with_retries(url, "read", action, deadline)
 
 
 def read_range(url: str, start: int, stop: int, *, deadline: Deadline | None = None) -> bytes:
@@ -368,7 +368,7 @@ class _Download:
         elif protocol_of(self._url).startswith("http"):
             complete = self._position == self._stop
             while not complete:
-                complete = patiently(self._url, "read", self._try_http, self._deadline)
+                complete = with_retries(self._url, "read", self._try_http, self._deadline)
         else:
             self._fetch_blocks()
 
@@ -409,12 +409,12 @@ class _Download:
         if self._stop is None:
             self._stop = size_of(self._url, deadline=self._deadline)
             if self._stop is None:
-                patiently(self._url, "read", self._stream, self._deadline)
+                with_retries(self._url, "read", self._stream, self._deadline)
                 return
             self._check_size(self._stop - self._start)
         while self._position < self._stop:
             end = min(self._position + _BLOCK, self._stop)
-            patiently(self._url, "read", partial(self._fetch_block, end), self._deadline)
+            with_retries(self._url, "read", partial(self._fetch_block, end), self._deadline)
 
     def _fetch_block(self, end: int) -> None:
         block: bytes = ask(
@@ -449,7 +449,7 @@ class _Download:
         except Exception:
             if self._position - before >= _BLOCK:
                 return False
-            raise  # to patiently(), which interprets it
+            raise  # to with_retries(), which interprets it
         return True
 
     async def _request(self, system: Any) -> None:
@@ -503,7 +503,7 @@ class Storage:
         if not self.url:
             raise UsageError("the output folder has an empty name", remedy="give a folder, . for this one")
         if self.url.lower().startswith("file://"):
-            self.url = os.fspath(located(self.url))
+            self.url = os.fspath(parse_path(self.url))
         self.local = None if is_url(self.url) else Path(self.url)
 
     def __str__(self) -> str:
@@ -528,7 +528,7 @@ class Storage:
 
         try:
             if self.local is None:
-                return patiently(self.url, "listed", action)
+                return with_retries(self.url, "listed", action)
             return sorted(entry.name for entry in os.scandir(self.local) if entry.is_file())
         except FileNotFoundError:
             return []
@@ -571,7 +571,7 @@ class Storage:
 
         try:
             if self.local is None:
-                patiently(url, "written", action)
+                with_retries(url, "written", action)
             else:
                 with atomic_path(self.local / name) as path:
                     path.write_bytes(data)
@@ -589,7 +589,7 @@ class Storage:
         url = self.place(name)
         try:
             if self.local is None:
-                patiently(url, "removed", lambda: filesystem(protocol_of(url)).rm_file(url))
+                with_retries(url, "removed", lambda: filesystem(protocol_of(url)).rm_file(url))
             else:
                 (self.local / name).unlink(missing_ok=True)
         except FileNotFoundError:

@@ -14,7 +14,7 @@ from typing import IO, Any, BinaryIO
 
 from capvid.errors import UsageError
 from capvid.utils.files import open_regular
-from capvid.utils.storage import VideoPath, local_copy, located
+from capvid.utils.storage import VideoPath, local_copy, parse_path
 from capvid.utils.validation import limits
 
 COLUMNS = ("video", "path", "url", "file", "filename", "video_path")  # the first that exists is taken
@@ -93,7 +93,7 @@ def read_paths(stream: IO[bytes], *, name: object = "the list") -> Iterator[Vide
         for row in rows:
             row = row if separator == b"\0" else row.removesuffix(b"\r")
             if row.strip():
-                yield located(os.fsdecode(row))
+                yield parse_path(os.fsdecode(row))
 
 
 def _read_table(
@@ -113,7 +113,7 @@ def _read_table(
         name = _column(source, rows.fieldnames or (), column)
         for row in rows:
             if (text := row.get(name)) and text.strip():
-                yield located(text)
+                yield parse_path(text)
     except csv.Error as error:
         raise UsageError(f"{source}, line {rows.line_num}: not CSV ({error})") from error
 
@@ -136,7 +136,7 @@ def _read_parquet(source: VideoPath, binary: BinaryIO, column: str | None) -> It
         for batch in file.iter_batches(columns=[name]):
             for value in batch.column(0).to_pylist():
                 if value:
-                    yield located(os.fsdecode(value) if isinstance(value, bytes) else str(value))
+                    yield parse_path(os.fsdecode(value) if isinstance(value, bytes) else str(value))
     except (OSError, ValueError, ArrowException, MemoryError) as error:
         raise UsageError(f"{source}: not Parquet that can be read ({error})") from error
 

@@ -26,11 +26,11 @@ from capvid.utils.storage import (
     ask,
     filesystem,
     is_url,
-    located,
-    patiently,
+    parse_path,
     protocol_of,
     read_range,
     size_of,
+    with_retries,
 )
 
 _EXTENSIONS = ".3g2 .3gp .asf .avi .divx .flv .gif .m2ts .m4v .mkv .mov .mp4 .mpeg .mpg .mts .ogv .ts .vob"
@@ -207,7 +207,7 @@ class _Search:
 
     def videos(self, inputs: Iterable[Path | str], listed: Iterable[VideoPath | str]) -> Iterator[NamedVideo]:
         """Yield the videos of arguments, and of the entries of a list, named by their full paths."""
-        for path in map(located, inputs):
+        for path in map(parse_path, inputs):
             if isinstance(path, Blob):
                 yield from self._at_address(path, literally=False)
             elif _WILD.search(str(path)) and not os.path.lexists(path):
@@ -216,7 +216,7 @@ class _Search:
                 yield from self._require(self._matching(path), error)
             else:
                 yield from self._at_path(path, PurePosixPath(path.name), PurePosixPath())
-        for path in map(located, listed):
+        for path in map(parse_path, listed):
             if isinstance(path, Blob):
                 yield from self._at_address(path, literally=True)
             else:
@@ -394,7 +394,7 @@ class _Search:
             filesystem(protocol_of(url)).invalidate_cache()
             return ask(url, method, url, deadline=deadline, **options)
 
-        return patiently(url, "listed", action, deadline)
+        return with_retries(url, "listed", action, deadline)
 
     def _require(self, videos: Iterator[NamedVideo], error: CapvidError) -> Iterator[NamedVideo]:
         """Yield the videos; where there is none, and no failure has been reported, report ``error``."""

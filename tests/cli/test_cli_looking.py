@@ -37,9 +37,11 @@ def test_a_report_beside_the_captions(capvid: Run, toy: Toy, video_files: list[P
     ask = ["caption", *video_files, tmp_path / "no.mp4", "--model", toy.model]
     without = capvid(*ask)
     assert capvid(*ask, "--report", page) == without
-    results = list(load(toy.model, attention=True, pictures=True).stream(video_files))
+    results = list(load(toy.model, attention=True, thumbnails=True).stream(video_files))
     assert texts_of(page) == [result.captions[0].text for result in results]
-    assert page.read_text(encoding="utf-8").count("data:image/jpeg") == sum(len(r.pictures) for r in results)
+    assert page.read_text(encoding="utf-8").count("data:image/jpeg") == sum(
+        len(r.thumbnails) for r in results
+    )
     for shown, result in zip(videos_of(page), results, strict=True):
         (caption,) = shown["segments"][0]["captions"]
         assert result.captions[0].traces is not None
@@ -95,7 +97,7 @@ def test_features_have_times_and_no_pictures(
     page = tmp_path / "p.html"
     assert capvid("caption", features, "--model", toy.model, "--report", page)[0] == 0
     (video,) = videos_of(page)
-    assert video["pictures"] == {} and len(video["segments"][0]["times"]) == 4
+    assert video["thumbnails"] == {} and len(video["segments"][0]["times"]) == 4
 
 
 @pytest.mark.slow

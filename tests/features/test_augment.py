@@ -31,7 +31,7 @@ def ramp(height: int, width: int) -> np.ndarray:
     return np.stack([40 + columns, 30 + rows, np.full((height, width), 90)], 2).astype(np.uint8)
 
 
-def recoloured(picture: np.ndarray, view: FrameView) -> np.ndarray:
+def recolor(picture: np.ndarray, view: FrameView) -> np.ndarray:
     """The same in float64, pixel by pixel."""
     grey = picture @ np.array([0.299, 0.587, 0.114])
     mixed = view.saturation * picture + (1 - view.saturation) * grey[:, :, None]
@@ -83,7 +83,7 @@ def test_a_view_shows_its_part_in_its_light(shape: dict[str, Any]) -> None:
         if view.mirrored:
             x = x[::-1]
         grid = np.broadcast_arrays(40 + x[None], 30 + y[:, None], np.full((height, width), 90.0))
-        expected = recoloured(np.stack(grid, 2), view)
+        expected = recolor(np.stack(grid, 2), view)
         inner = np.s_[2:-2, 2:-2]  # at the edges of the frame there is less to average
         np.testing.assert_allclose(picture[inner], expected[inner], atol=2)
 

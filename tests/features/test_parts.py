@@ -45,7 +45,7 @@ class Chosen:
 def extracted(paths: Iterable[Path], backbones: list[Backbone], cut: Chosen, pool: WorkerPool) -> Generator:
     """Features by the stages that a pipeline has."""
     stage = DecodeStage(
-        views=tuple(views_of(backbones)), sampling=UniformSampling(4), cut=cut, pictures=True, frames=4
+        views=tuple(views_of(backbones)), sampling=UniformSampling(4), cut=cut, thumbnails=True, frames=4
     )
     with closing(stage.videos(pool, paths)) as videos:
         yield from compute_features(videos, backbones, UniformSampling(4), batch_size=4)
@@ -76,8 +76,8 @@ def test_parts_together_are_the_whole(
         assert one.features.video == other.features.video
         assert np.array_equal(one.features.streams[0], other.features.streams[0])
         assert one.features.header.sampling == "uniform:4"
-        assert len(one.pictures) == len(one.features)
-        assert all(picture.startswith(b"\xff\xd8") for picture in one.pictures)
+        assert len(one.thumbnails) == len(one.features)
+        assert all(picture.startswith(b"\xff\xd8") for picture in one.thumbnails)
 
 
 @pytest.mark.parametrize(("jumps", "parts_of"), [(True, [128, 128, 44]), (False, [300])])

@@ -42,20 +42,20 @@ def test_java_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     broken = fake_java(tmp_path, "sys.exit('no memory')")
     monkeypatch.setattr(ptb_java, "java_program", lambda: broken)
     with pytest.raises(MetricError, match=r"Java failed \(no memory\)"):
-        ptb_java.tokenise(["a"])
+        ptb_java.tokenize(["a"])
     fake_java(tmp_path, "print('a')")
     with pytest.raises(MetricError, match="1 lines came back for 2 captions"):
-        ptb_java.tokenise(["a", "b"])
+        ptb_java.tokenize(["a", "b"])
     fake_java(tmp_path, "print(open(sys.argv[-1], encoding='utf-8').read().lower(), end='')")
-    found = ptb_java.tokenise(["A\u2028dog , runs .", "", "-LRB- B\rc\u0085d \ud83d"])
+    found = ptb_java.tokenize(["A\u2028dog , runs .", "", "-LRB- B\rc\u0085d \ud83d"])
     assert found == ["a dog runs", "", "-lrb- b c d"]  # half a character has become a question mark
-    assert ptb_java.tokenise([]) == []
+    assert ptb_java.tokenize([]) == []
 
 
 @needs_jar
 def test_one_caption_never_moves_into_anothers_place() -> None:
     captions = ["a\u2028man's dog", "b\r\nc", "", "d\u0085e\vf", "(g)", "caf\u00e9"]
-    assert ptb_java.tokenise(captions) == ["a man 's dog", "b c", "", "d e f", "-lrb- g -rrb-", "caf\u00e9"]
+    assert ptb_java.tokenize(captions) == ["a man 's dog", "b c", "", "d e f", "-lrb- g -rrb-", "caf\u00e9"]
     assert "pycocoevalcap" not in sys.modules
     assert score({"v": ["a", "b"]}, {"v": ["a b", "A, b!"]}, tokenizer="ptb").corpus["ROUGE_L"] == 1
     assert "version" in ptb_java.java_version()
@@ -66,6 +66,6 @@ def test_one_caption_never_moves_into_anothers_place() -> None:
 @pytest.mark.shared
 def test_published_tokens(shared_data: Path) -> None:
     pairs = json.loads((shared_data / "metrics" / "cases" / "ptb_tokens.json").read_text(encoding="utf-8"))
-    found = ptb_java.tokenise([raw for raw, _ in pairs])
+    found = ptb_java.tokenize([raw for raw, _ in pairs])
     # a dot at the end of a line may depend on the line below it
     assert sum(ours != tokens for ours, (_, tokens) in zip(found, pairs, strict=True)) <= 1

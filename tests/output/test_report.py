@@ -35,7 +35,7 @@ def test_every_number_is_that_of_the_result(tmp_path: Path) -> None:
     assert (segment["start"], segment["end"]) == (0.0, 2.5)
     assert result.times is not None
     assert segment["times"] == [round(time, 3) for time in result.times.tolist()]
-    assert segment["pictures"] == [0, 1, 2, 3, 4] and "until" not in segment and "change" not in segment
+    assert segment["thumbnails"] == [0, 1, 2, 3, 4] and "until" not in segment and "change" not in segment
     assert len(segment["captions"]) == 2
     for shown, caption in zip(segment["captions"], result.captions, strict=True):
         assert shown["text"] == caption.text
@@ -53,35 +53,35 @@ def test_every_number_is_that_of_the_result(tmp_path: Path) -> None:
 def test_every_picture_is_there_once(tmp_path: Path) -> None:
     one, two = video(frames=5), video(frames=3, seed=7)
     page = written(tmp_path / "p.html", one, two)
-    assert sorted(images(page)) == sorted(one.pictures + two.pictures)
+    assert sorted(images(page)) == sorted(one.thumbnails + two.thumbnails)
     posters = [found for tag, found in page.tags if tag == "img"]
     for result, data, poster in zip((one, two), page.data, posters, strict=True):
-        uris = {int(frame): uri for frame, uri in data["pictures"].items()}
+        uris = {int(frame): uri for frame, uri in data["thumbnails"].items()}
         assert data["poster"] not in uris
         uris[data["poster"]] = poster["src"]
-        for frame, picture in enumerate(result.pictures):
+        for frame, picture in enumerate(result.thumbnails):
             assert uris[frame] == f"data:image/jpeg;base64,{base64.b64encode(picture).decode()}"
         assert poster["alt"] == f"Frame at {result.times[data['poster']]:.1f} s"  # type: ignore[index]
         assert (poster["width"], poster["height"]) == ("16", "12")
 
 
 def test_a_frame_that_was_not_looked_at_has_no_column(tmp_path: Path) -> None:
-    (data,) = written(tmp_path / "p.html", replace(looked(), pictures=pictures(5))).data
+    (data,) = written(tmp_path / "p.html", replace(looked(), thumbnails=pictures(5))).data
     (segment,) = data["segments"]
-    assert segment["pictures"] == [0, 1, 3, 4] and segment["times"] == [0.0, 1.5, 4.5, 6.333]
-    assert set(data["pictures"]) == {"0", "1", "3", "4"} and data["poster"] == 2
+    assert segment["thumbnails"] == [0, 1, 3, 4] and segment["times"] == [0.0, 1.5, 4.5, 6.333]
+    assert set(data["thumbnails"]) == {"0", "1", "3", "4"} and data["poster"] == 2
 
 
 def test_many_frames_share_columns(tmp_path: Path) -> None:
     result = video(frames=150)
     (data,) = written(tmp_path / "p.html", result).data
     (segment,) = data["segments"]
-    assert len(segment["times"]) == len(segment["until"]) == len(segment["pictures"]) == COLUMNS
+    assert len(segment["times"]) == len(segment["until"]) == len(segment["thumbnails"]) == COLUMNS
     assert result.times is not None and result.captions[0].traces is not None
     weights = np.array(segment["captions"][0]["traces"]["attention"]) / 10_000
     for column, (first, last) in enumerate(zip(segment["times"], segment["until"], strict=True)):
         here = (result.times >= first - 1e-3) & (result.times <= last + 1e-3)
-        assert here.sum() in (2, 3) and here[segment["pictures"][column]]
+        assert here.sum() in (2, 3) and here[segment["thumbnails"][column]]
         expected = result.captions[0].traces["attention"][:, here].sum(1)
         np.testing.assert_allclose(weights[:, column], expected, atol=0.5001e-4)
     assert (segment["times"][0], segment["until"][-1]) == (0.333, round(float(result.times[-1]), 3))
@@ -96,18 +96,18 @@ def test_segments_each_have_a_figure(tmp_path: Path) -> None:
     assert [(each["start"], each["end"]) for each in data["segments"]] == [(0, 2), (2, 4), (4, 6)]
     for at, (shown, segment) in enumerate(zip(data["segments"], result.segments, strict=True)):
         assert shown["change"] == [round(change, 3) for change in segment.memory_change]
-        assert shown["pictures"] == [3 * at, 3 * at + 1, 3 * at + 2]
+        assert shown["thumbnails"] == [3 * at, 3 * at + 1, 3 * at + 2]
         assert shown["captions"][0]["logprob"] == round(segment.captions[0].logprob, 3)
 
 
 def test_a_long_video_has_so_many_pictures_at_most(tmp_path: Path) -> None:
     segments = PICTURES // LEAST + 10
     (data,) = written(tmp_path / "p.html", story(segments=segments, frames=6)).data
-    per_segment = [sum(each is not None for each in shown["pictures"]) for shown in data["segments"]]
+    per_segment = [sum(each is not None for each in shown["thumbnails"]) for shown in data["segments"]]
     assert set(per_segment) == {LEAST}
-    shown = [frame for segment in data["segments"] for frame in segment["pictures"] if frame is not None]
-    assert {int(frame) for frame in data["pictures"]} | {data["poster"]} >= set(shown)
-    assert data["segments"][5]["pictures"][0] == 30 and data["segments"][5]["pictures"][-1] == 35
+    shown = [frame for segment in data["segments"] for frame in segment["thumbnails"] if frame is not None]
+    assert {int(frame) for frame in data["thumbnails"]} | {data["poster"]} >= set(shown)
+    assert data["segments"][5]["thumbnails"][0] == 30 and data["segments"][5]["thumbnails"][-1] == 35
     assert all(len(segment["times"]) == 6 for segment in data["segments"])
 
 
@@ -118,8 +118,8 @@ def test_without_pictures_or_times_or_traces(tmp_path: Path) -> None:
     page = written(tmp_path / "p.html", bare, silent)
     assert images(page) == []
     for data in page.data:
-        assert data["size"] is None and data["poster"] is None and data["pictures"] == {}
-        assert data["segments"][0]["times"] is None and data["segments"][0]["pictures"] == [None] * 4
+        assert data["size"] is None and data["poster"] is None and data["thumbnails"] == {}
+        assert data["segments"][0]["times"] is None and data["segments"][0]["thumbnails"] == [None] * 4
     assert page.data[0]["segments"][0]["captions"][0]["traces"]["attention"]
     assert page.data[1]["segments"][0]["captions"][0]["traces"] == {}
     assert "(no words)" in page.articles[1]

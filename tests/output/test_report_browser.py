@@ -36,7 +36,7 @@ def results(toy_files: Toy, video_files: list[Path]) -> list[CaptionResult]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CAPVID_MODELS", str(toy_files.models))
         patch.setenv("CAPVID_WEIGHTS", str(toy_files.weights))
-        pipeline = load(toy_files.model, attention=True, pictures=True, num_captions=2)
+        pipeline = load(toy_files.model, attention=True, thumbnails=True, num_captions=2)
         found = list(pipeline.stream([video_files[at] for at in (1, 0, 2, 4, 3)]))
     return [*found, failure("a <b>broken<b> one.mp4", HOSTILE[0]), story(segments=6)]
 
@@ -130,7 +130,7 @@ def test_the_first_videos_are_open(browser: Browser, results: list[CaptionResult
     assert bodies[3].get_attribute("innerHTML") == ""  # built when it is opened
     click(browser, openers[4])
     assert openers[4].get_attribute("aria-expanded") == "true" and bodies[4].is_displayed()
-    assert len(bodies[4].find_elements("css selector", ".film img")) == len(results[4].pictures) == 4
+    assert len(bodies[4].find_elements("css selector", ".film img")) == len(results[4].thumbnails) == 4
     click(browser, openers[4])
     assert not bodies[4].is_displayed()
     openers[4].send_keys("\n")

@@ -33,7 +33,7 @@ def test_results_are_written_as_they_come(tmp_path: Path) -> None:
                 memory.append(tracemalloc.get_traced_memory()[0])
     finally:
         tracemalloc.stop()
-    assert np.diff(sizes).min() > sum(map(len, result.pictures))
+    assert np.diff(sizes).min() > sum(map(len, result.thumbnails))
     assert max(memory[20:]) - memory[20] < sizes[1] - sizes[0]
     assert list(tmp_path.iterdir()) == [path]
     assert len(Page(path.read_text()).data) == 200
@@ -98,7 +98,7 @@ def test_a_kill_leaves_no_page_and_the_next_run_clears_up(tmp_path: Path) -> Non
     process.send_signal(signal.SIGKILL)
     process.communicate()
     (left,) = tmp_path.iterdir()
-    assert left.name.startswith(".p.html.") and left.stat().st_size > 5 * sum(map(len, video().pictures))
+    assert left.name.startswith(".p.html.") and left.stat().st_size > 5 * sum(map(len, video().thumbnails))
     written(path, video())
     assert list(tmp_path.iterdir()) == [path]
 

@@ -55,7 +55,7 @@ def video(*, frames: int = 4, seed: int = 0, with_pictures: bool = True, **chang
         duration=frames / 2,
         segments=(Segment(start=0.0, end=frames / 2, captions=captions, frames=np.arange(frames)),),
         times=np.arange(frames) / 2 + 1 / 3,
-        pictures=pictures(frames, seed=seed) if with_pictures else (),
+        thumbnails=pictures(frames, seed=seed) if with_pictures else (),
     )
     return replace(made, **changes)
 
@@ -78,7 +78,7 @@ def story(*, segments: int, frames: int = 3, layers: int = 2) -> CaptionResult:
         segments=tuple(parts),
         paragraph=True,
         times=np.arange(frames * segments) * 2 / frames,
-        pictures=one * segments,
+        thumbnails=one * segments,
         duration=2.0 * segments,
     )
 

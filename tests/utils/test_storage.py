@@ -20,10 +20,10 @@ from capvid.utils.storage import (
     Storage,
     StorageError,
     local_copy,
-    located,
-    patiently,
+    parse_path,
     read_bytes,
     read_range,
+    with_retries,
 )
 
 DATA = np.random.default_rng(0).bytes(10_000)
@@ -38,12 +38,12 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 def test_what_a_text_names() -> None:
-    assert located("a/b.mp4") == Path("a/b.mp4")
-    assert located("file:///a/b%20c.mp4") == Path("/a/b c.mp4")
-    assert located("FILE://localhost/a") == Path("/a")
-    assert located("C://x") == Path("C://x")
-    assert located("s3://b/a.mp4") == Blob("s3://b/a.mp4")
-    assert located(Blob("s3://b/a.mp4")) == Blob("s3://b/a.mp4")
+    assert parse_path("a/b.mp4") == Path("a/b.mp4")
+    assert parse_path("file:///a/b%20c.mp4") == Path("/a/b c.mp4")
+    assert parse_path("FILE://localhost/a") == Path("/a")
+    assert parse_path("C://x") == Path("C://x")
+    assert parse_path("s3://b/a.mp4") == Blob("s3://b/a.mp4")
+    assert parse_path(Blob("s3://b/a.mp4")) == Blob("s3://b/a.mp4")
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_what_fails_now_and_then_is_done_again(pauses: list[float]) -> None:
             raise OSError("broken off")
         return "done"
 
-    assert patiently("s3://b/x", "read", action) == "done"
+    assert with_retries("s3://b/x", "read", action) == "done"
     assert (len(tries), pauses) == (4, [0.2, 0.4, 0.8])
 
 
@@ -93,7 +93,7 @@ def test_what_fails_for_good(pauses: list[float]) -> None:
         raise OSError("broken off")
 
     with pytest.raises(StorageError, match=r"s3://b/x: cannot be read \(broken off\); see the address"):
-        patiently("s3://b/x", "read", action)
+        with_retries("s3://b/x", "read", action)
     assert len(tries) == 6 and sum(pauses) == pytest.approx(6.2)
 
 
@@ -114,7 +114,7 @@ def test_what_there_is_no_use_in_repeating(error: Exception, raised: type, pause
         raise error
 
     with pytest.raises(raised):
-        patiently("s3://b/x", "read", action)
+        with_retries("s3://b/x", "read", action)
     assert (len(tries), pauses) == (1, [])
 
 

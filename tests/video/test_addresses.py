@@ -8,7 +8,7 @@ import fsspec
 import pytest
 
 from capvid.errors import MissingVideoError
-from capvid.utils.storage import Blob, located
+from capvid.utils.storage import Blob, parse_path
 from capvid.video.input_set import find_videos, iter_videos, stands_for_many
 
 ROOT = "memory://b/videos"
@@ -77,7 +77,7 @@ def test_a_file_whose_name_looks_like_a_pattern() -> None:
     url = f"{ROOT}/b c/[1].mp4"
     assert found(url) == {url: "[1]"}
     assert found(listed=(url,)) == {url: "b/videos/b c/[1]"}
-    assert not stands_for_many(located(f"{ROOT}/b c/take #1?.mp4"))
+    assert not stands_for_many(parse_path(f"{ROOT}/b c/take #1?.mp4"))
 
 
 def test_files_are_taken_as_they_are() -> None:
@@ -125,4 +125,4 @@ def test_what_cannot_be_had() -> None:
     ],
 )
 def test_what_stands_for_many(text: str, many: bool) -> None:
-    assert stands_for_many(located(text)) is many
+    assert stands_for_many(parse_path(text)) is many

@@ -7,7 +7,7 @@ import fsspec
 import pytest
 
 from capvid.errors import UsageError
-from capvid.utils.storage import Blob, located
+from capvid.utils.storage import Blob, parse_path
 from capvid.video.input_lists import read_list
 from capvid.video.input_set import find_videos, iter_videos
 
@@ -37,7 +37,7 @@ def table(path: Path, *rows: str, delimiter: str = ",") -> Path:
 def test_a_column_of_a_table(tmp_path: Path, suffix: str, delimiter: str) -> None:
     rows = [f"{number}|{name}|{number * 2}" for number, name in enumerate(NAMES)]
     path = table(tmp_path / f"list{suffix}", "id|path|n", *rows, "7||9", "8", delimiter=delimiter)
-    assert list(read_list(path)) == [located(name) for name in NAMES]
+    assert list(read_list(path)) == [parse_path(name) for name in NAMES]
     assert list(read_list(path, "n"))[:2] == [Path("0"), Path("2")]
 
 
@@ -75,7 +75,7 @@ def test_a_column_of_parquet(tmp_path: Path, kind: pa.DataType) -> None:
     cells = [None if v is None else v.encode() for v in values] if kind == pa.binary() else values
     path = tmp_path / "list.parquet"
     parquet.write_table(pa.table({"n": range(len(values)), "video": pa.array(cells).cast(kind)}), path)
-    assert list(read_list(path)) == [located(name) for name in NAMES]
+    assert list(read_list(path)) == [parse_path(name) for name in NAMES]
     assert list(read_list(path, "n"))[:2] == [Path("1"), Path("2")]  # a zero is nothing
     with pytest.raises(UsageError, match="no column clip"):
         list(read_list(path, "clip"))
@@ -86,7 +86,7 @@ def test_a_column_of_parquet(tmp_path: Path, kind: pa.DataType) -> None:
 
 def test_lines_have_no_columns(tmp_path: Path) -> None:
     (tmp_path / "list.txt").write_text("".join(f"{name}\n" for name in NAMES[:5]))
-    assert list(read_list(tmp_path / "list.txt")) == [located(name) for name in NAMES[:5]]
+    assert list(read_list(tmp_path / "list.txt")) == [parse_path(name) for name in NAMES[:5]]
     with pytest.raises(UsageError, match="a list of lines has no columns; leave out --column"):
         list(read_list(tmp_path / "list.txt", "video"))
     with pytest.raises(UsageError, match=r"missing.txt: the list cannot be read"):
@@ -107,7 +107,7 @@ def test_lists_at_an_address(memory: None, tmp_path: Path) -> None:
     parquet.write_table(pa.table({"video": NAMES}), tmp_path / "list.parquet")
     for name in ("list.csv", "list.parquet"):
         fsspec.filesystem("memory").pipe(f"/lists/{name}", (tmp_path / name).read_bytes())
-        assert list(read_list(Blob(f"memory://lists/{name}"))) == [located(entry) for entry in NAMES]
+        assert list(read_list(Blob(f"memory://lists/{name}"))) == [parse_path(entry) for entry in NAMES]
     with pytest.raises(UsageError, match=r"memory://lists/x.txt: the list cannot be read \(there is no such"):
         list(read_list(Blob("memory://lists/x.txt")))
 

@@ -165,10 +165,10 @@ def test_lengths_and_repetition(folder: Path, clips: list[Path]) -> None:
 def test_segments_and_short_videos(
     folder: Path, reference: Reference, clips: list[Path], tmp_path: Path
 ) -> None:
-    (result,) = results(folder, clips[3:], segments=2, beam_size=1, max_length=40, pictures=True)
+    (result,) = results(folder, clips[3:], segments=2, beam_size=1, max_length=40, thumbnails=True)
     frames = reference.frames(clips[3])
     assert len(result.segments) == 2
-    assert result.times is not None and len(result.pictures) == len(result.times)
+    assert result.times is not None and len(result.thumbnails) == len(result.times)
     for segment in result.segments:
         seen = [frames[round(float(result.times[place]) * 10)] for place in segment.frames]  # 10 a second
         assert len(seen) == FRAMES

@@ -16,10 +16,10 @@ ENGINES = {
 
 @metric("meteor")
 def meteor(texts: Texts, *, engine: str = "auto") -> Scored:
-    """METEOR of the captions, by an engine of :data:`ENGINES`.
+    """Compute METEOR of the captions with one of :data:`ENGINES`.
 
     Raises:
-        UsageError: there is no such engine.
+        UsageError: no such engine.
         MetricError: its data are not installed.
     """
     if engine not in ENGINES:

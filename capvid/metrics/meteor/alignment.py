@@ -1,15 +1,15 @@
-"""The choice of METEOR's alignment among all matches of two sentences.
+"""METEOR's alignment: a beam search among all matches of two sentences.
 
 Denkowski and Lavie (2014, section 2) ask for the alignment that covers most words, then has fewest chunks,
 then the smallest sum of distances between the starts of its matches, found by a beam search from left to
-right. What the published program counts decides which one it finds; observed in its answers and kept here:
+right. The following details, observed in the output of the published program, decide which one it finds:
 
-- a match whose words, on both sides, no other match touches is always part of the alignment;
+- a match that shares no word with another match is always part of the alignment;
 - in the search a match adds the integer part of its number of words on each side, times 1/2 unless they are
   equal words: single stems, synonyms and paraphrases add nothing;
 - a chunk is counted when it ends;
 - the distance of a match is added to the path that it extends, and so to its alternatives, not to itself;
-- of paths as good as each other the earlier one stays first.
+- among equal paths the earlier one comes first.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from operator import itemgetter
 from typing import Any, NamedTuple
 
 BEAM = 40
-# Matched words, chunks and distance of a path make one number to sort by, the smallest first.
+# Sort key of a path: matched words, chunks and distance in one number, the smallest first.
 _CHUNK = 1 << 30
 _WORD = 1 << 60
 
@@ -27,7 +27,7 @@ Chain = tuple[Any, ...]  # (earlier chain, match), or nothing
 
 
 class Match(NamedTuple):
-    """Words of the prediction matched with words of the reference; module 0 is that of equal words."""
+    """Match of words of the prediction with words of the reference; module 0 matches equal words."""
 
     start: int
     length: int
@@ -49,7 +49,7 @@ _Path = tuple[int, int, int, int, int, Chain]
 
 
 class _Option(NamedTuple):
-    """A match that the search may take."""
+    """A match that the search may use."""
 
     match: Match
     mask: int
@@ -59,12 +59,11 @@ class _Option(NamedTuple):
 
 
 def align(starts: Sequence[Sequence[Match]], length: int) -> Alignment:
-    """Choose among matches.
+    """Return the best alignment.
 
     Args:
-        starts: for each word of the reference the matches that begin there; of equally good ones the first in
-            a list is preferred.
-        length: words of the prediction.
+        starts: matches by the word of the reference where they begin; the first of equally good ones wins.
+        length: number of words of the prediction.
     """
     fixed, free = _split(starts, length)
     chosen = _search(fixed, free) if any(free) else [match for match in fixed if match is not None]
@@ -100,7 +99,7 @@ def _split(starts: Sequence[Sequence[Match]], length: int) -> tuple[list[Match |
 
 
 def _search(fixed: Sequence[Match | None], free: Sequence[Sequence[_Option]]) -> list[Match]:
-    """Go through the reference word by word with the ``BEAM`` best beginnings of an alignment."""
+    """Search through the reference word by word, keeping the ``BEAM`` best partial alignments."""
     used = own_used = 0
     for match in fixed:
         if match is not None:
@@ -117,7 +116,7 @@ def _search(fixed: Sequence[Match | None], free: Sequence[Sequence[_Option]]) ->
 
 
 def _extended(path: _Path, match: Match) -> _Path:
-    """Return the path extended by a match whose words are marked as used already."""
+    """Extend a path by a match whose words are marked as used already."""
     position, own, start, words, _ = match
     key, end, own_end, used, own_used, chain = path
     if end >= 0 and (end != start or own_end != position):
@@ -128,7 +127,7 @@ def _extended(path: _Path, match: Match) -> _Path:
 def _grown(paths: list[_Path], at: int, options: Sequence[_Option]) -> list[_Path]:
     """Return the best continuations of ``paths`` by any option at a word, or by skipping it."""
     if not options and all(path[1] < 0 for path in paths):
-        return paths  # nothing to choose and no chunk to end; they are in order
+        return paths  # nothing to choose and no chunk to end: the order stays
     candidates: list[tuple[int, _Path, _Option | None]] = []
     for path in paths:
         key, end, own_end, used, own_used, _ = path
@@ -149,7 +148,7 @@ def _grown(paths: list[_Path], at: int, options: Sequence[_Option]) -> list[_Pat
 
 
 def _continued(key: int, path: _Path, option: _Option | None) -> _Path:
-    """Return the path extended by a match, or past a word that it has used or skips."""
+    """Extend a path by a match, or past a word that it has used or skips."""
     if option is None and key == path[0]:
         return path
     _, _, _, used, own_used, chain = path

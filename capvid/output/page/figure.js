@@ -72,17 +72,17 @@ class Figure {
   }
 
   build() {
-    const { captions, pictures } = this.segment;
+    const { captions, thumbnails } = this.segment;
     this.looked = make("p", { class: "looked" });
     this.words = make("div", { class: "words" });
-    this.aligned = pictures.length <= ALIGNED;
+    this.aligned = thumbnails.length <= ALIGNED;
     this.place.append(...(captions.length > 1 ? [this.choices()] : []), this.looked);
-    this.place.append(...(pictures.length ? [this.film()] : []), this.words);
+    this.place.append(...(thumbnails.length ? [this.film()] : []), this.words);
     this.show(captions[0]);
   }
 
   source(frame) {
-    return frame === this.video.poster ? this.video.posterSource : this.video.pictures[frame];
+    return frame === this.video.poster ? this.video.posterSource : this.video.thumbnails[frame];
   }
 
   time(column) {
@@ -97,15 +97,15 @@ class Figure {
     const [width, height] = this.video.size || [4, 3];
     const list = make("ol", {
       class: `film${this.aligned ? " aligned" : ""}${this.video.size ? "" : " bare"}`, "aria-label": "Frames",
-      "--columns": this.segment.pictures.length, "--across": across(this.segment.pictures.length), "--ratio": `${width} / ${height}`,
+      "--columns": this.segment.thumbnails.length, "--across": across(this.segment.thumbnails.length), "--ratio": `${width} / ${height}`,
     });
-    this.segment.pictures.forEach((frame, column) => {
+    this.segment.thumbnails.forEach((frame, column) => {
       const when = this.time(column);
-      const picture = make("span", { class: "picture" });
+      const thumbnail = make("span", { class: "thumbnail" });
       if (frame !== null)
-        picture.append(make("img", { src: this.source(frame), alt: `Frame at ${when}`, width, height, decoding: "async" }));
+        thumbnail.append(make("img", { src: this.source(frame), alt: `Frame at ${when}`, width, height, decoding: "async" }));
       const share = make("span", { class: "share" });
-      const tile = make("li", {}, picture, make("span", { class: "bar" }), make("span", { class: "when", text: when }), share);
+      const tile = make("li", {}, thumbnail, make("span", { class: "bar" }), make("span", { class: "when", text: when }), share);
       this.tiles.push({ tile, share });
       list.append(tile);
     });
@@ -144,11 +144,11 @@ class Figure {
   }
 
   head() {
-    const { pictures, times, until } = this.segment;
+    const { thumbnails, times, until } = this.segment;
     const above = make("div");
-    if (this.video.size && !this.aligned && pictures.length <= MINIS) {
-      const minis = make("div", { class: "minis", "--columns": pictures.length, "--ratio": this.video.size.join(" / "), "aria-hidden": "true" });
-      for (const frame of pictures)
+    if (this.video.size && !this.aligned && thumbnails.length <= MINIS) {
+      const minis = make("div", { class: "minis", "--columns": thumbnails.length, "--ratio": this.video.size.join(" / "), "aria-hidden": "true" });
+      for (const frame of thumbnails)
         minis.append(frame === null ? make("span") : make("img", { src: this.source(frame), alt: "", decoding: "async" }));
       above.append(minis);
     }
@@ -221,7 +221,7 @@ class Figure {
     });
     for (const line of this.place.querySelectorAll(".memory .line")) line.classList.toggle("chosen", at !== null && line.dataset.word === String(at));
     if (!this.attention) {
-      this.looked.textContent = this.segment.pictures.length ? "This captioner does not say what it looked at." : "";
+      this.looked.textContent = this.segment.thumbnails.length ? "This captioner does not say what it looked at." : "";
       return;
     }
     const row = at === null ? this.attention[0].map((_, column) => sum(this.attention.map((each) => each[column])) / this.attention.length) : this.attention[at];
