@@ -1,4 +1,4 @@
-"""Fixtures that every test folder shares."""
+"""Test tiers, and fixtures shared by all test folders."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from pathlib import Path
 import fsspec
 import pytest
 
-# Tests run side by side, and on several threads each they would wait for each other.
+# Tests run in parallel; with several threads each they would slow each other down.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# Where interrupts are ignored, as in a shell's background, commands that tests interrupt would do so too.
+# Background shells ignore SIGINT, and commands started by the tests would inherit that.
 if (
     signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     and threading.current_thread() is threading.main_thread()
@@ -22,7 +22,7 @@ if (
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 TIERS = ("slow", "exhaustive", "gpu")
-# A recurrent captioner, one on feature maps, a transformer, and one of paragraphs.
+# A recurrent captioner, one on feature maps, a transformer, and a paragraph captioner.
 ARCHITECTURES = {"m3", "ham", "vanilla-transformer", "mart"}
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
@@ -35,8 +35,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if any("::" in argument for argument in config.args):
         return
     expression = config.getoption("markexpr")
-    off = [tier for tier in TIERS if tier not in expression]
-    excluded = [item for item in items if any(item.get_closest_marker(tier) for tier in off)]
+    disabled = [tier for tier in TIERS if tier not in expression]
+    excluded = [item for item in items if any(item.get_closest_marker(tier) for tier in disabled)]
     if excluded:
         config.hook.pytest_deselected(items=excluded)
         items[:] = [item for item in items if item not in set(excluded)]
@@ -73,7 +73,7 @@ def _mark_variants(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
-    """The development data beside the checkout (tests that use it are marked ``shared``)."""
+    """Return the development data beside the checkout; its tests are marked ``shared``."""
     if not SHARED.is_dir():
         pytest.skip("the development data is not beside this checkout")
     return SHARED
@@ -81,7 +81,7 @@ def shared_data() -> Path:
 
 @pytest.fixture
 def memory() -> Iterator[None]:
-    """Objects at ``memory://``, none at first."""
+    """Start with an empty store at ``memory://``."""
     store = fsspec.filesystem("memory").store
     store.clear()
     yield

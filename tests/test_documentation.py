@@ -1,8 +1,8 @@
-"""Every code block of the documentation runs, and prints what the page says.
+"""Every code block of the documentation runs and prints the documented output.
 
-Blocks of the language ``console`` hold commands after ``$`` and their output, in which ``...`` stands for
-anything; ``bash`` blocks hold commands that must succeed; a ``text`` block right after ``python`` is what it
-prints. Blocks marked ``skip: REASON`` need what a test cannot have.
+``console`` blocks hold commands after ``$`` and their output, in which ``...`` matches anything; ``bash``
+blocks hold commands that must succeed; a ``text`` block right after a ``python`` block is its output. Blocks
+marked ``skip: REASON`` cannot run in a test.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def blocks(page: Path) -> Iterator[Block]:
 
 
 def commands(code: str, *, prompt: bool) -> Iterator[tuple[str, str]]:
-    """The commands of a block with the output below each."""
+    """Yield the commands of a block, each with the output below it."""
     lines = code.replace("\\\n", " ").splitlines()
     if not prompt:
         yield from ((line, "...") for line in lines if line.strip() and not line.startswith("#"))
@@ -59,9 +59,9 @@ def commands(code: str, *, prompt: bool) -> Iterator[tuple[str, str]]:
         yield lines[start][2:], "\n".join(lines[start + 1 : stop])
 
 
-def check_output(actual: str, expected: str, where: str) -> None:
+def check_output(actual: str, expected: str, source: str) -> None:
     pattern = ".*".join(map(re.escape, expected.strip().split("...")))
-    message = f"{where} printed:\n{actual}\ninstead of:\n{expected}"
+    message = f"{source} printed:\n{actual}\ninstead of:\n{expected}"
     assert re.fullmatch(pattern, actual.strip(), re.DOTALL), message
 
 
@@ -74,8 +74,8 @@ def shapes(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def place(tmp_path: Path, shapes: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with the files that the pages name."""
+def working_folder(tmp_path: Path, shapes: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Change to a folder with the files that the pages mention."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("CAPVID_CONFIG", raising=False)
     monkeypatch.setenv("CAPVID_TRAIN_SET", "training.epochs=1")  # the pages train for longer
@@ -99,7 +99,7 @@ def place(tmp_path: Path, shapes: Path, monkeypatch: pytest.MonkeyPatch) -> Path
 
 
 def run_command(command: str, capvid: Run) -> str:
-    """Run one command line; those that need no shell run in this process."""
+    """Run one command line, in this process if it needs no shell."""
     if not SHELL.search(command.partition(" # ")[0]):
         name, *arguments = shlex.split(command, comments=True)
         assert name == "capvid"
@@ -109,14 +109,16 @@ def run_command(command: str, capvid: Run) -> str:
     python = shlex.quote(sys.executable)
     script = f'set -e\ncapvid() {{ {python} -m capvid "$@"; }}\npython() {{ {python} "$@"; }}\n{command}\n'
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, env=environment)
-    assert done.returncode == 0, f"{command}: {done.stderr}"
-    return done.stdout
+    completed = subprocess.run(["bash", "-c", script], capture_output=True, text=True, env=environment)
+    assert completed.returncode == 0, f"{command}: {completed.stderr}"
+    return completed.stdout
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_blocks_run(page: Path, place: Path, capvid: Run, capsys: pytest.CaptureFixture[str]) -> None:
+def test_code_blocks_run(
+    page: Path, working_folder: Path, capvid: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
     names: dict[str, object] = {}
     if page.name == "python.md":
         assert capvid("extract", "videos", "--backbone", "colour-grid", "-o", "train-features")[0] == 0
@@ -136,15 +138,15 @@ def test_blocks_run(page: Path, place: Path, capvid: Run, capsys: pytest.Capture
             assert block.language in ("toml", "text")
 
 
-def test_reference_is_up_to_date(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reference_pages_are_up_to_date(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    made = runpy.run_path(str(ROOT / "docs" / "generate_reference.py"))["pages"]()
-    for name, text in made.items():
-        kept = (ROOT / "docs" / "reference" / name).read_text(encoding="utf-8")
-        assert kept == text, f"docs/reference/{name} is stale: run python docs/generate_reference.py"
+    pages = runpy.run_path(str(ROOT / "docs" / "generate_reference.py"))["pages"]()
+    for name, text in pages.items():
+        stored = (ROOT / "docs" / "reference" / name).read_text(encoding="utf-8")
+        assert stored == text, f"docs/reference/{name} is stale: run python docs/generate_reference.py"
 
 
-def test_links_lead_somewhere() -> None:
+def test_links_have_targets() -> None:
     for page in [*PAGES, *(ROOT / "docs" / "reference").glob("*.md"), ROOT / "benchmarks" / "RESULTS.md"]:
         text = page.read_text(encoding="utf-8")
         for target in re.findall(r"\]\((?!https?:)([^)\s]+)\)", text):
@@ -157,5 +159,5 @@ def test_links_lead_somewhere() -> None:
                 assert anchor in anchors, f"{page.name}: {target}"
 
 
-def test_the_readme_is_short() -> None:
+def test_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 90

@@ -1,4 +1,4 @@
-"""The README's first example, smaller: draw clips, extract, train, caption; all through the command line."""
+"""A smaller version of the README's first example, through the command line."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ def shapes(tmp_path_factory: pytest.TempPathFactory) -> Path:
         main(["extract", str(folder / "videos"), "--backbone", "colour-grid", "-o", str(folder / "f")]) == 0
     )
     data = ["--data", f"jsonl:{folder / 'captions.jsonl'}", "--features", str(folder / "f")]
-    shorter = ["--set", "training.epochs=12"]
-    assert main(["train", "m3-tiny", *data, *shorter, "-o", str(folder / "run")]) == 0
+    settings = ["--set", "training.epochs=12"]
+    assert main(["train", "m3-tiny", *data, *settings, "-o", str(folder / "run")]) == 0
     return folder
 
 
 @pytest.mark.slow
-def test_the_clip_that_it_has_never_seen(shapes: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unseen_clip_is_captioned_correctly(shapes: Path, capsys: pytest.CaptureFixture[str]) -> None:
     log = [json.loads(line) for line in (shapes / "run" / "metrics.jsonl").read_text().splitlines()]
     assert max(row["val_cider"] for row in log) > 1.0
     capsys.readouterr()
     assert main(["caption", str(shapes / "try-me.mp4"), "--model", str(shapes / "run")]) == 0
-    said = capsys.readouterr().out
-    assert said.count("\n") == 1
-    assert "blue" in said
-    assert "left to right" in said
+    caption = capsys.readouterr().out
+    assert caption.count("\n") == 1
+    assert "blue" in caption
+    assert "left to right" in caption
 
 
 @pytest.mark.slow
-def test_a_folder_with_broken_files_in_it(shapes: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_folder_with_broken_files(shapes: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = shapes / "mixed"
     folder.mkdir()
     for number in (0, 7, 23):
@@ -76,7 +76,7 @@ def test_captions_do_not_depend_on_the_batch_size(
 
 
 @pytest.mark.slow
-def test_features_of_another_kind_are_refused(shapes: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_features_of_another_layer_are_refused(shapes: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from capvid.features.feature_file import load_features, save_features
 
     features = load_features(next((shapes / "f").rglob("*.safetensors")))

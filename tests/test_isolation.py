@@ -1,4 +1,4 @@
-"""One bad input among good ones: it costs itself, and its neighbours get the captions they always get."""
+"""A failing input does not affect the captions of the others."""
 
 from __future__ import annotations
 
@@ -18,19 +18,15 @@ import torch
 from odd_files import make_broken_files
 from pyarrow import parquet
 from safetensors.numpy import load_file, save_file
-from toy import Run, capvid, save_toy_captioner, write_pictures, write_video
+from toy import Run, capvid, save_toy_captioner, write_images, write_video
 
 from capvid import pipeline
-from capvid import pipeline as describe
 from capvid.backbones.backbone import Backbone
 from capvid.captioners.checkpoint import Checkpoint
 from capvid.cli.app import main
 from capvid.errors import InternalError, RemoteError, RunError, input_error
-from capvid.features import extraction as extract
-from capvid.features import feature_file as file
-from capvid.features import prefetch as ahead
-from capvid.output import manifest, report, writers
-from capvid.output import shards as rows
+from capvid.features import extraction, feature_file, prefetch
+from capvid.output import manifest, report, shards, writers
 from capvid.output.shards import JsonLines
 from capvid.pipeline import CaptionGenerator, CaptionPipeline
 from capvid.utils.files import MANIFEST
@@ -41,13 +37,13 @@ __all__ = ["capvid"]
 Patch = pytest.MonkeyPatch
 SLOW = pytest.mark.slow
 GOOD, BAD = 10, 36
-WHITE = 250  # mean of the bad clip's frames is above, of all others below
-BAD_FRAMES = 2  # of the bad clip; all others have at least four
+WHITE = 250  # mean brightness above which frames belong to the bad clip
+BAD_FRAMES = 2  # frames of the bad clip; the others have at least four
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A captioner with random weights on a backbone without a network."""
+    """Save a captioner with random weights on a backbone without a network."""
     folder = tmp_path_factory.mktemp("model")
     save_toy_captioner(folder, backbone="colour-grid")
     return folder
@@ -55,35 +51,35 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def clips(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of three clips, of which tests let the middle one fail."""
+    """Write three clips, of which the tests let ``bad`` fail."""
     folder = tmp_path_factory.mktemp("clips")
     write_video(folder / "a.mp4", seed=1)
-    write_pictures(folder / "bad.mp4", [np.full((48, 64, 3), 255, np.uint8)] * BAD_FRAMES)
+    write_images(folder / "bad.mp4", [np.full((48, 64, 3), 255, np.uint8)] * BAD_FRAMES)
     write_video(folder / "c.mp4", seed=2)
     return folder
 
 
 @pytest.fixture(scope="module")
 def expected(model: Path, clips: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Records of an undisturbed run, by option and name of the clip."""
-    found = {}
+    """Return the records of an undisturbed run, by option and clip name."""
+    records = {}
     for option in ("", "--segments=2"):
         out = tmp_path_factory.mktemp("expected") / "out.jsonl"
         assert (
             main(["caption", str(clips), "--model", str(model), "-o", str(out), *filter(None, [option])]) == 0
         )
-        found[option] = by_name(out.read_text())
-    return found
+        records[option] = index_by_name(out.read_text())
+    return records
 
 
-def by_name(text: str) -> dict[str, Any]:
-    """Records from JSON lines, by name of the clip."""
+def index_by_name(text: str) -> dict[str, Any]:
+    """Parse JSON Lines records; map each clip name to its record."""
     records = [json.loads(line) for line in text.splitlines()]
     return {Path(record["video"]).stem: record for record in records}
 
 
 def failing(function: Callable[..., Any], is_bad: Callable[..., bool]) -> Callable[..., Any]:
-    """Return the function, but it raises where ``is_bad`` says so of its arguments."""
+    """Return the function, modified to raise if ``is_bad`` holds for its arguments."""
 
     def replacement(*args: Any, **kwargs: Any) -> Any:
         if is_bad(*args, **kwargs):
@@ -94,7 +90,7 @@ def failing(function: Callable[..., Any], is_bad: Callable[..., bool]) -> Callab
 
 
 def is_bad_path(*args: Any, **kwargs: Any) -> bool:
-    """Whether one of the arguments is the bad clip, its features, or a good result of either."""
+    """Whether an argument is the bad clip, its features, or a successful result of either."""
     values = [*args, *kwargs.values()]
     failed = any(getattr(value, "status", "ok") != "ok" for value in values)
     paths = [getattr(value, "result", value) for value in values]
@@ -102,7 +98,7 @@ def is_bad_path(*args: Any, **kwargs: Any) -> bool:
 
 
 def is_bad_mask(
-    captioner: object, features: torch.Tensor, mask: torch.Tensor, *rest: Any, **more: Any
+    captioner: object, features: torch.Tensor, mask: torch.Tensor, *arguments: Any, **options: Any
 ) -> bool:
     return bool((mask.sum(1) == BAD_FRAMES).any())
 
@@ -112,12 +108,12 @@ def is_bad_batch(backbone: Backbone, crops: np.ndarray, together: int) -> bool:
 
 
 STAGES: dict[str, tuple[object, str, Callable[..., bool]]] = {
-    "crops": (extract._Stream, "put", lambda self, crops: is_bad_batch(self.backbone, crops, 0)),
+    "crops": (extraction._Stream, "put", lambda self, crops: is_bad_batch(self.backbone, crops, 0)),
     "backbone": (Backbone, "_run", is_bad_batch),
-    "features": (extract, "Features", lambda **facts: facts["video"] == "bad"),
-    "segments": (file.Features, "concatenated", lambda self: self.video == "bad"),
-    "search": (describe, "decode", is_bad_mask),
-    "rescoring": (describe, "rescore", is_bad_mask),
+    "features": (extraction, "Features", lambda **metadata: metadata["video"] == "bad"),
+    "segments": (feature_file.Features, "concatenated", lambda self: self.video == "bad"),
+    "search": (pipeline, "decode", is_bad_mask),
+    "rescoring": (pipeline, "rescore", is_bad_mask),
     "result": (CaptionPipeline, "_result", is_bad_path),
     "record": (writers, "make_record", is_bad_path),
 }
@@ -125,38 +121,40 @@ STAGES: dict[str, tuple[object, str, Callable[..., bool]]] = {
 DEFAULT_STAGES = ("crops", "backbone", "search", "record")
 
 
-def check(run: tuple[int, str, str], found: dict[str, Any], expected: dict[str, Any]) -> None:
-    """See that the bad clip alone has failed, by an internal error, and the others are as ever."""
+def check_only_bad_failed(
+    run: tuple[int, str, str], records: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    """Check that only the bad clip failed, with an internal error, and the others match ``expected``."""
     code, _, stderr = run
     assert code == 3, stderr
     errors = [line for line in stderr.splitlines() if line.startswith("error: ")]
     assert len(errors) == 1 and "bad.mp4: internal error: ValueError: boom; please report" in errors[0]
     assert "Traceback" not in stderr
-    assert {name: found[name] for name in ("a", "c")} == {name: expected[name] for name in ("a", "c")}
-    if "bad" in found:
-        assert (found["bad"]["status"], found["bad"]["error"]["kind"]) == ("error", "internal")
-        assert found["bad"]["captions"] == [] and found["bad"]["video"].endswith("bad.mp4")
+    assert {name: records[name] for name in ("a", "c")} == {name: expected[name] for name in ("a", "c")}
+    if "bad" in records:
+        assert (records["bad"]["status"], records["bad"]["error"]["kind"]) == ("error", "internal")
+        assert records["bad"]["captions"] == [] and records["bad"]["video"].endswith("bad.mp4")
 
 
 @pytest.mark.parametrize(
     "stage",
     [name if name in DEFAULT_STAGES else pytest.param(name, marks=pytest.mark.slow) for name in STAGES],
 )
-def test_every_stage_on_stdout(
+def test_failure_in_each_stage(
     stage: str, model: Path, clips: Path, expected: dict[str, Any], capvid: Run, monkeypatch: Patch
 ) -> None:
     owner, name, is_bad = STAGES[stage]
     monkeypatch.setattr(owner, name, failing(getattr(owner, name), is_bad))
     run = capvid("caption", clips, "--workers", 1, "--model", model, "--format", "jsonl")
-    found = by_name(run[1])
-    assert len(found) == 3
-    check(run, found, expected[""])
+    records = index_by_name(run[1])
+    assert len(records) == 3
+    check_only_bad_failed(run, records, expected[""])
 
 
-def test_an_exception_in_a_worker(
+def test_exception_in_a_worker(
     model: Path, clips: Path, expected: dict[str, Any], capvid: Run, monkeypatch: Patch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(ahead, "decode_video", misbehaving.decode)
+    monkeypatch.setattr(prefetch, "decode_video", misbehaving.decode)
     (tmp_path / "raises.mp4").symlink_to(clips / "bad.mp4")
     inputs = [clips / "a.mp4", tmp_path / "raises.mp4", clips / "c.mp4"]
     code, out, stderr = capvid(
@@ -165,36 +163,36 @@ def test_an_exception_in_a_worker(
     assert code == 3
     assert "raises.mp4: internal error: ValueError: boom; please report; --debug" in stderr
     assert 'misbehaving.py", line' in stderr and 'raise ValueError("boom")\nValueError: boom\n' in stderr
-    assert {name: by_name(out)[name] for name in "ac"} == {name: expected[""][name] for name in "ac"}
+    assert {name: index_by_name(out)[name] for name in "ac"} == {name: expected[""][name] for name in "ac"}
 
 
 @pytest.mark.parametrize("step", ["choose", "spans"])
-def test_segments(
+def test_failure_in_segmentation(
     step: str, model: Path, clips: Path, expected: dict[str, Any], capvid: Run, monkeypatch: Patch
 ) -> None:
     monkeypatch.setattr(EqualSegments, step, failing(getattr(EqualSegments, step), is_bad_path))
     run = capvid("caption", clips, "--workers", 1, "--model", model, "--format", "jsonl", "--segments", 2)
-    check(run, by_name(run[1]), expected["--segments=2"])
+    check_only_bad_failed(run, index_by_name(run[1]), expected["--segments=2"])
 
 
-def test_one_file_for_everything(
+def test_failures_in_a_single_output_file(
     model: Path, clips: Path, expected: dict[str, Any], capvid: Run, monkeypatch: Patch, tmp_path: Path
 ) -> None:
-    """The very first result fails after the list was begun; a failure on the page is in the file as well."""
+    """The first input fails after the file was started; a failure in the report is also in the file."""
     monkeypatch.setattr(report, "_article", failing(report._article, lambda _, result: is_bad_path(result)))
     out, page = tmp_path / "out.json", tmp_path / "page.html"
     inputs = [clips / "bad.mp4", clips / "a.mp4", clips / "c.mp4"]
     run = capvid("caption", *inputs, "--workers", 1, "--model", model, "-o", out, "--report", page)
     records = json.loads(out.read_text())
     assert [record["status"] for record in records] == ["error", "ok", "ok"]
-    check(run, by_name("\n".join(map(json.dumps, records))), expected[""])
+    check_only_bad_failed(run, index_by_name("\n".join(map(json.dumps, records))), expected[""])
     assert "2 captioned, 1 failed" in page.read_text()
     assert page.read_text().count('<article class="video') == 3
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("step", ["manifest", "file"])
-def test_a_file_for_each(
+def test_failures_with_one_output_file_per_video(
     step: str,
     model: Path,
     clips: Path,
@@ -209,7 +207,9 @@ def test_a_file_for_each(
     else:
         monkeypatch.setattr(writers, "make_record", failing(writers.make_record, is_bad_path))
     run = capvid("caption", clips, "--workers", 1, "--model", model, "--format", "json", "--output-dir", out)
-    check(run, {path.stem: json.loads(path.read_text()) for path in out.glob("*.json")}, expected[""])
+    check_only_bad_failed(
+        run, {path.stem: json.loads(path.read_text()) for path in out.glob("*.json")}, expected[""]
+    )
     lines = [json.loads(line) for line in (out / MANIFEST).read_text().splitlines()]
     assert {line["output"]: line["status"] for line in lines} == {
         "a.json": "ok",
@@ -223,7 +223,7 @@ def test_a_file_for_each(
     assert (code, stderr) == (0, "1 captioned, 2 skipped (already done)\n")
 
 
-def test_a_file_that_cannot_be_written(model: Path, clips: Path, capvid: Run, tmp_path: Path) -> None:
+def test_unwritable_output_file(model: Path, clips: Path, capvid: Run, tmp_path: Path) -> None:
     (tmp_path / "bad.txt").mkdir()
     code, _, stderr = capvid("caption", clips, "--workers", 1, "--model", model, "--output-dir", tmp_path)
     assert code == 3
@@ -232,13 +232,13 @@ def test_a_file_that_cannot_be_written(model: Path, clips: Path, capvid: Run, tm
 
 
 @pytest.mark.parametrize("form", ["txt", "json"])
-def test_a_full_disk_ends_the_run(
+def test_full_disk_stops_the_run(
     form: str, model: Path, clips: Path, capvid: Run, monkeypatch: Patch, tmp_path: Path
 ) -> None:
-    def full(path: Path, text: str) -> None:
+    def fail(path: Path, text: str) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("capvid.utils.files.atomic_write_text", full)
+    monkeypatch.setattr("capvid.utils.files.atomic_write_text", fail)
     code, _, stderr = capvid(
         "caption", clips, "--workers", 1, "--model", model, "--format", form, "--output-dir", tmp_path
     )
@@ -246,7 +246,7 @@ def test_a_full_disk_ends_the_run(
 
 
 @pytest.mark.parametrize("step", ["record", "encoding"])
-def test_shards(
+def test_failures_in_shards(
     step: str,
     model: Path,
     clips: Path,
@@ -256,53 +256,51 @@ def test_shards(
     tmp_path: Path,
 ) -> None:
     if step == "record":
-        monkeypatch.setattr(rows, "make_record", failing(rows.make_record, is_bad_path))
+        monkeypatch.setattr(shards, "make_record", failing(shards.make_record, is_bad_path))
     else:
-        bad = lambda self, some: any("bad" in row.video and not row.error for row in some)  # noqa: E731
+        bad = lambda self, shard_rows: any("bad" in row.video and not row.error for row in shard_rows)  # noqa: E731
         monkeypatch.setattr(JsonLines, "encode", failing(JsonLines.encode, bad))
     run = capvid(
         "caption", clips, "--workers", 1, "--model", model, "--output-dir", tmp_path, "--videos-per-file", 8
     )
     (shard,) = tmp_path.glob("captions-*.jsonl")
-    found = by_name(shard.read_text())
-    assert len(found) == 3
+    records = index_by_name(shard.read_text())
+    assert len(records) == 3
     for name in "ac":
-        found[name]["settings"].pop("attention", None)
-    check(run, found, expected[""])
+        records[name]["settings"].pop("attention", None)
+    check_only_bad_failed(run, records, expected[""])
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("shards", [False, True])
-def test_extraction(shards: bool, clips: Path, capvid: Run, monkeypatch: Patch, tmp_path: Path) -> None:
+@pytest.mark.parametrize("sharded", [False, True])
+def test_failures_in_extraction(
+    sharded: bool, clips: Path, capvid: Run, monkeypatch: Patch, tmp_path: Path
+) -> None:
     options = ["extract", clips, "--backbone", "colour-grid", "--frames", 4, "--workers", 1]
-    options += ["--videos-per-file", 1] if shards else []
+    options += ["--videos-per-file", 1] if sharded else []
     assert capvid(*options, "-o", tmp_path / "expected")[0] == 0
-    bad = lambda features, **more: features.video == "bad"  # noqa: E731
-    for module in (file, rows):
-        monkeypatch.setattr(module, "features_to_bytes", failing(file.features_to_bytes, bad))
-    code, _, stderr = capvid(*options, "-o", tmp_path / "found", "--debug")
+    bad = lambda features, **kwargs: features.video == "bad"  # noqa: E731
+    for module in (feature_file, shards):
+        monkeypatch.setattr(module, "features_to_bytes", failing(feature_file.features_to_bytes, bad))
+    code, _, stderr = capvid(*options, "-o", tmp_path / "actual", "--debug")
     assert code == 3
     assert "bad.mp4: internal error: ValueError: boom; please report" in stderr
     assert 'raise ValueError("boom")' in stderr
     assert stderr.endswith("2 extracted, 1 failed\n")
-    kind = "*.tar" if shards else "*.safetensors"
-    before, after = (
-        {p.name: p.read_bytes() for p in (tmp_path / x).glob(kind)} for x in ("expected", "found")
+    kind = "*.tar" if sharded else "*.safetensors"
+    expected, actual = (
+        {p.name: p.read_bytes() for p in (tmp_path / folder).glob(kind)} for folder in ("expected", "actual")
     )
-    assert sum(before.get(name) == content for name, content in after.items()) == 2
-    assert len(after) == (3 if shards else 2)
+    assert sum(expected.get(name) == content for name, content in actual.items()) == 2
+    assert len(actual) == (3 if sharded else 2)
 
 
 @pytest.mark.slow
-def test_bad_features_among_good_ones(
+def test_failures_in_feature_files(
     clips: Path, model: Path, capvid: Run, monkeypatch: Patch, tmp_path: Path
 ) -> None:
-    assert (
-        capvid("extract", clips, "--backbone", "colour-grid", "--frames", 4, "--workers", 1, "-o", tmp_path)[
-            0
-        ]
-        == 0
-    )
+    extract = ["extract", clips, "--backbone", "colour-grid", "--frames", 4, "--workers", 1]
+    assert capvid(*extract, "-o", tmp_path)[0] == 0
     inputs = [*sorted(tmp_path.glob("*.safetensors")), clips / "a.mp4"]
     arguments = ["caption", *inputs, "--workers", 1, "--model", model, "--format", "csv"]
     _, undisturbed, _ = capvid(*arguments)
@@ -316,26 +314,22 @@ def test_bad_features_among_good_ones(
         assert out.splitlines() == [line for line in undisturbed.splitlines() if "bad.saf" not in line]
 
 
-def test_subtitles_without_times_cost_their_input(
+def test_features_without_duration_give_no_subtitles(
     clips: Path, model: Path, capvid: Run, tmp_path: Path
 ) -> None:
     features = tmp_path / "features"
-    assert (
-        capvid("extract", clips, "--backbone", "colour-grid", "--frames", 4, "--workers", 1, "-o", features)[
-            0
-        ]
-        == 0
-    )
+    extract = ["extract", clips, "--backbone", "colour-grid", "--frames", 4, "--workers", 1]
+    assert capvid(*extract, "-o", features)[0] == 0
     from safetensors import safe_open
 
     with safe_open(features / "bad.safetensors", "np") as opened:
-        facts = opened.metadata()
-    header = json.loads(facts[file.HEADER_KEY])
+        metadata = opened.metadata()
+    header = json.loads(metadata[feature_file.HEADER_KEY])
     header.pop("duration")
     tensors = {
         name: array for name, array in load_file(features / "bad.safetensors").items() if name != "times"
     }
-    save_file(tensors, features / "bad.safetensors", {file.HEADER_KEY: json.dumps(header)})
+    save_file(tensors, features / "bad.safetensors", {feature_file.HEADER_KEY: json.dumps(header)})
     inputs = sorted(features.glob("*.safetensors"))
     out = tmp_path / "out"
     code, _, stderr = capvid(
@@ -346,19 +340,19 @@ def test_subtitles_without_times_cost_their_input(
     assert {path.name for path in out.glob("*.srt")} == {"a.srt", "c.srt"}
 
 
-def test_too_little_device_memory_ends_the_run(
+def test_out_of_device_memory_stops_the_run(
     model: Path, clips: Path, capvid: Run, monkeypatch: Patch
 ) -> None:
-    def full(*args: object) -> None:
+    def fail(*args: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(CaptionGenerator, "_describe_segments", full)
+    monkeypatch.setattr(CaptionGenerator, "_describe_segments", fail)
     code, out, stderr = capvid("caption", clips, "--model", model)
     assert (code, out) == (1, "")
     assert stderr == "error: cpu has not the memory to caption 3 videos at once; use a smaller --batch-size\n"
 
 
-def test_what_an_exception_costs() -> None:
+def test_input_error_classifies_exceptions() -> None:
     for cause in (BrokenPipeError(32, "x"), OSError(28, "full"), OSError(30, "read-only"), RunError("x")):
         with pytest.raises(type(cause)):
             input_error("v.mp4", cause)
@@ -369,7 +363,7 @@ def test_what_an_exception_costs() -> None:
     assert str(error).startswith("v.mp4: internal error: KeyError: 'x'; please report")
 
 
-def test_a_deleted_working_directory(model: Path, capvid: Run, monkeypatch: Patch, tmp_path: Path) -> None:
+def test_deleted_working_directory(model: Path, capvid: Run, monkeypatch: Patch, tmp_path: Path) -> None:
     folder = tmp_path / "gone"
     folder.mkdir()
     monkeypatch.chdir(folder)
@@ -386,7 +380,7 @@ def test_a_deleted_working_directory(model: Path, capvid: Run, monkeypatch: Patc
 
 
 def make_bad_inputs(folder: Path) -> list[Path]:
-    """Inputs that give no caption where ``misbehaving.decode`` decodes."""
+    """Write inputs that cannot be captioned with ``misbehaving.decode``; return the feature files."""
     make_broken_files(folder)
     (folder / "loop.mp4").symlink_to("loop.mp4")
     (folder / "to nowhere.mp4").symlink_to("nowhere.mp4")
@@ -395,7 +389,7 @@ def make_bad_inputs(folder: Path) -> list[Path]:
         patch.chdir(folder)  # the path of a socket must be short
         listener.bind("socket.mp4")
     for name in (os.fsdecode(b"caf\xe9.mp4"), "new\nline.mp4"):
-        (folder / name).write_text("no video\n" * 50)
+        (folder / name).write_text("not a video\n" * 50)
     for name in ("raises.mp4", "runs out of memory.mp4", "killed.mp4"):
         write_video(folder / name, seed=1, frames=4)
     header = {
@@ -407,15 +401,15 @@ def make_bad_inputs(folder: Path) -> list[Path]:
     }
     array = {"stream0": np.zeros((4, 8), np.float16)}
     (folder / "empty.safetensors").touch()
-    (folder / "text.safetensors").write_text("no features\n" * 50)
+    (folder / "text.safetensors").write_text("not features\n" * 50)
     (folder / "giant.safetensors").write_bytes(b"\xff" * 8 + b"{}")
     save_file(array, folder / "no header.safetensors")
-    save_file(array, folder / "list.safetensors", {file.HEADER_KEY: "[1]"})
-    save_file(array, folder / "other.safetensors", {file.HEADER_KEY: json.dumps(header)})
+    save_file(array, folder / "list.safetensors", {feature_file.HEADER_KEY: "[1]"})
+    save_file(array, folder / "other.safetensors", {feature_file.HEADER_KEY: json.dumps(header)})
     stream = {"backbone": "toy", "layer": "embedding", "width": 8}
     for name, value in (("duration.safetensors", "abc"), ("long.safetensors", 1e308)):
-        facts = {**header, "format_version": 1, "streams": [stream], "duration": value}
-        save_file(array, folder / name, {file.HEADER_KEY: json.dumps(facts)})
+        metadata = {**header, "format_version": 1, "streams": [stream], "duration": value}
+        save_file(array, folder / name, {feature_file.HEADER_KEY: json.dumps(metadata)})
     os.mkfifo(folder / "pipe.safetensors")
     size = struct.pack("<2H", 16000, 16000)
     image = b"," + bytes(4) + size + b"\0" + bytes([2, 2, 0x4C, 1, 0])
@@ -431,7 +425,7 @@ def make_bad_inputs(folder: Path) -> list[Path]:
 
 @pytest.fixture(scope="module")
 def mixed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Path]]:
-    """A folder of bad inputs among ten good clips, and the feature files in it."""
+    """Write bad inputs among ten good clips; return the folder and its feature files."""
     folder = tmp_path_factory.mktemp("mixed")
     features = make_bad_inputs(folder)
     assert len(list(folder.iterdir())) == BAD
@@ -440,7 +434,7 @@ def mixed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Path]]:
     return folder, features
 
 
-@pytest.mark.skipif(os.name != "posix", reason="pipes, sockets and links are made in other ways")
+@pytest.mark.skipif(os.name != "posix", reason="needs FIFOs, sockets and symlinks")
 @pytest.mark.parametrize(
     "form",
     [
@@ -449,10 +443,10 @@ def mixed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Path]]:
         *(pytest.param(form, marks=SLOW) for form in ("json", "csv", "srt", "parquet")),
     ],
 )
-def test_many_bad_inputs_among_ten_good_clips(
+def test_many_bad_inputs_among_good_clips(
     form: str, mixed: tuple[Path, list[Path]], model: Path, capvid: Run, monkeypatch: Patch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(ahead, "decode_video", misbehaving.decode)
+    monkeypatch.setattr(prefetch, "decode_video", misbehaving.decode)
     folder, features = mixed
     options: list[object] = ["--format", form]
     if form in ("srt", "parquet"):

@@ -40,15 +40,15 @@ __all__ = ["bad_files", "toy", "toy_files", "video_files"]
 
 
 @pytest.mark.slow
-def test_it_is_read_extract_decode(toy: Toy, video_files: list[Path]) -> None:
-    """The pipeline says what its parts say when they are called one after the other."""
+def test_pipeline_equals_its_stages_in_sequence(toy: Toy, video_files: list[Path]) -> None:
+    """The pipeline equals reading, extracting and decoding in sequence."""
     checkpoint = load_checkpoint(toy.model)
     backbone = load_backbone("toy", weights=toy.weights)
     options = DecodingOptions(beam_size=3, num_captions=2)
     pipeline = load(toy.model, device="cpu", beam_size=3, num_captions=2)
     for result in pipeline.stream(video_files):
         features = torch.from_numpy(backbone(read_frames(result.path, UniformSampling(4)).frames))
-        features = features.half().float()  # as files of features have them
+        features = features.half().float()  # as in feature files
         mask = torch.ones(1, len(features), dtype=torch.bool)
         (expected,) = decode(checkpoint.captioner, features.unsqueeze(0), mask, options)
         assert (result.status, result.error) == ("ok", None)
@@ -63,17 +63,19 @@ def test_it_is_read_extract_decode(toy: Toy, video_files: list[Path]) -> None:
 
 
 @pytest.mark.slow
-def test_batch_size_changes_nothing(toy: Toy, video_files: list[Path]) -> None:
-    each = [list(load(toy.model, batch_size=size).stream(video_files)) for size in (1, 2, 8)]
-    for one, two, eight in zip(*each, strict=True):
+def test_batch_size_does_not_change_captions(toy: Toy, video_files: list[Path]) -> None:
+    results_by_size = [list(load(toy.model, batch_size=size).stream(video_files)) for size in (1, 2, 8)]
+    for one, two, eight in zip(*results_by_size, strict=True):
         assert one.path == two.path == eight.path
         assert one.captions[0].text == two.captions[0].text == eight.captions[0].text
         assert one.captions[0].logprob == pytest.approx(eight.captions[0].logprob, abs=1e-2)
-    assert len({result.captions[0].text for result in each[0]}) > 1, "all videos alike: nothing is tested"
+    assert len({result.captions[0].text for result in results_by_size[0]}) > 1, (
+        "all captions are equal, which tests nothing"
+    )
 
 
 @pytest.mark.slow
-def test_more_files_of_features_than_videos_are_captioned_together(
+def test_feature_files_form_larger_batches_than_videos(
     toy: Toy, video_files: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     backbone = load_backbone("toy", weights=toy.weights)
@@ -84,18 +86,20 @@ def test_more_files_of_features_than_videos_are_captioned_together(
         save_features(file, extracted.features)
     sizes = []
 
-    def counted(captioner: Captioner, features: torch.Tensor, *more: Any) -> list[list[Hypothesis]]:
+    def counting_decode(
+        captioner: Captioner, features: torch.Tensor, *arguments: Any
+    ) -> list[list[Hypothesis]]:
         sizes.append(len(features))
-        return decode(captioner, features, *more)
+        return decode(captioner, features, *arguments)
 
-    monkeypatch.setattr("capvid.pipeline.decode", counted)
+    monkeypatch.setattr("capvid.pipeline.decode", counting_decode)
     results = list(load(toy.model, batch_size=2).stream([*files, *video_files[:3]]))
     assert len({result.captions[0].text for result in results[:21]}) == 1
-    assert sizes == [16, 6, 1]  # 16; 4 in the place of half a video each, and 2 videos; what is left
+    assert sizes == [16, 6, 1]  # 16 feature files; the other 4, which count half, with 2 videos; the rest
 
 
 @pytest.mark.slow
-def test_calling_it(toy: Toy, video_files: list[Path], tmp_path: Path) -> None:
+def test_calling_the_pipeline_returns_a_caption(toy: Toy, video_files: list[Path], tmp_path: Path) -> None:
     pipeline = capvid.load(toy.model, device="cpu")
     assert pipeline(video_files[1]) == next(pipeline.stream([video_files[1]])).captions[0].text
     assert pipeline(str(video_files[1])) == pipeline(video_files[1])
@@ -104,7 +108,7 @@ def test_calling_it(toy: Toy, video_files: list[Path], tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_failures_keep_their_place(toy: Toy, video_files: list[Path], bad_files: dict[str, Path]) -> None:
+def test_failures_keep_their_position(toy: Toy, video_files: list[Path], bad_files: dict[str, Path]) -> None:
     paths = [bad_files["empty"], video_files[0], bad_files["missing"], video_files[1]]
     for size in (1, 3):
         results = list(load(toy.model, batch_size=size).stream(paths))
@@ -115,8 +119,8 @@ def test_failures_keep_their_place(toy: Toy, video_files: list[Path], bad_files:
 
 
 @pytest.mark.slow
-def test_paths_are_taken_as_they_are_needed(toy: Toy, video_files: list[Path], tmp_path: Path) -> None:
-    """Of an endless row of videos and files of features, in their order."""
+def test_paths_are_consumed_lazily(toy: Toy, video_files: list[Path], tmp_path: Path) -> None:
+    """An endless iterable of videos and feature files is consumed lazily, in order."""
     pipeline = load(toy.model, batch_size=2, workers=1)
     extracted = next(extract(video_files[:1], pipeline.loaded_backbones, pipeline.sampling)).features
     assert extracted is not None
@@ -134,18 +138,20 @@ def test_paths_are_taken_as_they_are_needed(toy: Toy, video_files: list[Path], t
     assert len(taken) < 50
     assert [result.status for result in results[:8]] == ["ok", "ok", "error", "ok"] * 2
     assert results[0].captions == results[1].captions
-    assert [result.path for result in pipeline.stream(taken[:9])] == taken[:9]  # ends with one of features
+    assert [result.path for result in pipeline.stream(taken[:9])] == taken[
+        :9
+    ]  # the last one is a feature file
     assert list(pipeline.stream([])) == []
 
 
 @pytest.mark.slow
-def test_features_are_captioned(toy: Toy, video_files: list[Path]) -> None:
+def test_caption_features_equals_captioning_videos(toy: Toy, video_files: list[Path]) -> None:
     pipeline = load(toy.model, num_captions=2)
     videos = list(extract(video_files, pipeline.loaded_backbones, pipeline.sampling))
     features = [video.features for video in videos if video.features is not None]
     expected = [result.captions for result in pipeline.stream(video_files)]
     assert pipeline.caption_features(features) == expected
-    assert pipeline.caption_features([each.concatenated() for each in features]) == expected
+    assert pipeline.caption_features([item.concatenated() for item in features]) == expected
     assert pipeline.caption_features([]) == []
     width = features[0].concatenated().shape[1]
     with pytest.raises(
@@ -158,7 +164,7 @@ def test_features_are_captioned(toy: Toy, video_files: list[Path]) -> None:
         )
 
 
-def test_results_come_before_the_end(toy: Toy, video_files: list[Path]) -> None:
+def test_results_are_yielded_early(toy: Toy, video_files: list[Path]) -> None:
     results = load(toy.model, batch_size=2, workers=1).stream([*video_files, Path("none.mp4")])
     first = next(results)
     assert first.path == video_files[0]
@@ -166,7 +172,7 @@ def test_results_come_before_the_end(toy: Toy, video_files: list[Path]) -> None:
 
 
 @pytest.mark.slow
-def test_weights_beside_the_model(
+def test_weights_stored_in_the_run_are_used(
     toy: Toy, video_files: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("CAPVID_WEIGHTS")
@@ -180,7 +186,7 @@ def test_weights_beside_the_model(
     assert load(run)(video_files[0]) == load(toy.model, weights=toy.weights)(video_files[0])
 
 
-def test_other_weights_are_refused(toy: Toy, video_files: list[Path], tmp_path: Path) -> None:
+def test_weights_with_another_digest_are_refused(toy: Toy, video_files: list[Path], tmp_path: Path) -> None:
     from safetensors.torch import load_file, save_file
 
     tensors = load_file(toy.weights)
@@ -190,69 +196,69 @@ def test_other_weights_are_refused(toy: Toy, video_files: list[Path], tmp_path: 
         load(toy.model, weights=tmp_path / "toy.safetensors")(video_files[0])
 
 
-def test_frames_without_a_sampling(toy: Toy, tmp_path: Path) -> None:
+def test_default_sampling_is_that_of_training(toy: Toy, tmp_path: Path) -> None:
     save_toy_captioner(tmp_path, weights=toy.weights, sampling=None)
-    assert load(tmp_path).sampling.spec() == "uniform:4"  # the most frames it saw while training
+    assert load(tmp_path).sampling.spec() == "uniform:4"  # the maximum number of frames in training
 
 
-def test_unknown_backbones(
+def test_features_of_unknown_backbones_are_refused(
     toy: Toy, video_files: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save_toy_captioner(tmp_path, weights=toy.weights)
     file = tmp_path / "captioner.json"
     text = file.read_text()
-    for name, said in (
+    for name, message in (
         ('"i3d"', "features of i3d, which capvid cannot make"),
         ("null", "does not say which"),
     ):
         file.write_text(text.replace('"backbone": "toy"', f'"backbone": {name}'))
         assert file.read_text() != text
-        with pytest.raises(FeatureMismatchError, match=said):
+        with pytest.raises(FeatureMismatchError, match=message):
             load(tmp_path)(video_files[0])
 
 
-def test_revision(toy: Toy, tmp_path: Path) -> None:
+def test_revision_depends_on_the_weights(toy: Toy, tmp_path: Path) -> None:
     save_toy_captioner(tmp_path / "same", weights=toy.weights)
     save_toy_captioner(tmp_path / "other", weights=toy.weights, seed=2)
     assert revision(tmp_path / "same") == revision(toy.model) != revision(tmp_path / "other")
 
 
-def test_what_cannot_be(toy: Toy, tmp_path: Path) -> None:
+def test_invalid_options_are_refused(toy: Toy, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="no such folder"):
         load(tmp_path / "none")
     with pytest.raises(UsageError, match="3 captions"):
         load(toy.model, beam_size=2, num_captions=3)
-    for wrong in ({"batch_size": 0}, {"workers": 0}):
+    for invalid in ({"batch_size": 0}, {"workers": 0}):
         with pytest.raises(UsageError, match="at least 1"):
-            load(toy.model, **wrong)
+            load(toy.model, **invalid)
     assert isinstance(load(toy.model), CaptionPipeline)
 
 
-def test_ranking_is_that_of_training_unless_another_is_asked_for(toy: Toy, tmp_path: Path) -> None:
+def test_decoding_options_default_to_those_of_the_checkpoint(toy: Toy, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     shutil.copytree(toy.model, folder)
     config = json.loads((folder / "captioner.json").read_text())
 
-    def trained(decoding: object) -> Path:
+    def with_decoding(decoding: object) -> Path:
         config["info"]["decoding"] = decoding
         (folder / "captioner.json").write_text(json.dumps(config))
         return folder
 
     assert load(toy.model).options.specificity == 0
-    assert load(trained({"beam_size": 3})).options == DecodingOptions()
-    assert load(trained({"specificity": 0.25})).options == DecodingOptions(specificity=0.25)
+    assert load(with_decoding({"beam_size": 3})).options == DecodingOptions()
+    assert load(with_decoding({"specificity": 0.25})).options == DecodingOptions(specificity=0.25)
     assert load(folder).settings["specificity"] == 0.25
     assert load(folder, specificity=0).options.specificity == 0
-    assert load(trained({"length_penalty": 1.3})).options == DecodingOptions(length_penalty=1.3)
+    assert load(with_decoding({"length_penalty": 1.3})).options == DecodingOptions(length_penalty=1.3)
     assert load(folder, length_penalty=0.5).options.length_penalty == 0.5
-    assert load(trained({"no_repeat_words": True})).options == DecodingOptions(no_repeat_words=True)
+    assert load(with_decoding({"no_repeat_words": True})).options == DecodingOptions(no_repeat_words=True)
     assert load(folder, no_repeat_words=False).options == DecodingOptions()
     for damaged in ({"specificity": -1}, {"specificity": "x"}, [0.5]):
         with pytest.raises(CheckpointError, match="its decoding options are damaged; train it again"):
-            load(trained(damaged))
+            load(with_decoding(damaged))
 
 
-def test_specificity_is_refused_before_any_video_is_read(toy: Toy) -> None:
+def test_unsupported_specificity_is_refused_early(toy: Toy) -> None:
     checkpoint = load_checkpoint(toy.model)
     config = {**checkpoint.captioner.config.to_dict(), "standardise": False}
     with pytest.raises(UsageError, match=r"specificity = 0.1: expected a captioner .* standardise = true"):
@@ -274,10 +280,10 @@ def test_calibrated_captioner_states_its_confidence(
     uncalibrated = list(load(folder).stream(video_files))
     assert {result.captions[0].confidence for result in uncalibrated} == {None}
     average = [0.125] * 1280
-    notes = {"average": average, "intercept": 1.0, "per_logprob": 0.5, "per_information": 0.25}
-    notes |= {"videos": 100, "right": 0.5, "flagged": 0.5, "right_flagged": 0.25, "right_others": 0.75}
+    calibration = {"average": average, "intercept": 1.0, "per_logprob": 0.5, "per_information": 0.25}
+    calibration |= {"videos": 100, "right": 0.5, "flagged": 0.5, "right_flagged": 0.25, "right_others": 0.75}
     config = json.loads((folder / "captioner.json").read_text())
-    config["info"]["confidence"] = notes
+    config["info"]["confidence"] = calibration
     (folder / "captioner.json").write_text(json.dumps(config))
     checkpoint = load_checkpoint(folder)
     mask = torch.ones(1, 1, dtype=torch.bool)
@@ -294,7 +300,7 @@ def test_calibrated_captioner_states_its_confidence(
 
 
 @pytest.mark.parametrize("segments", [None, 2])
-def test_frames_in_memory_are_captioned_as_their_video(
+def test_frame_arrays_are_captioned_like_their_video(
     toy: Toy, video_files: list[Path], segments: int | None
 ) -> None:
     with open_video(video_files[1]) as source:
@@ -306,12 +312,16 @@ def test_frames_in_memory_are_captioned_as_their_video(
         assert isinstance(captioner(frames), str)
 
 
-def test_other_input_is_refused(toy: Toy) -> None:
+def test_invalid_call_arguments_are_refused(toy: Toy) -> None:
     captioner = load(toy.model)
     frames = np.zeros((4, 48, 64, 3), np.uint8)
-    for wrong, shape in ((frames[0], r"uint8 \(48, 64, 3\)"), (frames / 255, "float64"), ([frames], "list")):
+    for invalid, shape in (
+        (frames[0], r"uint8 \(48, 64, 3\)"),
+        (frames / 255, "float64"),
+        ([frames], "list"),
+    ):
         with pytest.raises(UsageError, match=rf"expected a path, or frames \(T, H, W, 3\) .* got {shape}"):
-            captioner(wrong)
+            captioner(invalid)
     with pytest.raises(UsageError, match="expected 4 ascending times"):
         captioner(frames, [0, 1, 1])
     for times in ("abc", [0, 1, "x", 3], [0, 1, float("nan"), 3], [0, 2, 1, 3], 7):
@@ -319,7 +329,7 @@ def test_other_input_is_refused(toy: Toy) -> None:
             captioner(frames, times)
 
 
-def test_worker_processes_live_as_long_as_the_captioner(toy: Toy, video_files: list[Path]) -> None:
+def test_workers_stop_with_the_captioner(toy: Toy, video_files: list[Path]) -> None:
     others = {child.pid for child in psutil.Process().children()}
     with load(toy.model, workers=1) as captioner:
         assert repr(captioner).startswith("CaptionPipeline('")
@@ -328,5 +338,5 @@ def test_worker_processes_live_as_long_as_the_captioner(toy: Toy, video_files: l
         captioner(video_files[1])
         assert {child.pid for child in psutil.Process().children()} - others == workers
     assert not workers & {child.pid for child in psutil.Process().children() if child.is_running()}
-    captioner(video_files[0])  # starts them again
+    captioner(video_files[0])  # restarts the workers
     captioner.close()

@@ -1,4 +1,4 @@
-"""A captioner, backbone, dataset format, output format and metric are one new file each."""
+"""A new captioner, backbone, dataset format, output format or metric takes one file."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ training = { epochs = 2, batch_size = 4, precision = "fp32" }
 
 
 @pytest.fixture(scope="module")
-def extended(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a copy of the package, by links, that holds the new files as well."""
+def extended_package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Link the package into a folder, with the plugin files added."""
     root = tmp_path_factory.mktemp("extended")
     for path in PACKAGE.rglob("*"):
         if path.is_file() and path.suffix != ".pyc":
@@ -44,19 +44,19 @@ def extended(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def test_new_files_are_short() -> None:
+def test_plugin_files_are_short() -> None:
     assert {path.name for path in PLUGINS.glob("*.py")} == FOLDERS.keys()
     assert all(path.read_text().count("\n") <= 40 for path in PLUGINS.glob("*.py"))
 
 
 @pytest.mark.slow
-def test_new_files_are_used_through_the_command_line(extended: Path, tmp_path: Path) -> None:
+def test_plugins_are_used_by_the_command_line(extended_package: Path, tmp_path: Path) -> None:
     def run(*arguments: object) -> str:
         command = [sys.executable, "-m", "capvid", *map(str, arguments)]
-        environment = {**os.environ, "PYTHONPATH": str(extended), "CAPVID_WEIGHTS": ""}
-        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
+        environment = {**os.environ, "PYTHONPATH": str(extended_package), "CAPVID_WEIGHTS": ""}
+        completed = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+        assert completed.returncode == 0, completed.stderr
+        return completed.stdout
 
     for number in range(4):
         write_video(tmp_path / "clips" / f"v{number}.mp4", seed=number)
@@ -69,6 +69,6 @@ def test_new_files_are_used_through_the_command_line(extended: Path, tmp_path: P
     run("train", "toy.toml", "--data", "toy:data.txt", "--features", "features", "-o", "run")
     text = run("caption", "clips/v0.mp4", "--model", "run", "--format", "toy")
     assert text.isupper() or text == "\n"
-    run("caption", "clips", "--model", "run", "-o", "said.jsonl")
+    run("caption", "clips", "--model", "run", "-o", "captions.jsonl")
     (tmp_path / "references.json").write_text(json.dumps({f"v{n}": ["a cat runs"] for n in range(4)}))
-    assert "WORDS" in run("score", "said.jsonl", "references.json", "--metrics", "toy,rouge")
+    assert "WORDS" in run("score", "captions.jsonl", "references.json", "--metrics", "toy,rouge")

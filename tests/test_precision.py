@@ -1,4 +1,4 @@
-"""Precisions that a device has no fast path for are refused, and never chosen."""
+"""Precisions without a fast path on the device are refused, and never chosen automatically."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture
 def avx2(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A processor without AVX-512."""
+    """Simulate a CPU without AVX-512."""
     monkeypatch.setattr(devices.platform, "machine", lambda: "x86_64")
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
 
@@ -45,14 +45,14 @@ def test_half_precision_is_refused_with_reason_and_remedy(avx2: None) -> None:
         (nn.Linear(1, 1), "matrix products"),
     ],
 )
-def test_families_of_layers(avx2: None, module: nn.Module, family: str) -> None:
+def test_error_names_the_slow_layer_type(avx2: None, module: nn.Module, family: str) -> None:
     assert layer_family(module) == family
     check_precision(torch.float32, CPU, module, remedy="none")
     with pytest.raises(UsageError, match=f"for bfloat16, and {family} would take"):
         check_precision(torch.bfloat16, CPU, module, remedy="none")
 
 
-def test_training_refuses_bf16_and_does_not_choose_it(avx2: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_refuses_bf16_and_never_chooses_it(avx2: None, monkeypatch: pytest.MonkeyPatch) -> None:
     module = nn.LSTM(2, 2)
     with pytest.raises(UsageError, match=r"use --set training\.precision=fp32"):
         wants_bf16("bf16", CPU, module)
@@ -65,15 +65,15 @@ def test_training_refuses_bf16_and_does_not_choose_it(avx2: None, monkeypatch: p
 
 @pytest.mark.slow
 @pytest.mark.parametrize("variable", ["ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA"])
-def test_variables_that_restrict_the_instructions_are_obeyed(variable: str) -> None:
+def test_environment_limits_on_instructions_are_respected(variable: str) -> None:
     code = "import torch; from capvid.utils.device import has_fast_path as fast; cpu = torch.device('cpu')\n"
     code += "print(fast(torch.float32, cpu), fast(torch.float16, cpu), fast(torch.bfloat16, cpu))"
     environment = {**os.environ, variable: "avx2", "PYTHONPATH": str(Path(__file__).parents[1])}
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
     )
     if devices.platform.machine() == "x86_64":
-        assert done.stdout == "True False False\n"
+        assert completed.stdout == "True False False\n"
 
 
 def test_full_precision_is_always_fast() -> None:

@@ -18,12 +18,12 @@ def test_dir_shows_exactly_the_public_names() -> None:
 
 
 def test_help_shows_an_example_and_every_function() -> None:
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", "import capvid; help(capvid)"], capture_output=True, text=True
     )
-    assert ">>> captioner = capvid.load" in done.stdout
+    assert ">>> captioner = capvid.load" in completed.stdout
     for name in ("extract", "load", "score", "train"):
-        assert re.search(rf"^    {name}\(", done.stdout, re.MULTILINE), name
+        assert re.search(rf"^    {name}\(", completed.stdout, re.MULTILINE), name
 
 
 def test_public_names_are_those_of_their_modules() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from networks_once import networks_once
+from cached_shapes import cached_backbone_shapes
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -22,7 +22,7 @@ from capvid.utils.files import sha256_file
 from capvid.utils.tensor_files import read_tensors
 
 Tensors = dict[str, Tensor]
-__all__ = ["networks_once"]
+__all__ = ["cached_backbone_shapes"]
 
 
 def tensors_of(name: str) -> Tensors:

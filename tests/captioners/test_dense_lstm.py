@@ -1,4 +1,4 @@
-"""DenseLSTM against a plain re-computation of the paper's equations, and what only it does."""
+"""DenseLSTM against a plain Python implementation of the paper, and its growing state."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 from fast_paths import needs_bf16
-from reference import (
+from recurrent_reference import (
     Matrix,
     Vector,
     Weights,
@@ -33,7 +33,7 @@ from capvid.errors import UsageError
 DENSE = [name for name in VARIANTS if name.startswith("dense-lstm")]
 GROWING = [name for name in DENSE if name.removeprefix("dense-lstm-") not in ("none", "add", "mean")]
 TOKENS = [1, 7, 4, 9]
-LONG = [1, *([5, 8, 10, 4, 6, 9, 7] * 3)]  # more words than the first and the second capacity
+LONG = [1, *([5, 8, 10, 4, 6, 9, 7] * 3)]  # longer than the first and the second capacity
 
 
 def encoder_cell(w: Weights, x: Vector, h: Vector, c: Vector) -> tuple[Vector, Vector]:
@@ -55,7 +55,7 @@ def encoder_cell(w: Weights, x: Vector, h: Vector, c: Vector) -> tuple[Vector, V
 
 
 def encode(w: Weights, frames: Matrix) -> Matrix:
-    """Eq. 7-8 and the concatenation: from the first frame on, and from the last one back."""
+    """Eq. 7-8 and the concatenation of the forward and the backward pass."""
     size = len(w["encoder.weight_hh_l0"][0])
     forward, reverse = [], []
     h, c = [0.0] * size, [0.0] * size
@@ -69,8 +69,8 @@ def encode(w: Weights, frames: Matrix) -> Matrix:
     return [f + r for f, r in zip(forward, reverse, strict=True)]
 
 
-def weighted(shares: Vector, states: Matrix) -> Vector:
-    return [sum(a * s[n] for a, s in zip(shares, states, strict=True)) for n in range(len(states[0]))]
+def weighted_sum(weights: Vector, states: Matrix) -> Vector:
+    return [sum(a * s[n] for a, s in zip(weights, states, strict=True)) for n in range(len(states[0]))]
 
 
 def mean(vectors: Matrix) -> Vector:
@@ -87,23 +87,23 @@ def latest_guiding(w: Weights, states: Matrix) -> tuple[Vector, Vector]:
             w["fusion.attention.key.bias"],
         )
         scores.append(dot(w["fusion.attention.score.weight"][0], [math.tanh(x) for x in inner]))
-    shares = softmax(scores)  # Eq. 21
-    return weighted(shares, states), shares  # Eq. 20
+    weights = softmax(scores)  # Eq. 21
+    return weighted_sum(weights, states), weights  # Eq. 20
 
 
 def self_attention(w: Weights, states: Matrix, version: int) -> tuple[Vector, Vector]:
     """Eq. 17-19 with the scale that the text names, and the versions of Table 4."""
-    both = w["fusion.heads.weight"]
-    size = len(both) // 2
-    queries = [product(both[:size], s) for s in states]
-    keys = [product(both[size:], s) for s in states]
-    shares = [softmax([dot(q, k) / math.sqrt(size) for k in keys]) for q in queries]
-    fused = [weighted(row, states) for row in shares]  # Eq. 17
+    projections = w["fusion.heads.weight"]
+    size = len(projections) // 2
+    queries = [product(projections[:size], s) for s in states]
+    keys = [product(projections[size:], s) for s in states]
+    weights = [softmax([dot(q, k) / math.sqrt(size) for k in keys]) for q in queries]
+    fused = [weighted_sum(row, states) for row in weights]  # Eq. 17
     for layer in ["feed_forward", "second"][: {1: 0, 2: 1, 3: 2, 4: 1}[version]]:
         matrix, bias = w[f"fusion.{layer}.weight"], w[f"fusion.{layer}.bias"]
         fused = [[max(0.0, x) for x in total(product(matrix, m), bias)] for m in fused]  # Eq. 18
     pooled = mean(fused) if version == 4 else [max(parts) for parts in zip(*fused, strict=True)]  # Eq. 19
-    return pooled, mean(shares)
+    return pooled, mean(weights)
 
 
 def fuse(w: Weights, fusion: str, version: int, states: Matrix) -> tuple[Vector, Vector | None]:
@@ -118,23 +118,23 @@ def fuse(w: Weights, fusion: str, version: int, states: Matrix) -> tuple[Vector,
 def dense_lstm(
     w: Weights, fusion: str, version: int, features: Matrix, tokens: Sequence[int]
 ) -> tuple[list[Vector], list[dict[str, Vector | None]]]:
-    """Log-probabilities after each token, and the weights of frames and of states at each step."""
+    """Return the log-probabilities after each token, and the weights of frames and states at each step."""
     frames = encode(w, project(w, features))
     s, c = start(w, frames)
-    states, said, traces = [s], [], []
+    states, logprobs, traces = [s], [], []
     for token in tokens:
-        fused, shares = fuse(w, fusion, version, states)
+        fused, state_weights = fuse(w, fusion, version, states)
         context, attention = attend(w, fused, frames)  # Eq. 14-16
         s, c = lstm(w, w["embedding.weight"][token], context, fused, c)  # Eq. 13
         states.append(s)
-        said.append([math.log(p) for p in softmax(product(w["vocabulary.weight"], s))])  # Eq. 25
-        traces.append({"attention": attention, "states": shares})
-    return said, traces
+        logprobs.append([math.log(p) for p in softmax(product(w["vocabulary.weight"], s))])  # Eq. 25
+        traces.append({"attention": attention, "states": state_weights})
+    return logprobs, traces
 
 
 @pytest.mark.parametrize("variant", DENSE)
 @pytest.mark.parametrize("options", [{}, {"projection": 0}, {"standardise": True}])
-def test_steps(variant: str, options: dict) -> None:
+def test_steps_match_the_reference(variant: str, options: dict) -> None:
     captioner = make(variant, **options)
     features = clip(captioner, 1, 4)
     if "standardise" in options:
@@ -142,66 +142,70 @@ def test_steps(variant: str, options: dict) -> None:
     config = captioner.config
     expected = dense_lstm(weights(captioner), config.fusion, config.version, features[0].tolist(), TOKENS)
     state = captioner.encode(features, all_real(1, 4))
-    for token, said, wanted in zip(TOKENS, *expected, strict=True):
+    for token, logprobs, expected_trace in zip(TOKENS, *expected, strict=True):
         logits, state, trace = captioner.step(torch.tensor([token]), state)
-        torch.testing.assert_close(logits[0].log_softmax(-1).tolist(), said, atol=1e-5, rtol=0)
-        torch.testing.assert_close(trace["attention"][0].tolist(), wanted["attention"], atol=1e-5, rtol=0)
-        assert ("states" in trace) == (wanted["states"] is not None) == (variant in GROWING)
+        torch.testing.assert_close(logits[0].log_softmax(-1).tolist(), logprobs, atol=1e-5, rtol=0)
+        torch.testing.assert_close(
+            trace["attention"][0].tolist(), expected_trace["attention"], atol=1e-5, rtol=0
+        )
+        assert ("states" in trace) == (expected_trace["states"] is not None) == (variant in GROWING)
         if "states" in trace:
-            torch.testing.assert_close(trace["states"][0].tolist(), wanted["states"], atol=1e-5, rtol=0)
+            torch.testing.assert_close(
+                trace["states"][0].tolist(), expected_trace["states"], atol=1e-5, rtol=0
+            )
 
 
 def test_encoder_reverses_real_frames_only() -> None:
-    """Videos of several lengths in one batch: each encoded as if alone, zero behind its end."""
+    """Videos of different lengths in a batch are encoded as if alone, with zeros after their end."""
     captioner = make("dense-lstm")
     w, lengths = weights(captioner), [3, 5, 1]
     frames = torch.randn(3, 5, 4, dtype=torch.double)
     mask = torch.arange(5) < torch.tensor(lengths).unsqueeze(-1)
     encoded = captioner.encoder.of(frames, mask)
     for row, length in enumerate(lengths):
-        wanted = encode(w, frames[row, :length].tolist())
-        torch.testing.assert_close(encoded[row, :length].tolist(), wanted, atol=1e-5, rtol=0)
+        expected = encode(w, frames[row, :length].tolist())
+        torch.testing.assert_close(encoded[row, :length].tolist(), expected, atol=1e-5, rtol=0)
         assert not encoded[row, length:].any()
 
 
-def test_the_encoder_has_one_direction_of_parameters() -> None:
+def test_encoder_directions_share_parameters() -> None:
     captioner = make("dense-lstm")
     assert not captioner.encoder.bidirectional
     assert sum(p.numel() for p in captioner.encoder.parameters()) == 4 * 3 * (4 + 3 + 2)
 
 
 @pytest.mark.parametrize("variant", DENSE)
-def test_sentences_longer_than_the_first_capacity(variant: str) -> None:
-    """Stepping in place, with the room doubled twice, against teacher forcing."""
+def test_sentences_longer_than_the_initial_capacity(variant: str) -> None:
+    """Stepping, while the capacity is doubled twice, equals teacher forcing."""
     captioner = make(variant)
     features, mask = clip(captioner, 2, 3), all_real(2, 3)
-    said = torch.tensor([LONG, LONG[:1] + LONG[:0:-1]])
-    forced = captioner(features, mask, said)
-    rooms = set()
+    tokens = torch.tensor([LONG, LONG[:1] + LONG[:0:-1]])
+    forced = captioner(features, mask, tokens)
+    capacities = set()
     with torch.no_grad():
         state = captioner.encode(features, mask)
-        for position in range(said.shape[1]):
-            logits, state, _ = captioner.step(said[:, position], state)
+        for position in range(tokens.shape[1]):
+            logits, state, _ = captioner.step(tokens[:, position], state)
             torch.testing.assert_close(logits, forced[:, position])
-            rooms.add(state.memory["past"].shape[1])
-    assert sorted(rooms) == ([8, 16, 32] if variant in GROWING else [6])
+            capacities.add(state.memory["past"].shape[1])
+    assert sorted(capacities) == ([8, 16, 32] if variant in GROWING else [6])
 
 
 @pytest.mark.parametrize("variant", GROWING)
-def test_rows_are_written_in_place(variant: str) -> None:
+def test_states_are_written_in_place(variant: str) -> None:
     captioner = make(variant)
     with torch.inference_mode():
         _, state, _ = captioner.step(
             torch.tensor([1]), captioner.encode(clip(captioner, 1, 3), all_real(1, 3))
         )
-        room = state.memory["past"].data_ptr()
+        address = state.memory["past"].data_ptr()
         for token in (5, 6, 7):
             _, state, _ = captioner.step(torch.tensor([token]), state)
-            assert state.memory["past"].data_ptr() == room
+            assert state.memory["past"].data_ptr() == address
 
 
 @pytest.mark.parametrize("variant", GROWING)
-def test_gradients_may_be_asked_for_after_words_read_without(variant: str) -> None:
+def test_gradients_after_steps_without_gradients(variant: str) -> None:
     captioner = make(variant)
     features, mask = clip(captioner, 1, 3), all_real(1, 3)
     with torch.no_grad():
@@ -216,20 +220,20 @@ def test_gradients_may_be_asked_for_after_words_read_without(variant: str) -> No
 
 
 @pytest.mark.parametrize("variant", DENSE)
-def test_beams_of_long_sentences(variant: str) -> None:
-    """A beam's log-probabilities, its states moved between rows at every word, are teacher forcing's."""
+def test_beam_logprobs_of_long_sentences(variant: str) -> None:
+    """The log-probabilities of beams, whose states are reordered at every word, equal teacher forcing."""
     captioner = make(variant)
     features, mask = clip(captioner, 2, 4), all_real(2, 4)
     with torch.no_grad():
-        captioner.vocabulary.weight[2] = -captioner.vocabulary.weight.mean(0)  # ends seldom
-        found = decode(captioner, features, mask, DecodingOptions(beam_size=3, max_length=18, num_captions=3))
-    for row, hypotheses in enumerate(found):
+        captioner.vocabulary.weight[2] = -captioner.vocabulary.weight.mean(0)  # makes EOS unlikely
+        beams = decode(captioner, features, mask, DecodingOptions(beam_size=3, max_length=18, num_captions=3))
+    for row, hypotheses in enumerate(beams):
         for hypothesis in hypotheses:
-            said = torch.tensor([[1, *hypothesis.tokens]])
-            logits = captioner(features[row : row + 1], mask[row : row + 1], said)[0]
-            wanted = logits.float().log_softmax(-1)[range(said.shape[1]), [*hypothesis.tokens, 2]]
-            assert hypothesis.logprobs == pytest.approx(wanted.tolist(), abs=1e-4)
-    assert max(len(h.tokens) for hypotheses in found for h in hypotheses) > 8
+            tokens = torch.tensor([[1, *hypothesis.tokens]])
+            logits = captioner(features[row : row + 1], mask[row : row + 1], tokens)[0]
+            expected = logits.float().log_softmax(-1)[range(tokens.shape[1]), [*hypothesis.tokens, 2]]
+            assert hypothesis.logprobs == pytest.approx(expected.tolist(), abs=1e-4)
+    assert max(len(h.tokens) for hypotheses in beams for h in hypotheses) > 8
 
 
 @needs_bf16
@@ -237,19 +241,19 @@ def test_beams_of_long_sentences(variant: str) -> None:
 def test_half_precision(variant: str) -> None:
     torch.manual_seed(0)
     captioner = build(VARIANTS[variant][0], VARIANTS[variant][1]).eval()
-    features, mask, said = clip(captioner, 2, 3), all_real(2, 3), torch.tensor([LONG[:6]] * 2)
-    full = captioner(features, mask, said)
+    features, mask, tokens = clip(captioner, 2, 3), all_real(2, 3), torch.tensor([LONG[:6]] * 2)
+    full = captioner(features, mask, tokens)
     with torch.autocast("cpu", torch.bfloat16):
-        half = captioner(features, mask, said)
+        half = captioner(features, mask, tokens)
     torch.testing.assert_close(half.float(), full, atol=0.05, rtol=0)
 
 
 @pytest.mark.parametrize("version", [0, 5])
-def test_versions_that_are_not(version: int) -> None:
+def test_unknown_versions_are_refused(version: int) -> None:
     with pytest.raises(UsageError, match=r"version (must be|= 5)"):
         make("dense-lstm-self-attention-2", version=version)
 
 
-def test_a_version_of_another_fusion() -> None:
+def test_version_without_self_attention_is_refused() -> None:
     with pytest.raises(UsageError, match="version = 3: only fusion = self-attention has versions"):
         make("dense-lstm", version=3)

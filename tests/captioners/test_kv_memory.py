@@ -1,4 +1,4 @@
-"""Key-value memory against a plain re-computation of the paper's equations, and on tasks made for it."""
+"""Key-value memory against a plain Python implementation of the paper, and on synthetic tasks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from reference import Matrix, Vector, Weights, dot, product, rows, sigmoid, softmax, start, total
+from recurrent_reference import Matrix, Vector, Weights, dot, product, rows, sigmoid, softmax, start, total
 from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn import functional as F
@@ -37,43 +37,43 @@ def mean(vectors: Matrix) -> Vector:
     return [x / len(vectors) for x in total(*vectors)]
 
 
-def mixed(shares: Vector, vectors: Matrix) -> Vector:
+def weighted_sum(weights: Vector, vectors: Matrix) -> Vector:
     """Eq. 3."""
-    return total(*([share * x for x in vector] for share, vector in zip(shares, vectors, strict=True)))
+    return total(*([weight * x for x in vector] for weight, vector in zip(weights, vectors, strict=True)))
 
 
 def linear(w: Weights, name: str, x: Vector) -> Vector:
     return total(product(w[f"{name}.weight"], x), w[f"{name}.bias"])
 
 
-def lstm(w: Weights, name: str, end: str, x: Vector, h: Vector, c: Vector) -> tuple[Vector, Vector]:
-    """A plain LSTM with the weights of torch's; its rows are those of i, f, the candidate and o."""
-    both = total(
-        product(w[f"{name}.weight_ih{end}"], x),
-        product(w[f"{name}.weight_hh{end}"], h),
-        w[f"{name}.bias_ih{end}"],
-        w[f"{name}.bias_hh{end}"],
+def lstm(w: Weights, name: str, suffix: str, x: Vector, h: Vector, c: Vector) -> tuple[Vector, Vector]:
+    """A plain LSTM with torch's weights; the rows are those of i, f, the candidate and o."""
+    gates = total(
+        product(w[f"{name}.weight_ih{suffix}"], x),
+        product(w[f"{name}.weight_hh{suffix}"], h),
+        w[f"{name}.bias_ih{suffix}"],
+        w[f"{name}.bias_hh{suffix}"],
     )
-    i, f, candidate, o = (rows(both, gate * len(h), len(h)) for gate in range(4))
+    i, f, candidate, o = (rows(gates, gate * len(h), len(h)) for gate in range(4))
     c = [sigmoid(i[n]) * math.tanh(candidate[n]) + sigmoid(f[n]) * c[n] for n in range(len(h))]
     return [sigmoid(o[n]) * math.tanh(c[n]) for n in range(len(h))], c
 
 
 def decoder(w: Weights, word: Vector, value: Vector, h: Vector, c: Vector) -> tuple[Vector, Vector]:
     """Eq. 4-9; the rows are those of i, f, o and the candidate."""
-    both = total(
+    gates = total(
         product(w["cell.recurrent.weight"], h),
         product(w["cell.word.weight"], word),
         product(w["cell.extra.weight"], value),
         w["cell.word.bias"],
     )
-    i, f, o, candidate = (rows(both, gate * len(h), len(h)) for gate in range(4))
+    i, f, o, candidate = (rows(gates, gate * len(h), len(h)) for gate in range(4))
     c = [sigmoid(i[n]) * math.tanh(candidate[n]) + sigmoid(f[n]) * c[n] for n in range(len(h))]
     return [sigmoid(o[n]) * c[n] for n in range(len(h))], c
 
 
 def slots(w: Weights, features: Matrix, value_width: int) -> tuple[Matrix, Matrix]:
-    """Keys and values of each frame."""
+    """Return the keys and values of each frame."""
     if "standardise.mean" in w:
         statistics = (w["standardise.mean"], w["standardise.scale"])
         features = [[(x - m) * s for x, m, s in zip(f, *statistics, strict=True)] for f in features]
@@ -98,12 +98,12 @@ def slots(w: Weights, features: Matrix, value_width: int) -> tuple[Matrix, Matri
 def kv_memory(
     w: Weights, features: Matrix, tokens: Sequence[int], addressing: str, value_width: int
 ) -> tuple[list[Vector], list[Vector]]:
-    """Log-probabilities of the next word after each token, and the weights of the slots."""
+    """Return the log-probabilities after each token, and the weights of the slots."""
     keys, values = slots(w, features, value_width)
     h, c = start(w, keys)
     h_k = key_read = mean(keys)
     c_k = [0.0] * len(h_k)
-    said, attention = [], []
+    logprobs, attention = [], []
     for token in tokens:
         word = w["embedding.weight"][token]
         if addressing == "memory-lstm":
@@ -116,17 +116,17 @@ def kv_memory(
             inner = total(q, product(w["attention.key.weight"], key))
             scores.append(dot(w["attention.score.weight"][0], [math.tanh(x) for x in inner]))  # Eq. 13
         alpha = softmax(scores)  # Eq. 14
-        key_read, value = mixed(alpha, keys), mixed(alpha, values)
+        key_read, value = weighted_sum(alpha, keys), weighted_sum(alpha, values)
         h, c = decoder(w, word, value, h, c)
-        said.append([math.log(p) for p in softmax(linear(w, "output", h + word + value))])  # Eq. 10
+        logprobs.append([math.log(p) for p in softmax(linear(w, "output", h + word + value))])  # Eq. 10
         attention.append(alpha)
-    return said, attention
+    return logprobs, attention
 
 
 @pytest.mark.parametrize("streams", STREAMS)
 @pytest.mark.parametrize("encoder", ["lstm", "none"])
 @pytest.mark.parametrize("addressing", ["memory-lstm", "last-read", "none"])
-def test_steps(addressing: str, encoder: str, streams: str) -> None:
+def test_steps_match_the_reference(addressing: str, encoder: str, streams: str) -> None:
     options = STREAMS[streams]
     captioner = make(f"kv-memory-{addressing}-{encoder}", **options)
     features = clip(captioner, 1, 4)
@@ -136,21 +136,21 @@ def test_steps(addressing: str, encoder: str, streams: str) -> None:
         weights(captioner), features[0].tolist(), TOKENS, addressing, options.get("value_width", 0)
     )
     state = captioner.encode(features, all_real(1, 4))
-    for token, said, alpha in zip(TOKENS, expected, attention, strict=True):
+    for token, logprobs, alpha in zip(TOKENS, expected, attention, strict=True):
         logits, state, trace = captioner.step(torch.tensor([token]), state)
         torch.testing.assert_close(trace["attention"][0].tolist(), alpha, atol=1e-5, rtol=0)
-        torch.testing.assert_close(logits[0].log_softmax(-1).tolist(), said, atol=1e-5, rtol=0)
+        torch.testing.assert_close(logits[0].log_softmax(-1).tolist(), logprobs, atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("width", [5, 6])
-def test_values_must_leave_columns_for_the_frames(width: int) -> None:
+def test_value_width_must_leave_frame_features(width: int) -> None:
     with pytest.raises(
         UsageError, match=rf"value_width = {width}: the features are 5 wide .* frame features"
     ):
         make("kv-memory-values", value_width=width)
 
 
-SMALL = [
+SETTINGS = [
     "model.value_width=6",
     "model.embedding=24",
     "model.hidden=48",
@@ -174,29 +174,32 @@ VERBS = ["sings slowly", "jumps over a wall"]
 FRAMES, SYMBOLS, FIRST = 6, 8, 4
 
 
-def ring(count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Frames in any order, each with its place, the place of the frame to name next, a mark on the first one.
+def chain_task(count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Return features (N, T, 2 T + 1 + S) and tokens (N, T) of frames that form a chain.
 
-    Places are dealt anew for every video, so that counting words tells nothing. They stand in the keys alone;
-    the values are the symbols to name. Hence features (N, T, 2 T + 1 + S) and words (N, T).
+    The key of each frame holds its position, the position of the frame to name next, and a mark on the first
+    one; its value is the symbol to name. Positions are drawn anew per video, so counting words is no help.
     """
-    places = torch.rand(count, FRAMES, generator=generator).argsort(1)
+    positions = torch.rand(count, FRAMES, generator=generator).argsort(1)
     symbols = torch.randint(SYMBOLS, (count, FRAMES), generator=generator)
-    own, marks = F.one_hot(places, FRAMES), F.one_hot(torch.zeros(count, dtype=torch.long), FRAMES)
-    named = [own, own.roll(-1, 1), marks.unsqueeze(-1), F.one_hot(symbols, SYMBOLS)]
-    in_order = torch.cat(named, -1).float()
-    rows = places.argsort(1).unsqueeze(-1).expand_as(in_order)
+    position_codes, marks = (
+        F.one_hot(positions, FRAMES),
+        F.one_hot(torch.zeros(count, dtype=torch.long), FRAMES),
+    )
+    columns = [position_codes, position_codes.roll(-1, 1), marks.unsqueeze(-1), F.one_hot(symbols, SYMBOLS)]
+    in_order = torch.cat(columns, -1).float()
+    rows = positions.argsort(1).unsqueeze(-1).expand_as(in_order)
     return in_order.gather(1, rows), symbols + FIRST
 
 
-def film(count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Frames show a symbol each, to be named in the order of time: features (N, T, S) and words (N, T)."""
+def order_task(count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Return features (N, T, S) and tokens (N, T) of frames whose symbols are named in temporal order."""
     symbols = torch.randint(SYMBOLS, (count, FRAMES), generator=generator)
     return F.one_hot(symbols, SYMBOLS).float(), symbols + FIRST
 
 
 def accuracy_after_training(task: Callable[..., tuple[Tensor, Tensor]], **options: Any) -> list[float]:
-    """Share of right words at each place of 500 new captions, after 450 batches of 64, or fewer that do."""
+    """Return the accuracy at each position of 500 new captions after at most 450 batches of 64."""
     generator = torch.Generator().manual_seed(1)
     torch.manual_seed(1)
     sizes = {"vocabulary_size": FIRST + SYMBOLS, "feature_width": task(1, generator)[0].shape[-1]}
@@ -204,13 +207,13 @@ def accuracy_after_training(task: Callable[..., tuple[Tensor, Tensor]], **option
     captioner = build("kv-memory", {**sizes, "dropout": 0.0, **options})
     optimizer = torch.optim.Adam(captioner.parameters(), lr=0.01)
 
-    def said(features: Tensor, words: Tensor) -> Tensor:
+    def logits_of(features: Tensor, words: Tensor) -> Tensor:
         return captioner(features, all_real(len(words), FRAMES), F.pad(words[:, :-1], (1, 0), value=1))
 
-    mastered = 0  # batches in a row
+    mastered = 0  # consecutive batches with a low loss
     for _ in range(450):
         features, words = task(64, generator)
-        loss = F.cross_entropy(said(features, words).flatten(0, 1), words.flatten())
+        loss = F.cross_entropy(logits_of(features, words).flatten(0, 1), words.flatten())
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(captioner.parameters(), 5.0)
@@ -220,36 +223,36 @@ def accuracy_after_training(task: Callable[..., tuple[Tensor, Tensor]], **option
             break
     features, words = task(500, generator)
     with torch.no_grad():
-        return (said(features, words).argmax(-1) == words).float().mean(0).tolist()
+        return (logits_of(features, words).argmax(-1) == words).float().mean(0).tolist()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("addressing", ["memory-lstm", "last-read", "none"])
-def test_keys_that_were_read_lead_to_the_next(addressing: str) -> None:
-    """What was read tells what to read next, and only addressing by it brings that to the next query.
+def test_addressing_follows_a_chain_of_keys(addressing: str) -> None:
+    """The key read last points to the next one, which only the addressing modes feed into the next query.
 
-    Without it the decoder gets symbols, whatever it attends to, and can but guess which of those not yet
-    named comes next: the first one it finds by its mark, the last one as it is left over.
+    Without addressing, the decoder sees only symbols and has to guess which comes next, except for the first,
+    which is marked, and the last, which is left over.
     """
-    right = accuracy_after_training(ring, addressing=addressing, encoder="none", value_width=SYMBOLS)
+    accuracy = accuracy_after_training(chain_task, addressing=addressing, encoder="none", value_width=SYMBOLS)
     if addressing == "none":
-        assert right[0] > 0.99
-        assert max(right[1:4]) < 0.6
+        assert accuracy[0] > 0.99
+        assert max(accuracy[1:4]) < 0.6
     else:
-        assert min(right) > 0.99
+        assert min(accuracy) > 0.99
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("encoder", ["lstm", "none"])
-def test_the_encoder_tells_the_order_of_time(encoder: str) -> None:
-    """Without it, keys and values are a bag of frames: the order in which they come changes nothing."""
-    right = accuracy_after_training(film, encoder=encoder)
-    assert min(right[:4]) > 0.99 if encoder == "lstm" else max(right[:4]) < 0.6
+def test_encoder_provides_temporal_order(encoder: str) -> None:
+    """Without the encoder, keys and values are a bag of frames without order."""
+    accuracy = accuracy_after_training(order_task, encoder=encoder)
+    assert min(accuracy[:4]) > 0.99 if encoder == "lstm" else max(accuracy[:4]) < 0.6
 
 
 @pytest.mark.slow
-def test_ten_captions_are_learned_by_heart(tmp_path: Path) -> None:
-    """By the recipe, from files of frame features and of values; only the values tell the videos apart."""
+def test_captioner_memorises_ten_captions(tmp_path: Path) -> None:
+    """Train by the recipe on keys and values in two files; only the values distinguish the videos."""
     generator = torch.Generator().manual_seed(0)
     videos, keys, values = [], {}, {}
     for number in range(10):
@@ -262,7 +265,7 @@ def test_ten_captions_are_learned_by_heart(tmp_path: Path) -> None:
     save_file(keys, tmp_path / "keys.safetensors")
     save_file(values, tmp_path / "values.safetensors")
     trainer = Trainer(
-        load_recipe("kv-memory-small", SMALL),
+        load_recipe("kv-memory-small", SETTINGS),
         videos=videos,
         store=FeatureStore([tmp_path / "keys.safetensors", tmp_path / "values.safetensors"]),
         folder=tmp_path / "run",
@@ -270,6 +273,6 @@ def test_ten_captions_are_learned_by_heart(tmp_path: Path) -> None:
         reporter=Mock(),
     )
     best, _ = trainer.run()
-    assert best.cider > 9.9  # every caption, word for word
+    assert best.cider > 9.9  # every caption is reproduced word for word
     saved = load_checkpoint(tmp_path / "run").captioner
     assert saved.config == trainer.captioner.config

@@ -1,10 +1,10 @@
-"""Soft attention and M3 against a plain re-computation of the paper's equations."""
+"""Soft attention and M3 against a plain Python implementation of the paper's equations."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from reference import m3, soft_attention
+from recurrent_reference import m3, soft_attention
 from variants import all_real, clip, make, weights
 
 from capvid.captioners.base import build
@@ -13,31 +13,31 @@ TOKENS = [1, 7, 4]
 
 
 @pytest.mark.parametrize("options", [{}, {"projection": 4, "standardise": True}])
-def test_soft_attention_steps(options: dict) -> None:
+def test_soft_attention_steps_match_the_reference(options: dict) -> None:
     captioner = make("soft-attention", **options)
     features = clip(captioner, 1, 4)
     if options:
         captioner.standardise.fit(torch.randn(50, 5) * 3 + 1)
     expected = soft_attention(weights(captioner), features[0].tolist(), TOKENS)
     state = captioner.encode(features, all_real(1, 4))
-    for token, said in zip(TOKENS, expected, strict=True):
+    for token, logprobs in zip(TOKENS, expected, strict=True):
         logits, state, _ = captioner.step(torch.tensor([token]), state)
-        torch.testing.assert_close(logits[0].log_softmax(-1).tolist(), said, atol=1e-5, rtol=0)
+        torch.testing.assert_close(logits[0].log_softmax(-1).tolist(), logprobs, atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("options", [{}, {"projection": 4, "standardise": True}])
-def test_m3_steps_and_every_head(options: dict) -> None:
+def test_m3_steps_and_heads_match_the_reference(options: dict) -> None:
     captioner = make("m3", **options)
     features = clip(captioner, 1, 4)
     if options:
         captioner.standardise.fit(torch.randn(50, 5) * 3 + 1)
     expected, traces = m3(weights(captioner), features[0].tolist(), TOKENS)
     state = captioner.encode(features, all_real(1, 4))
-    for token, said, heads in zip(TOKENS, expected, traces, strict=True):
+    for token, logprobs, heads in zip(TOKENS, expected, traces, strict=True):
         logits, state, trace = captioner.step(torch.tensor([token]), state)
-        for name, wanted in heads.items():
-            torch.testing.assert_close(trace[name][0].tolist(), wanted, atol=1e-5, rtol=0, msg=name)
-        torch.testing.assert_close(logits[0].log_softmax(-1).tolist(), said, atol=1e-5, rtol=0)
+        for name, expected_weights in heads.items():
+            torch.testing.assert_close(trace[name][0].tolist(), expected_weights, atol=1e-5, rtol=0, msg=name)
+        torch.testing.assert_close(logits[0].log_softmax(-1).tolist(), logprobs, atol=1e-5, rtol=0)
 
 
 def test_m3_blank_feature_takes_weight_from_the_frames() -> None:

@@ -1,4 +1,4 @@
-"""M3's memory does what it is for: a word depends on one that was said twenty words before."""
+"""M3's memory on a synthetic task: a word depends on one twenty words before."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FILLER, QUESTION = FIRST + SYMBOLS, FIRST + SYMBOLS + 1
 
 
 def sentences(count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """A symbol, twenty fillers, a question: words (N, 23); the answer (N,) is the symbol again."""
+    """Return tokens (N, 23) of a symbol, twenty fillers and a question, and the symbols (N,) as answers."""
     symbols = torch.randint(SYMBOLS, (count, 1), generator=generator)
     start = torch.ones(count, 1, dtype=torch.long)
     fillers = torch.full((count, LAG), FILLER)
@@ -24,7 +24,7 @@ def sentences(count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
 
 
 def accuracy_after_training(name: str, **options: int) -> float:
-    """Share of right answers to 500 new questions, after 160 batches of 32, or fewer that do."""
+    """Return the accuracy on 500 new questions after at most 160 batches of 32."""
     torch.manual_seed(2)
     generator = torch.Generator().manual_seed(2)
     sizes = {"embedding": 16, "hidden": 16, "attention": 4, "output": 16, "dropout": 0.0}
@@ -36,7 +36,7 @@ def accuracy_after_training(name: str, **options: int) -> float:
         last = captioner.teacher_forced(torch.ones(count, 1, 2), all_real(count, 1), words)[:, -1]
         return captioner.logits(last)[:, FIRST : FIRST + SYMBOLS]
 
-    mastered = 0  # batches in a row
+    mastered = 0  # consecutive batches with a low loss
     for _ in range(160):
         words, symbols = sentences(32, generator)
         loss = F.cross_entropy(answers(words), symbols)
@@ -53,7 +53,7 @@ def accuracy_after_training(name: str, **options: int) -> float:
 
 
 @pytest.mark.slow
-def test_a_word_said_long_ago_is_remembered() -> None:
-    """The LSTM alone forgets; what stands in the memory stays until it is erased."""
+def test_memory_recalls_a_word_after_twenty_others() -> None:
+    """The LSTM alone forgets the symbol; memory rows persist until they are erased."""
     assert accuracy_after_training("m3", memory_rows=32, memory_width=16) > 0.95
     assert accuracy_after_training("soft-attention") < 0.5

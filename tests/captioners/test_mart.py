@@ -1,4 +1,4 @@
-"""MART against a plain re-computation of the paper's equations, and what its memory is for."""
+"""MART against a plain Python implementation of the paper, and on a task that needs its memory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ WORDS = torch.tensor([[[1, 7, 4, 0], [1, 5, 9, 10]]])
 
 @pytest.mark.parametrize("options", [{}, {"standardise": True}])
 @pytest.mark.parametrize(("variant", "slots"), [("mart", 2), ("mart-no-recurrence", 0)])
-def test_mart_over_two_segments(variant: str, slots: int, options: dict) -> None:
+def test_two_segments_match_the_reference(variant: str, slots: int, options: dict) -> None:
     captioner = make(variant, **options)
     if options:
         captioner.standardise.fit(torch.randn(50, 5) * 3 + 1)
@@ -24,18 +24,18 @@ def test_mart_over_two_segments(variant: str, slots: int, options: dict) -> None
     segments = [(features[0, n, : FRAMES[n]].tolist(), words) for n, words in enumerate(SENTENCES)]
     expected = mart(weights(captioner), segments, heads=2, layers=2, slots=slots)
     logprobs = captioner(features, mask.unsqueeze(0), WORDS).log_softmax(-1)
-    for segment, wanted in enumerate(expected):
-        found = logprobs[0, segment, : len(wanted)].tolist()
-        torch.testing.assert_close(found, wanted, atol=1e-5, rtol=0)
+    for segment, expected_logprobs in enumerate(expected):
+        actual = logprobs[0, segment, : len(expected_logprobs)].tolist()
+        torch.testing.assert_close(actual, expected_logprobs, atol=1e-5, rtol=0)
 
 
-def test_without_recurrence_there_is_no_memory() -> None:
-    named = dict(make("mart-no-recurrence").named_parameters())
-    assert named
-    assert not [name for name in named if "memory" in name or "updater" in name or "slots" in name]
+def test_no_memory_parameters_without_recurrence() -> None:
+    parameters = dict(make("mart-no-recurrence").named_parameters())
+    assert parameters
+    assert not [name for name in parameters if "memory" in name or "updater" in name or "slots" in name]
 
 
-def test_slots_are_distinct_and_weighed() -> None:
+def test_memory_slots_are_distinct_and_traced() -> None:
     captioner = make("mart")
     state = captioner.encode(clip(captioner, 1, 3), torch.ones(1, 3, dtype=torch.bool))
     first, second = state.video["memory.1"][0]
@@ -54,39 +54,39 @@ def test_gradients_cross_segments(variant: str) -> None:
     assert features.grad[:, 1].any()
 
 
-def test_nothing_comes_back_from_later_segments() -> None:
+def test_later_segments_do_not_affect_earlier_ones() -> None:
     captioner = make("mart")
     features, mask = clip(captioner, 1, 2, 3), torch.ones(1, 2, 3, dtype=torch.bool)
-    moved = features.clone()
-    moved[:, 1] += 1
-    before, after = captioner(features, mask, WORDS), captioner(moved, mask, WORDS)
+    changed = features.clone()
+    changed[:, 1] += 1
+    before, after = captioner(features, mask, WORDS), captioner(changed, mask, WORDS)
     torch.testing.assert_close(before[:, 0], after[:, 0])
     assert not torch.allclose(before[:, 1], after[:, 1])
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("recurrence", "least", "most"), [(True, 0.95, 1.0), (False, 0.0, 0.4)])
-def test_memory_tells_of_the_segment_before(recurrence: bool, least: float, most: float) -> None:
-    """The second sentence names what the first segment's video showed, one of six; its own shows noise."""
+@pytest.mark.parametrize(("recurrence", "low", "high"), [(True, 0.95, 1.0), (False, 0.0, 0.4)])
+def test_memory_carries_the_previous_segment(recurrence: bool, low: float, high: float) -> None:
+    """The second sentence names one of six objects of the first segment; its own video is noise."""
     torch.manual_seed(0)
     sizes = {"hidden": 32, "heads": 2, "layers": 2, "feed_forward": 32, "word_width": 8, "dropout": 0.0}
     captioner = build("mart", {"vocabulary_size": 11, "feature_width": 8, "recurrence": recurrence, **sizes})
     optimizer = torch.optim.Adam(captioner.parameters(), lr=3e-3)
 
-    def correct(count: int) -> tuple[torch.Tensor, torch.Tensor]:
-        shown = torch.randint(6, (count,))
+    def sample_logits(count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        objects = torch.randint(6, (count,))
         features = torch.randn(count, 2, 3, 8) * 0.3
-        features[torch.arange(count), 0, :, shown] += 2
-        words = torch.tensor([[1, 4], [1, 4]]).repeat(count, 1, 1)  # nothing of it is in the first sentence
+        features[torch.arange(count), 0, :, objects] += 2
+        words = torch.tensor([[1, 4], [1, 4]]).repeat(count, 1, 1)  # the first sentence does not mention it
         logits = captioner(features, torch.ones(count, 2, 3, dtype=torch.bool), words)
-        return logits[:, 1, 0], shown + 5
+        return logits[:, 1, 0], objects + 5
 
     for _ in range(200):
-        logits, wanted = correct(32)
-        loss = torch.nn.functional.cross_entropy(logits, wanted)
+        logits, targets = sample_logits(32)
+        loss = torch.nn.functional.cross_entropy(logits, targets)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
     with torch.no_grad():
-        logits, wanted = correct(300)
-    assert least <= (logits.argmax(-1) == wanted).float().mean().item() <= most
+        logits, targets = sample_logits(300)
+    assert low <= (logits.argmax(-1) == targets).float().mean().item() <= high

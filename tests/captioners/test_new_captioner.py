@@ -1,4 +1,4 @@
-"""A new captioner is one short module of the package; a recipe that names it trains it."""
+"""A new captioner takes one short module in the package, and recipes can train it."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ training = { epochs = 2, batch_size = 4, precision = "fp32" }
 """
 
 
-class Silent:
+class NullReporter:
     def __getattr__(self, name: str):
         return lambda *values, **named: None
 
 
-def test_a_captioner_is_one_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_new_captioner_takes_one_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert MODULE.count("\n") <= 40
     known = set(CAPTIONERS)
     monkeypatch.setattr(CAPTIONERS, "_plugins", dict(CAPTIONERS))
@@ -50,7 +50,7 @@ def test_a_captioner_is_one_module(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         store=FeatureStore([tmp_path / "features.safetensors"]),
         folder=tmp_path / "run",
         device=torch.device("cpu"),
-        reporter=Silent(),
+        reporter=NullReporter(),
     ).run()
     checkpoint = load_checkpoint(tmp_path / "run")
     assert (checkpoint.name, checkpoint.captioner.config.width) == ("mean-word", 24)
@@ -58,12 +58,12 @@ def test_a_captioner_is_one_module(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     sys.modules.pop("capvid.captioners.mean_word")
 
 
-def test_a_name_that_is_close_is_suggested() -> None:
+def test_similar_name_is_suggested() -> None:
     with pytest.raises(UsageError, match="dense_lstm: no such captioner; did you mean dense-lstm"):
         CAPTIONERS["dense_lstm"]
 
 
-def test_only_the_captioner_that_is_named_is_imported() -> None:
+def test_only_the_named_captioner_is_imported() -> None:
     code = """
 import sys
 from capvid.captioners.base import CAPTIONERS
@@ -75,5 +75,5 @@ print(*(name for name in sys.modules if name.startswith("capvid.captioners.")))
 
 
 @pytest.mark.parametrize("name", sorted(CAPTIONERS))
-def test_captioners_know_the_name_they_are_registered_under(name: str) -> None:
+def test_registered_names_match_the_captioners(name: str) -> None:
     assert CAPTIONERS[name].name == name

@@ -1,4 +1,4 @@
-"""Videos without frames: finite logits, and nothing changes for the videos beside them."""
+"""Videos without frames have finite logits and do not affect the rest of the batch."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from capvid.decoding.decoding_options import DecodingOptions
 WORDS = tokens([1, 5, 6], [1, 7, 8])
 
 
-def stepped(captioner: Captioner, features: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Logits (B, L, V) of words read one by one, and the last word's attention (B, T)."""
+def step_through(captioner: Captioner, features: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the logits (B, L, V) of single steps and the attention (B, T) of the last one."""
     state = captioner.encode(features, mask)
     logits = []
     for column in WORDS.unbind(1):
@@ -26,16 +26,16 @@ def stepped(captioner: Captioner, features: Tensor, mask: Tensor) -> tuple[Tenso
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_no_video_of_a_batch_has_frames(variant: str) -> None:
+def test_batch_without_any_frames(variant: str) -> None:
     captioner = make(variant)
     features, mask = clip(captioner, 2, 0), torch.zeros(2, 0, dtype=torch.bool)
     assert captioner(features, mask, WORDS).isfinite().all()
-    assert stepped(captioner, features, mask)[0].isfinite().all()
+    assert step_through(captioner, features, mask)[0].isfinite().all()
     assert all(hypotheses for hypotheses in decode(captioner, features, mask, DecodingOptions(beam_size=2)))
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_one_video_of_a_batch_has_no_frames(variant: str) -> None:
+def test_batch_with_one_video_without_frames(variant: str) -> None:
     captioner = make(variant)
     video = clip(captioner, 3)
     empty, empty_mask = pad_frames([video, video[:0]])
@@ -44,16 +44,16 @@ def test_one_video_of_a_batch_has_no_frames(variant: str) -> None:
     logits = captioner(empty, empty_mask, WORDS)
     assert logits.isfinite().all()
     assert torch.equal(logits[0], expected)
-    logits, attention = stepped(captioner, empty, empty_mask)
+    logits, attention = step_through(captioner, empty, empty_mask)
     assert logits.isfinite().all()
-    assert torch.equal(logits[0], stepped(captioner, other, other_mask)[0][0])
+    assert torch.equal(logits[0], step_through(captioner, other, other_mask)[0][0])
     assert attention[0].sum() > 0
     assert not attention[1].any()
     captioner(empty, empty_mask, WORDS).sum().backward()
     assert all(p.grad is None or p.grad.isfinite().all() for p in captioner.parameters())
 
 
-def test_a_softmax_over_nothing_is_zero() -> None:
+def test_fully_masked_softmax_is_zero() -> None:
     scores = torch.randn(3, 4)
     mask = torch.tensor([[True] * 4, [True, False, True, False], [False] * 4])
     weights = masked_softmax(scores, mask)

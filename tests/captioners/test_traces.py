@@ -1,4 +1,4 @@
-"""What captions say about where the captioner looked, for every captioner."""
+"""Attention traces of captions, for every captioner."""
 
 from __future__ import annotations
 
@@ -13,21 +13,25 @@ FRAMES = 5
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_weights_are_shares(variant: str) -> None:
+def test_trace_weights_are_probabilities(variant: str) -> None:
     captioner = make(variant)
     features, mask = clip(captioner, 1, FRAMES), all_real(1, FRAMES)
-    said = Hypothesis(tokens=[5, 6, 7], logprobs=[], score=0.0)
-    ((caption,),) = rescore(captioner, features, mask, [[said]], trace=True)
+    hypothesis = Hypothesis(tokens=[5, 6, 7], logprobs=[], score=0.0)
+    ((caption,),) = rescore(captioner, features, mask, [[hypothesis]], trace=True)
     assert caption.trace is not None
     for name, rows in caption.trace.items():
         assert (rows >= 0).all() and (rows.sum(1) <= 1 + 1e-9).all(), name
     name = VARIANTS[variant][0]
-    shares = caption.trace["attention"].sum(1)
+    attention_sums = caption.trace["attention"].sum(1)
     if name == "m3":
-        torch.testing.assert_close(shares + caption.trace["blank"][:, 0], torch.ones_like(shares))
+        torch.testing.assert_close(
+            attention_sums + caption.trace["blank"][:, 0], torch.ones_like(attention_sums)
+        )
     elif name == "ham":  # nothing is attended to before the first word
-        assert not shares[0] and torch.allclose(shares[1:], torch.ones_like(shares[1:]))
+        assert not attention_sums[0] and torch.allclose(
+            attention_sums[1:], torch.ones_like(attention_sums[1:])
+        )
     elif name in ("soft-attention", "dense-lstm", "kv-memory"):
-        torch.testing.assert_close(shares, torch.ones_like(shares))
-    else:  # a transformer looks at the marks and the words before, too
-        assert ((shares > 0) & (shares < 1)).all()
+        torch.testing.assert_close(attention_sums, torch.ones_like(attention_sums))
+    else:  # a transformer also attends to markers and previous words
+        assert ((attention_sums > 0) & (attention_sums < 1)).all()

@@ -1,4 +1,4 @@
-"""Transformer-XL against a plain re-computation of the paper's equations."""
+"""Transformer-XL against a plain Python implementation of the paper's equations."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ WORDS = torch.tensor([[[1, 7, 4, 0], [1, 5, 9, 10], [1, 8, 0, 0]]])
 
 
 @pytest.mark.parametrize("variant", ["transformer-xl", "transformer-xl-gradient"])
-def test_transformer_xl_over_three_segments(variant: str) -> None:
+def test_three_segments_match_the_reference(variant: str) -> None:
     captioner = make(variant)
     features, mask = clip(captioner, 1, 3, 4), torch.arange(4) < torch.tensor(FRAMES).unsqueeze(-1)
     segments = [(features[0, n, : FRAMES[n]].tolist(), words) for n, words in enumerate(SENTENCES)]
     expected = transformer_xl(weights(captioner), segments, heads=2, layers=2)
     logprobs = captioner(features, mask.unsqueeze(0), WORDS).log_softmax(-1)
-    for segment, wanted in enumerate(expected):
-        found = logprobs[0, segment, : len(wanted)].tolist()
-        torch.testing.assert_close(found, wanted, atol=1e-5, rtol=0)
+    for segment, expected_logprobs in enumerate(expected):
+        actual = logprobs[0, segment, : len(expected_logprobs)].tolist()
+        torch.testing.assert_close(actual, expected_logprobs, atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize(("variant", "flows"), [("transformer-xl", False), ("transformer-xl-gradient", True)])
-def test_gradients_cross_segments_only_when_asked_to(variant: str, flows: bool) -> None:
+def test_gradients_cross_segments_only_if_enabled(variant: str, flows: bool) -> None:
     captioner = make(variant)
     features = clip(captioner, 1, 3, 4).requires_grad_()
     captioner(features, torch.ones(1, 3, 4, dtype=torch.bool), WORDS)[:, 2, :, 5].sum().backward()
@@ -33,21 +33,21 @@ def test_gradients_cross_segments_only_when_asked_to(variant: str, flows: bool) 
     assert features.grad[:, 2].any()
 
 
-def test_the_second_segment_depends_on_the_first_in_any_case() -> None:
+def test_second_segment_depends_on_the_first() -> None:
     captioner = make("transformer-xl")
     features, mask = clip(captioner, 1, 3, 4), torch.ones(1, 3, 4, dtype=torch.bool)
-    moved = features.clone()
-    moved[:, 0] += 1
-    assert not torch.allclose(captioner(features, mask, WORDS)[:, 1], captioner(moved, mask, WORDS)[:, 1])
+    changed = features.clone()
+    changed[:, 0] += 1
+    assert not torch.allclose(captioner(features, mask, WORDS)[:, 1], captioner(changed, mask, WORDS)[:, 1])
 
 
-def test_tokens_know_their_order_by_distance_alone() -> None:
+def test_order_is_known_by_relative_positions_alone() -> None:
     captioner = make("transformer-xl")
     features, mask = clip(captioner, 1, 4), torch.ones(1, 4, dtype=torch.bool)
-    turned = captioner(features.flip(1), mask, WORDS[:, 1])
-    assert not torch.allclose(captioner(features, mask, WORDS[:, 1]), turned)
+    reversed_logits = captioner(features.flip(1), mask, WORDS[:, 1])
+    assert not torch.allclose(captioner(features, mask, WORDS[:, 1]), reversed_logits)
     with torch.no_grad():
         for layer in captioner.layers:
             layer.attention.relative.weight.zero_()
-    turned = captioner(features.flip(1), mask, WORDS[:, 1])
-    torch.testing.assert_close(captioner(features, mask, WORDS[:, 1]), turned)
+    reversed_logits = captioner(features.flip(1), mask, WORDS[:, 1])
+    torch.testing.assert_close(captioner(features, mask, WORDS[:, 1]), reversed_logits)

@@ -1,4 +1,4 @@
-"""Untrusted checkpoints: each fault is one CheckpointError that names it, and costs little memory."""
+"""Untrusted checkpoints: each fault raises a CheckpointError that names it, with little memory used."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def change(folder: Path, *path: Any, value: Any) -> None:
+def change_config(folder: Path, *path: Any, value: Any) -> None:
     """Set one value of the configuration."""
     record = json.loads((folder / CONFIG).read_text())
     part = record
@@ -49,8 +49,8 @@ def change(folder: Path, *path: Any, value: Any) -> None:
     (folder / CONFIG).write_text(json.dumps(record))
 
 
-def refused(folder: Path) -> str:
-    """The message of the error, after little memory was taken."""
+def error_message(folder: Path) -> str:
+    """Load the checkpoint; return the error message and check the memory used."""
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with pytest.raises(CheckpointError) as error:
         load_checkpoint(folder)
@@ -59,7 +59,7 @@ def refused(folder: Path) -> str:
     return str(error.value)
 
 
-def test_an_untouched_checkpoint_is_loaded(folder: Path) -> None:
+def test_intact_checkpoint_is_loaded(folder: Path) -> None:
     loaded = load_checkpoint(folder)
     stored = load_file(folder / WEIGHTS)
     for name, tensor in loaded.captioner.state_dict().items():
@@ -104,24 +104,24 @@ FAULTS: dict[str, tuple[tuple[Any, ...], Any, str]] = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_faults_of_the_configuration(folder: Path, fault: str) -> None:
+def test_invalid_configurations_are_refused(folder: Path, fault: str) -> None:
     path, value, message = FAULTS[fault]
-    change(folder, *path, value=value)
+    change_config(folder, *path, value=value)
     with pytest.raises(CheckpointError, match=message):
         load_checkpoint(folder)
-    refused(folder)
+    error_message(folder)
 
 
 @pytest.mark.parametrize(
     "word", ["", " ", "two\nlines", "\x1b[2J", "tab\t", "\ud800", "\u2028", "\u202eesrever", "a" * 1000]
 )
-def test_words_that_steer_a_terminal(folder: Path, word: str) -> None:
-    change(folder, "vocabulary", 6, value=word)
-    assert "vocabulary[6] must be a word" in refused(folder)
+def test_words_with_control_characters_are_refused(folder: Path, word: str) -> None:
+    change_config(folder, "vocabulary", 6, value=word)
+    assert "vocabulary[6] must be a word" in error_message(folder)
     assert Vocabulary.build([[word, "dog"]], min_count=1, max_size=9).words[4:] == ["dog"]
 
 
-def test_words_of_any_language() -> None:
+def test_words_of_any_language_are_allowed() -> None:
     assert all(map(is_word, ["naïve", "犬", "नमस्ते", "👩\u200d🍳", "don't", "<unk>"]))
 
 
@@ -150,30 +150,32 @@ def make_deep(path: Path) -> None:
         (CONFIG, make_deep, "nested too deeply"),
     ],
 )
-def test_files_that_are_none(folder: Path, name: str, damage: Callable[[Path], object], message: str) -> None:
+def test_unreadable_files_are_refused(
+    folder: Path, name: str, damage: Callable[[Path], object], message: str
+) -> None:
     damage(folder / name)
-    assert message in refused(folder)
+    assert message in error_message(folder)
 
 
-def test_weights_of_another_captioner(folder: Path) -> None:
+def test_weights_of_another_captioner_are_refused(folder: Path) -> None:
     tensors = load_file(folder / WEIGHTS)
     name = "output.vocabulary.bias"
     save_file({**tensors, name: tensors[name].int()}, folder / WEIGHTS)
-    assert f"{name} must be (10,) of BF16/F16/F32/F64, got (10,) of I32" in refused(folder)
+    assert f"{name} must be (10,) of BF16/F16/F32/F64, got (10,) of I32" in error_message(folder)
     save_file({**tensors, "extra": torch.zeros(1)}, folder / WEIGHTS)
-    assert "has an unknown tensor 'extra'" in refused(folder)
+    assert "has an unknown tensor 'extra'" in error_message(folder)
     save_file({key: tensor for key, tensor in tensors.items() if key != name}, folder / WEIGHTS)
-    assert f"lacks tensor '{name}'" in refused(folder)
+    assert f"lacks tensor '{name}'" in error_message(folder)
 
 
-def test_models_that_come_with_capvid_have_the_bits_of_their_files() -> None:
+def test_bundled_models_load_bit_exactly() -> None:
     for name in ("m3", "kv-memory"):
         loaded = load_checkpoint(BUNDLED / name)
         for key, stored in load_file(BUNDLED / name / WEIGHTS).items():
             assert torch.equal(loaded.captioner.state_dict()[key], stored.float())
 
 
-def test_sketches_take_no_memory() -> None:
+def test_sketch_allocates_no_memory() -> None:
     sizes = {"vocabulary_size": 1_000_000, "feature_width": 2000}
     assert all(tensor.is_meta for tensor in sketch("m3", sizes).state_dict().values())
     with pytest.raises(UsageError, match="hidden = 500000: the captioner takes"):

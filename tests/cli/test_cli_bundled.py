@@ -28,15 +28,15 @@ BACKBONES = [entry for entry in backbones().values() if entry.source.startswith(
 
 @pytest.fixture
 def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
-    def denied(*_: Any, **__: Any) -> None:
-        raise AssertionError("the network was asked for")
+    def deny(*_: Any, **__: Any) -> None:
+        raise AssertionError("the network was used")
 
-    monkeypatch.setattr(socket, "socket", denied)
-    monkeypatch.setattr(socket, "create_connection", denied)
-    monkeypatch.setattr(socket, "getaddrinfo", denied)
+    monkeypatch.setattr(socket, "socket", deny)
+    monkeypatch.setattr(socket, "create_connection", deny)
+    monkeypatch.setattr(socket, "getaddrinfo", deny)
 
 
-def test_a_clip_is_captioned_without_model_or_network(
+def test_captions_a_clip_without_model_option_or_network(
     capvid: Run, no_network: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("CAPVID_WEIGHTS", raising=False)
@@ -48,7 +48,7 @@ def test_a_clip_is_captioned_without_model_or_network(
 
 
 @pytest.mark.parametrize("name", TRAINED)
-def test_every_trained_captioner_is_what_the_registry_says(name: str) -> None:
+def test_bundled_captioners_match_the_registry(name: str) -> None:
     entry, folder = captioners()[name], model_folder(name)
     weights = folder / "captioner.safetensors"
     assert (weights.stat().st_size, sha256_file(weights)) == (entry.bytes, entry.sha256)
@@ -59,12 +59,12 @@ def test_every_trained_captioner_is_what_the_registry_says(name: str) -> None:
     assert pipeline.model.startswith(f"{name}@")
 
 
-def test_the_default_is_trained() -> None:
+def test_default_captioner_is_bundled() -> None:
     assert default_captioner() in TRAINED
     assert model_folder(None) == model_folder(default_captioner())
 
 
-def test_every_family_is_bundled_and_has_the_same_words() -> None:
+def test_every_family_is_bundled_with_one_vocabulary() -> None:
     assert set(TRAINED) >= {"m3", "kv-memory", "ham", "dense-lstm", "mart"}
     configs = (
         json.loads((model_folder(name) / "captioner.json").read_text(encoding="utf-8")) for name in TRAINED
@@ -72,12 +72,12 @@ def test_every_family_is_bundled_and_has_the_same_words() -> None:
     assert len({tuple(config["vocabulary"]) for config in configs}) == 1
 
 
-def test_all_of_it_is_small() -> None:
+def test_bundled_files_stay_below_40_mb() -> None:
     assert sum(path.stat().st_size for path in BUNDLED.rglob("*") if path.is_file()) <= 40_000_000
 
 
 @pytest.mark.parametrize("name", TRAINED)
-def test_every_trained_captioner_captions_a_clip(name: str, no_network: None) -> None:
+def test_bundled_captioners_caption_a_clip(name: str, no_network: None) -> None:
     text = capvid.load(name)(CLIP)
     assert len(text.split()) >= 3
     assert "<" not in text
@@ -85,15 +85,15 @@ def test_every_trained_captioner_captions_a_clip(name: str, no_network: None) ->
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", TRAINED)
-def test_a_batch_of_which_nothing_can_be_read_ends_no_run(name: str, tmp_path: Path) -> None:
+def test_unreadable_batch_does_not_stop_the_stream(name: str, tmp_path: Path) -> None:
     broken = tmp_path / "broken.mp4"
-    broken.write_bytes(b"no video at all" * 50)
+    broken.write_bytes(b"not a video at all" * 50)
     results = list(capvid.load(name, device="cpu", batch_size=1).stream([broken, CLIP, broken]))
     assert [result.status for result in results] == ["error", "ok", "error"]
 
 
 @pytest.mark.parametrize("entry", BACKBONES, ids=lambda entry: entry.name)
-def test_every_bundled_backbone_is_what_the_registry_says(entry: Any) -> None:
+def test_bundled_backbones_match_the_registry(entry: Any) -> None:
     path = BUNDLED / entry.file
     assert (path.stat().st_size, sha256_file(path)) == (entry.bytes, entry.sha256)
     assert all(tensor.dtype in (torch.float16, torch.int64) for tensor in load_file(path).values())
@@ -106,14 +106,14 @@ def test_every_bundled_backbone_is_what_the_registry_says(entry: Any) -> None:
 
 
 @pytest.mark.slow
-def test_batches_do_not_change_captions() -> None:
+def test_batch_size_does_not_change_captions() -> None:
     clips = [CLIP, CLIP, CLIP]
-    alone = capvid.load(batch_size=1)(CLIP)
-    together = [result.captions[0].text for result in capvid.load(batch_size=8).stream(clips)]
-    assert together == [alone] * 3
+    expected = capvid.load(batch_size=1)(CLIP)
+    texts = [result.captions[0].text for result in capvid.load(batch_size=8).stream(clips)]
+    assert texts == [expected] * 3
 
 
-def test_damage_is_noticed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_damaged_bundled_model_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     name = default_captioner()
     folder = tmp_path / str(captioners()[name].source).partition(":")[2]
     folder.mkdir()
@@ -125,7 +125,7 @@ def test_damage_is_noticed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
         model_folder("nothing-of-that-name")
 
 
-def test_cards_are_shown(capvid: Run) -> None:
+def test_model_card_is_printed(capvid: Run) -> None:
     code, out, _ = capvid("models", default_captioner())
     assert code == 0
     card = model_card(default_captioner())

@@ -21,7 +21,7 @@ from capvid.video.readers import open_video
 
 @pytest.fixture
 def captions(toy: Toy, video_files: list[Path]) -> dict[Path, str]:
-    """What the library says about the videos."""
+    """Map each video to the caption that the library gives it."""
     from capvid.pipeline import load
 
     return {result.path: result.captions[0].text for result in load(toy.model).stream(video_files)}
@@ -34,7 +34,7 @@ def test_one_video_prints_its_caption_only(
     assert (code, out, err) == (0, captions[video_files[2]] + "\n", "")
 
 
-def test_weights_may_be_given(
+def test_weights_option_replaces_environment_variable(
     capvid: Run, toy: Toy, video_files: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("CAPVID_WEIGHTS")
@@ -58,7 +58,7 @@ def test_several_videos_print_paths_and_captions(
 
 
 @pytest.mark.slow
-def test_a_file_of_features_is_an_input(
+def test_feature_file_is_captioned_like_its_video(
     capvid: Run, toy: Toy, video_files: list[Path], captions: dict[Path, str], tmp_path: Path
 ) -> None:
     assert capvid("extract", video_files[3], "--backbone", "toy", "--frames", 4, "-o", tmp_path)[0] == 0
@@ -67,7 +67,7 @@ def test_a_file_of_features_is_an_input(
     assert (code, out) == (0, captions[video_files[3]] + "\n")
 
 
-def test_features_made_otherwise_are_refused(
+def test_features_with_other_sampling_are_refused(
     capvid: Run, toy: Toy, video_files: list[Path], tmp_path: Path
 ) -> None:
     capvid("extract", video_files[3], "--backbone", "toy", "--frames", 5, "-o", tmp_path)
@@ -79,7 +79,9 @@ def test_features_made_otherwise_are_refused(
 
 
 @pytest.mark.slow
-def test_json_of_one_video(capvid: Run, toy: Toy, video_files: list[Path], captions: dict[Path, str]) -> None:
+def test_json_record_of_one_video(
+    capvid: Run, toy: Toy, video_files: list[Path], captions: dict[Path, str]
+) -> None:
     arguments = ["--model", toy.model, "--format", "json", "--beam", 4, "--num-captions", 3]
     code, out, _ = capvid("caption", video_files[1], *arguments)
     record = json.loads(out)
@@ -96,17 +98,17 @@ def test_json_of_one_video(capvid: Run, toy: Toy, video_files: list[Path], capti
 
 
 @pytest.mark.slow
-def test_captions_can_be_drawn_and_shaped(capvid: Run, toy: Toy, video_files: list[Path]) -> None:
-    draw = ("--temperature", 1.5, "--top-p", 0.9, "--num-captions", 6)
-    ask = ("caption", video_files[1], "--model", toy.model, "--format", "json")
-    code, out, _ = capvid(*ask, *draw, "--seed", 3)
-    drawn = [caption["text"] for caption in json.loads(out)["captions"]]
-    assert (code, len(drawn)) == (0, 6)
-    assert len(set(drawn)) > 1
+def test_sampling_and_length_options(capvid: Run, toy: Toy, video_files: list[Path]) -> None:
+    sampling_options = ("--temperature", 1.5, "--top-p", 0.9, "--num-captions", 6)
+    command = ("caption", video_files[1], "--model", toy.model, "--format", "json")
+    code, out, _ = capvid(*command, *sampling_options, "--seed", 3)
+    texts = [caption["text"] for caption in json.loads(out)["captions"]]
+    assert (code, len(texts)) == (0, 6)
+    assert len(set(texts)) > 1
     assert json.loads(out)["settings"]["seed"] == 3
-    assert capvid(*ask, *draw, "--seed", 3)[1] == out
-    assert capvid(*ask, *draw, "--seed", 4)[1] != out
-    shape = (
+    assert capvid(*command, *sampling_options, "--seed", 3)[1] == out
+    assert capvid(*command, *sampling_options, "--seed", 4)[1] != out
+    length_options = (
         "--min-length",
         4,
         "--max-length",
@@ -117,29 +119,29 @@ def test_captions_can_be_drawn_and_shaped(capvid: Run, toy: Toy, video_files: li
         0.5,
         "--no-repeat-words",
     )
-    _, out, _ = capvid(*ask, *shape)
+    _, out, _ = capvid(*command, *length_options)
     assert json.loads(out)["settings"]["specificity"] == 0.5
     words = json.loads(out)["captions"][0]["text"].split()
     assert 4 <= len(words) == len(set(words)) <= 5
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         (("--top-p", 0.5), "top_p = 0.5 is of use only when words are drawn"),
         (("--min-length", 9, "--max-length", 3), "at least 9 words and at most 3"),
         (("--num-captions", 9), "9 captions cannot come from 5 beams"),
     ],
 )
-def test_decoding_that_cannot_be(
-    capvid: Run, toy: Toy, video_files: list[Path], options: tuple, said: str
+def test_invalid_decoding_options_are_usage_errors(
+    capvid: Run, toy: Toy, video_files: list[Path], options: tuple, message: str
 ) -> None:
     code, out, err = capvid("caption", video_files[0], "--model", toy.model, *options)
     assert (code, out, err.count("\n")) == (2, "", 1)
-    assert said in err
+    assert message in err
 
 
-def test_one_bad_file_never_stops_a_batch(
+def test_bad_files_do_not_stop_a_batch(
     capvid: Run,
     toy: Toy,
     video_files: list[Path],
@@ -162,14 +164,18 @@ def test_one_bad_file_never_stops_a_batch(
 
 
 @pytest.mark.parametrize("kind", ["text", "empty", "missing"])
-def test_what_is_no_video_is_one_line(capvid: Run, toy: Toy, bad_files: dict[str, Path], kind: str) -> None:
+def test_unreadable_video_prints_one_error_line(
+    capvid: Run, toy: Toy, bad_files: dict[str, Path], kind: str
+) -> None:
     code, out, err = capvid("caption", bad_files[kind], "--model", toy.model)
     assert (code, out) == (1, "")
     assert err.startswith(f"error: {bad_files[kind]}: ")
     assert err.count("\n") == 1
 
 
-def test_a_folder_without_videos(capvid: Run, toy: Toy, tmp_path: Path, video_files: list[Path]) -> None:
+def test_folder_without_videos_is_an_error(
+    capvid: Run, toy: Toy, tmp_path: Path, video_files: list[Path]
+) -> None:
     (tmp_path / "notes.txt").write_text("nothing\n")
     code, out, err = capvid("caption", tmp_path, "--model", toy.model)
     assert (code, out) == (1, "")
@@ -180,7 +186,7 @@ def test_a_folder_without_videos(capvid: Run, toy: Toy, tmp_path: Path, video_fi
     assert out.startswith(f"{video_files[0]}\t")
 
 
-def test_fail_fast_stops_at_the_first(
+def test_fail_fast_stops_at_first_failure(
     capvid: Run, toy: Toy, video_files: list[Path], bad_files: dict[str, Path]
 ) -> None:
     inputs = [video_files[0], bad_files["empty"], video_files[1], bad_files["text"]]
@@ -191,7 +197,7 @@ def test_fail_fast_stops_at_the_first(
 
 
 @pytest.mark.slow
-def test_recursion_can_be_switched_off(
+def test_no_recursive_skips_subfolders(
     capvid: Run, toy: Toy, tmp_path: Path, video_files: list[Path], captions: dict[Path, str]
 ) -> None:
     inner = tmp_path / "sub" / "b.mp4"
@@ -205,7 +211,7 @@ def test_recursion_can_be_switched_off(
     assert out.splitlines() == [outer_line]
 
 
-def test_output_dir_skips_what_is_done(
+def test_output_dir_skips_finished_videos(
     capvid: Run, toy: Toy, tmp_path: Path, video_files: list[Path], captions: dict[Path, str]
 ) -> None:
     source, out = tmp_path / "in", tmp_path / "out"
@@ -233,18 +239,18 @@ def test_output_dir_skips_what_is_done(
 
 
 @pytest.mark.slow
-def test_text_files_are_known_by_the_manifest(
+def test_manifest_decides_which_text_files_are_done(
     capvid: Run, toy: Toy, tmp_path: Path, video_files: list[Path]
 ) -> None:
     videos = [shutil.copy(path, tmp_path / path.name) for path in video_files[:2]]
     arguments = ["caption", *videos, "--model", toy.model, "--output-dir", tmp_path / "out"]
     assert capvid(*arguments)[0] == 0
     files = sorted((tmp_path / "out").glob("*.txt"))
-    files[0].write_text("mine\n")
+    files[0].write_text("edited\n")
     assert capvid(*arguments) == (0, "", "0 captioned, 2 skipped (already done)\n")
-    assert files[0].read_text() == "mine\n"
+    assert files[0].read_text() == "edited\n"
     assert capvid(*arguments, "--beam", 2) == (0, "", "2 captioned\n")
-    assert capvid(*arguments) == (0, "", "2 captioned\n")  # the last settings count
+    assert capvid(*arguments) == (0, "", "2 captioned\n")  # only the settings of the last run are remembered
     shutil.copy(video_files[2], videos[0])  # another video of the same name
     assert capvid(*arguments) == (0, "", "1 captioned, 1 skipped (already done)\n")
     (tmp_path / "out" / MANIFEST).unlink()
@@ -252,7 +258,7 @@ def test_text_files_are_known_by_the_manifest(
 
 
 @pytest.mark.slow
-def test_a_failed_video_is_tried_again(
+def test_failed_video_is_retried(
     capvid: Run, toy: Toy, tmp_path: Path, bad_files: dict[str, Path], video_files: list[Path]
 ) -> None:
     bad = bad_files["empty"]
@@ -267,7 +273,7 @@ def test_a_failed_video_is_tried_again(
     assert json.loads(file.read_text())["status"] == "ok"
 
 
-def test_a_video_may_be_called_as_the_manifest_is(
+def test_video_named_like_the_manifest(
     capvid: Run, toy: Toy, tmp_path: Path, video_files: list[Path]
 ) -> None:
     video = tmp_path / "in" / "capvid-manifest.mp4"
@@ -293,7 +299,7 @@ def test_a_video_may_be_called_as_the_manifest_is(
 
 
 @pytest.mark.slow
-def test_output_file(
+def test_output_file_and_symlink(
     capvid: Run, toy: Toy, tmp_path: Path, video_files: list[Path], captions: dict[Path, str]
 ) -> None:
     target = tmp_path / "captions.jsonl"
@@ -308,7 +314,7 @@ def test_output_file(
     assert (tmp_path / "link.txt").is_symlink()
 
 
-def test_a_failure_leaves_the_text_file_alone(
+def test_failure_keeps_existing_output_file(
     capvid: Run, toy: Toy, tmp_path: Path, bad_files: dict[str, Path]
 ) -> None:
     target = tmp_path / "caption.txt"
@@ -318,7 +324,7 @@ def test_a_failure_leaves_the_text_file_alone(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["-o", "{tmp}/none/x.txt"], "there is no folder"),
         (["-o", "{tmp}"], "is a folder"),
@@ -332,20 +338,20 @@ def test_a_failure_leaves_the_text_file_alone(
     ],
 )
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs /proc as a folder nobody can write in")
-def test_what_cannot_be_is_said_first(
-    capvid: Run, toy: Toy, tmp_path: Path, video_files: list[Path], arguments: list[str], said: str
+def test_invalid_options_are_usage_errors(
+    capvid: Run, toy: Toy, tmp_path: Path, video_files: list[Path], arguments: list[str], message: str
 ) -> None:
     (tmp_path / "file").touch()
-    given = [argument.replace("{tmp}", str(tmp_path)) for argument in arguments]
-    code, out, err = capvid("caption", video_files[0], "--model", toy.model, *given)
+    options = [option.replace("{tmp}", str(tmp_path)) for option in arguments]
+    code, out, err = capvid("caption", video_files[0], "--model", toy.model, *options)
     assert (code, out) == (2, "")
     assert err.startswith("error: ")
-    assert said in err
+    assert message in err
     assert err.count("\n") == 1
 
 
 @pytest.mark.parametrize("content", [None, {}, {"captioner.json": "{"}])
-def test_what_is_no_captioner_is_one_line(
+def test_invalid_model_folder_prints_one_error_line(
     capvid: Run, toy: Toy, tmp_path: Path, video_files: list[Path], content: dict[str, str] | None
 ) -> None:
     model = tmp_path / "model"
@@ -360,7 +366,7 @@ def test_what_is_no_captioner_is_one_line(
 
 
 @pytest.mark.slow
-def test_interrupt(toy: Toy, tmp_path: Path) -> None:
+def test_interrupt_prints_progress(toy: Toy, tmp_path: Path) -> None:
     for number in range(40):
         write_video(tmp_path / f"{number:02}.mp4", seed=number)
     process = subprocess.Popen(
@@ -382,7 +388,7 @@ def test_interrupt(toy: Toy, tmp_path: Path) -> None:
 def test_subtitles_and_tables(
     capvid: Run, toy: Toy, video_files: list[Path], captions: dict[Path, str], tmp_path: Path
 ) -> None:
-    """A cue over the whole video, from the video and from its features; a tree of them; rows of several."""
+    """Subtitles span the video; --output-dir writes one file per video, and CSV one row per video."""
     code, out, _ = capvid("caption", video_files[0], "--model", toy.model, "--format", "srt")
     assert code == 0
     (cue,) = pysrt.from_string(out)
@@ -416,9 +422,9 @@ def test_subtitles_and_tables(
     assert rows[0]["end"] == f"{duration:.3f}"
 
 
-def test_the_summary_says_how_long_it_took(
+def test_summary_reports_duration_and_rate(
     toy: Toy, video_files: list[Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["caption", *map(str, video_files), "--model", str(toy.model)]) == 0
-    found = re.fullmatch(r"5 captioned in (\d+\.\d) s \((\d+\.\d) a second\)\n", capsys.readouterr().err)
-    assert found and float(found[2]) == pytest.approx(5 / float(found[1]), rel=0.2)
+    match = re.fullmatch(r"5 captioned in (\d+\.\d) s \((\d+\.\d) a second\)\n", capsys.readouterr().err)
+    assert match and float(match[2]) == pytest.approx(5 / float(match[1]), rel=0.2)

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from networks_once import networks_once
+from cached_shapes import cached_backbone_shapes
 from safetensors.torch import load_file
 from toy import Run
 
 from capvid.backbones.catalog import backbone_entry, build_network
 from capvid.utils.files import sha256_file
 
-__all__ = ["networks_once"]
+__all__ = ["cached_backbone_shapes"]
 
 
 @pytest.fixture
@@ -30,49 +30,51 @@ def checkpoint(tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_path_on_stdout_and_one_line_on_stderr(capvid: Run, checkpoint: Path) -> None:
+def test_converted_path_on_stdout_and_summary_on_stderr(capvid: Run, checkpoint: Path) -> None:
     code, out, err = capvid("convert", str(checkpoint))
-    written = checkpoint.parent / "s3d.safetensors"
-    assert (code, out) == (0, f"{written}\n")
-    tensors = load_file(written)
+    converted = checkpoint.parent / "s3d.safetensors"
+    assert (code, out) == (0, f"{converted}\n")
+    tensors = load_file(converted)
     assert err == (
-        f"{written}: {len(tensors)} tensors of s3d, sha256 {sha256_file(written)}, "
+        f"{converted}: {len(tensors)} tensors of s3d, sha256 {sha256_file(converted)}, "
         "left out: module.classifier.1.bias\n"
     )
-    assert sorted(checkpoint.parent.iterdir()) == [checkpoint, written]
+    assert sorted(checkpoint.parent.iterdir()) == [checkpoint, converted]
 
 
-def test_output_and_name(capvid: Run, checkpoint: Path, tmp_path: Path) -> None:
+def test_output_path_and_backbone_name(capvid: Run, checkpoint: Path, tmp_path: Path) -> None:
     target = tmp_path / "own.safetensors"
     assert capvid("convert", str(checkpoint), "--as", "s3d", "-o", str(target))[:2] == (0, f"{target}\n")
-    before = target.read_bytes()
+    content = target.read_bytes()
     code, out, err = capvid("convert", str(checkpoint), "--as", "c3d", "-o", str(target))
     assert (code, out) == (1, "") and err.count("\n") == 1
     assert "not a checkpoint of c3d (20 of 20 tensors are missing: conv1a.weight" in err
-    assert target.read_bytes() == before
+    assert target.read_bytes() == content
 
 
 @pytest.mark.parametrize(
-    ("output", "why"),
+    ("output", "message"),
     [
         ("out.pth", "let it end in .safetensors"),
         ("gone/out.safetensors", "there is no folder"),
     ],
 )
-def test_outputs_that_cannot_be(capvid: Run, checkpoint: Path, tmp_path: Path, output: str, why: str) -> None:
+def test_invalid_output_paths_are_usage_errors(
+    capvid: Run, checkpoint: Path, tmp_path: Path, output: str, message: str
+) -> None:
     code, out, err = capvid("convert", str(checkpoint), "-o", str(tmp_path / output))
     assert (code, out) == (2, "") and err.count("\n") == 1
-    assert why in err
+    assert message in err
 
 
 @pytest.mark.slow
-def test_the_file_itself_is_never_replaced(capvid: Run, checkpoint: Path) -> None:
+def test_input_file_is_never_replaced(capvid: Run, checkpoint: Path) -> None:
     assert capvid("convert", str(checkpoint))[0] == 0
-    written = checkpoint.parent / "s3d.safetensors"
-    before = written.read_bytes()
-    code, _, err = capvid("convert", str(written))
+    converted = checkpoint.parent / "s3d.safetensors"
+    content = converted.read_bytes()
+    code, _, err = capvid("convert", str(converted))
     assert code == 2 and "is the file that is read; give another name with -o" in err
-    assert written.read_bytes() == before
+    assert converted.read_bytes() == content
 
 
 def test_unknown_backbone_and_missing_file(capvid: Run, checkpoint: Path) -> None:
@@ -83,7 +85,7 @@ def test_unknown_backbone_and_missing_file(capvid: Run, checkpoint: Path) -> Non
 
 
 @pytest.mark.slow
-def test_a_file_that_its_backbone_will_not_take(capvid: Run, tmp_path: Path) -> None:
+def test_warns_about_weights_its_backbone_rejects(capvid: Run, tmp_path: Path) -> None:
     entry = backbone_entry("x3d-xs")
     torch.save(build_network(entry, "fc").state_dict(), tmp_path / "x3d.pt")
     code, _, err = capvid("convert", str(tmp_path / "x3d.pt"), "-o", str(tmp_path / "x3d.safetensors"))
@@ -98,5 +100,5 @@ def test_help_imports_no_torch() -> None:
         "try:\n    run(['convert', '--help'])\nexcept SystemExit:\n    pass\n"
         "print([m for m in ('torch', 'timm', 'transformers', 'safetensors') if m in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[-1] == "[]"
+    completed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert completed.stdout.splitlines()[-1] == "[]"

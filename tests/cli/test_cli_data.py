@@ -21,7 +21,7 @@ def write(path: Path, *rows: object) -> str:
     return str(path)
 
 
-def test_everything_usable(capvid: Run, tmp_path: Path) -> None:
+def test_check_of_a_usable_dataset(capvid: Run, tmp_path: Path) -> None:
     code, out, err = capvid("data", "check", write(tmp_path / "own.jsonl", *GOOD), "--min-count", "2")
     assert (code, err) == (0, "")
     assert out.startswith("split ") and "at least 2 times" in out and "words per caption" in out
@@ -36,20 +36,20 @@ def test_unusable_rows_are_listed_on_stdout(capvid: Run, tmp_path: Path) -> None
     assert skipped == (0, out, "")
 
 
-def test_missing_features(capvid: Run, tmp_path: Path) -> None:
+def test_check_reports_missing_features(capvid: Run, tmp_path: Path) -> None:
     path = write(tmp_path / "own.jsonl", *GOOD)
-    one, none = tmp_path / "one.safetensors", tmp_path / "none.safetensors"
-    save_file({"a": np.ones((2, 3), np.float32)}, one)
-    save_file({"z": np.ones((2, 3), np.float32)}, none)
-    code, out, err = capvid("data", "check", path, "--features", one, "--skip-bad")
+    partial, unrelated = tmp_path / "one.safetensors", tmp_path / "none.safetensors"
+    save_file({"a": np.ones((2, 3), np.float32)}, partial)
+    save_file({"z": np.ones((2, 3), np.float32)}, unrelated)
+    code, out, err = capvid("data", "check", path, "--features", partial, "--skip-bad")
     assert (code, err) == (3, "")
     assert "missing features: 1 of 1 in val (b)" in out
-    code, out, err = capvid("data", "check", path, "--features", none)
+    code, out, err = capvid("data", "check", path, "--features", unrelated)
     assert (code, err) == (1, "error: no video of the data has features; see the report\n")
     assert "the features hold 1 videos (z)" in out
 
 
-def test_nothing_usable(capvid: Run, tmp_path: Path) -> None:
+def test_check_of_an_unusable_dataset(capvid: Run, tmp_path: Path) -> None:
     code, out, err = capvid("data", "check", f"msvd:{tmp_path}")
     assert (code, out) == (1, "")
     assert err.startswith(f"error: {tmp_path}: no sents_train_lc_nopunc.txt or ") and err.count("\n") == 1
@@ -58,7 +58,7 @@ def test_nothing_usable(capvid: Run, tmp_path: Path) -> None:
     assert "unusable rows: 2\n" in out
 
 
-def test_one_of_two_data_sets_that_cannot_be_parsed(capvid: Run, tmp_path: Path) -> None:
+def test_skip_bad_reports_unparsable_dataset(capvid: Run, tmp_path: Path) -> None:
     path = write(tmp_path / "own.jsonl", *GOOD)
     (tmp_path / "train.json").write_text('{"v_a": {\n', encoding="utf-8")
     code, out, err = capvid("data", "check", path, f"activitynet:{tmp_path}", "--skip-bad")
@@ -67,7 +67,7 @@ def test_one_of_two_data_sets_that_cannot_be_parsed(capvid: Run, tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["check"], "SPEC"),
         (["check", "nowhere:x"], "no such dataset format"),
@@ -76,10 +76,10 @@ def test_one_of_two_data_sets_that_cannot_be_parsed(capvid: Run, tmp_path: Path)
         (["look"], "look"),
     ],
 )
-def test_usage(capvid: Run, arguments: list[str], said: str) -> None:
+def test_usage_errors(capvid: Run, arguments: list[str], message: str) -> None:
     code, out, err = capvid("data", *arguments)
     assert (code, out) == (2, "")
-    assert said in err
+    assert message in err
 
 
 def test_help_imports_nothing_heavy(capvid: Run) -> None:
@@ -87,7 +87,7 @@ def test_help_imports_nothing_heavy(capvid: Run) -> None:
         "import sys; from capvid.cli.app import main; code = main(['data', 'check', '--help']);"
         "print(code, {'torch', 'numpy', 'nltk'} & set(sys.modules), file=sys.stderr)"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert done.stderr == "0 set()\n"
-    assert "youcook2:DIR" in done.stdout
+    completed = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert completed.stderr == "0 set()\n"
+    assert "youcook2:DIR" in completed.stdout
     assert "\n  data " in capvid("--help")[1]

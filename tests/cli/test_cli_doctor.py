@@ -23,24 +23,24 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
     server.server.server_close()
 
 
-def lines(out: str) -> dict[str, tuple[str, str]]:
-    """By topic, how it stands and what was found."""
+def findings_by_topic(out: str) -> dict[str, tuple[str, str]]:
+    """Map each topic to its state and finding."""
     rows = [line for line in out.splitlines() if line.strip() and not line.lstrip().startswith("->")]
     return {row[8:22].strip(): (row[:6].strip(), row[24:]) for row in rows}
 
 
-def test_what_is_here(capvid: Run, hub: FakeHub) -> None:
+def test_doctor_reports_the_installation(capvid: Run, hub: FakeHub) -> None:
     code, out, err = capvid("doctor")
     assert (code, err) == (0, "")
-    found = lines(out)
-    assert found["capvid"][0] == "ok" and found["capvid"][1].startswith(package.__version__)
-    assert found["bundled models"] == ("ok", "m3, kv-memory, ham, dense-lstm, mart (by default m3)")
-    assert found["Hub"][0] == "ok" and hub.url in found["Hub"][1]
-    assert "h264" in found["video codecs"][1]
-    assert all(state in ("ok", "gap") for state, _ in found.values())
+    findings = findings_by_topic(out)
+    assert findings["capvid"][0] == "ok" and findings["capvid"][1].startswith(package.__version__)
+    assert findings["bundled models"] == ("ok", "m3, kv-memory, ham, dense-lstm, mart (by default m3)")
+    assert findings["Hub"][0] == "ok" and hub.url in findings["Hub"][1]
+    assert "h264" in findings["video codecs"][1]
+    assert all(state in ("ok", "gap") for state, _ in findings.values())
 
 
-def test_gaps_come_with_what_to_do(
+def test_gaps_come_with_remedies(
     capvid: Run, hub: FakeHub, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))  # no Java
@@ -49,25 +49,25 @@ def test_gaps_come_with_what_to_do(
     monkeypatch.setattr("shutil.disk_usage", lambda _: type("Usage", (), {"free": 10_000_000})())
     code, out, _ = capvid("doctor")
     assert code == 0
-    found = lines(out)
-    assert found["Java"] == ("gap", "none")
-    assert found["Hub"][0] == "gap" and f"{hub.url} cannot be reached" in found["Hub"][1]
-    assert found["cache"][0] == "gap" and "0 GB free" in found["cache"][1]
+    findings = findings_by_topic(out)
+    assert findings["Java"] == ("gap", "none")
+    assert findings["Hub"][0] == "gap" and f"{hub.url} cannot be reached" in findings["Hub"][1]
+    assert findings["cache"][0] == "gap" and "0 GB free" in findings["cache"][1]
     assert out.count("-> ") >= 3 and "-> make room, or move it with HF_HOME" in out
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    assert lines(capvid("doctor")[1])["Hub"] == ("gap", "not asked: HF_HUB_OFFLINE is set")
+    assert findings_by_topic(capvid("doctor")[1])["Hub"] == ("gap", "not asked: HF_HUB_OFFLINE is set")
 
 
-def test_what_cannot_be_used_is_an_error(capvid: Run, hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_damaged_bundled_model_is_broken(capvid: Run, hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("capvid.checkpoints.lookup.sha256_file", lambda _: "0" * 64)
     code, out, _ = capvid("doctor")
     assert code == 1
-    state, said = lines(out)["bundled models"]
-    assert state == "broken" and "damaged, not the captioner m3; install capvid again" in said
+    state, finding = findings_by_topic(out)["bundled models"]
+    assert state == "broken" and "damaged, not the captioner m3; install capvid again" in finding
     assert [topic for topic, state, *_ in diagnose() if state == BROKEN] == ["bundled models"]
 
 
-def test_one_broken_library_hides_no_other(
+def test_broken_library_does_not_stop_other_checks(
     capvid: Run, hub: FakeHub, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def fail() -> None:

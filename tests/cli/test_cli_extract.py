@@ -11,7 +11,7 @@ from PIL import Image
 from toy import Run, Toy
 
 
-def test_extract_writes_what_the_backbone_gives(
+def test_extract_writes_backbone_features(
     capvid: Run, toy: Toy, video_files: list[Path], tmp_path: Path
 ) -> None:
     from capvid.backbones.backbone import load_backbone
@@ -34,17 +34,17 @@ def test_extract_writes_what_the_backbone_gives(
 
 
 @pytest.mark.slow
-def test_a_zip_file_of_pictures_is_a_batch_of_videos(capvid: Run, tmp_path: Path) -> None:
-    """With --clean the black and the repeated picture are left out."""
+def test_zip_of_images_is_a_batch_of_videos(capvid: Run, tmp_path: Path) -> None:
+    """--clean drops the black and the repeated image."""
     from capvid.features.feature_file import load_features
 
     generator = np.random.default_rng(0)
     first, second = generator.integers(60, 255, (2, 6, 8, 3), np.uint8).repeat(8, 1).repeat(8, 2)
-    pictures = {"a/0": first, "a/1": first, "a/2": 0 * first, "a/3": second, "b/0": second}
+    images = {"a/0": first, "a/1": first, "a/2": 0 * first, "a/3": second, "b/0": second}
     with zipfile.ZipFile(tmp_path / "frames.zip", "w") as archive:
-        for name, picture in pictures.items():
+        for name, image in images.items():
             buffer = io.BytesIO()
-            Image.fromarray(picture).save(buffer, "PNG")
+            Image.fromarray(image).save(buffer, "PNG")
             archive.writestr(f"{name}.png", buffer.getvalue())
     arguments = ["extract", tmp_path / "frames.zip", "--backbone", "colour-grid", "--frames", 4]
     assert capvid(*arguments, "-o", tmp_path / "all") == (0, "", "2 extracted\n")
@@ -54,14 +54,16 @@ def test_a_zip_file_of_pictures_is_a_batch_of_videos(capvid: Run, tmp_path: Path
         "",
         "0 extracted, 2 skipped (already done)\n",
     )
-    whole, clean = (load_features(tmp_path / name / "a.safetensors") for name in ("all", "clean"))
-    assert (len(whole), len(clean)) == (4, 2)
+    unfiltered, clean = (load_features(tmp_path / name / "a.safetensors") for name in ("all", "clean"))
+    assert (len(unfiltered), len(clean)) == (4, 2)
     assert clean.header.sampling == "uniform:4+clean"
-    np.testing.assert_array_equal(clean.streams[0], whole.streams[0][[0, 3]])
+    np.testing.assert_array_equal(clean.streams[0], unfiltered.streams[0][[0, 3]])
     assert len(load_features(tmp_path / "clean" / "b.safetensors")) == 1
 
 
-def test_extract_two_layers(capvid: Run, toy: Toy, video_files: list[Path], tmp_path: Path) -> None:
+def test_extract_two_layers_of_one_backbone(
+    capvid: Run, toy: Toy, video_files: list[Path], tmp_path: Path
+) -> None:
     from capvid.features.feature_file import load_features
 
     layers = ["--layer", "embedding", "--layer", "maps"]
@@ -72,26 +74,26 @@ def test_extract_two_layers(capvid: Run, toy: Toy, video_files: list[Path], tmp_
 
 
 @pytest.mark.slow
-def test_extract_skips_what_is_done(
+def test_extract_skips_finished_videos(
     capvid: Run, toy: Toy, video_files: list[Path], tmp_path: Path, bad_files: dict[str, Path]
 ) -> None:
     arguments = ["extract", *video_files[:2], bad_files["text"], "--backbone", "toy", "-o", tmp_path / "out"]
     code, _, err = capvid(*arguments, "--frames", 2)
     assert (code, err.splitlines()[-1]) == (3, "2 extracted, 1 failed")
     assert err.startswith(f"error: {bad_files['text']}: ")
-    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").iterdir()}
-    assert len(before) == 2
+    mtimes = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").iterdir()}
+    assert len(mtimes) == 2
     code, _, err = capvid(*arguments, "--frames", 2)
     assert (code, err.splitlines()[-1]) == (3, "0 extracted, 2 skipped (already done), 1 failed")
-    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "out").iterdir()} == before
-    cut = min(before)
-    cut.write_bytes(cut.read_bytes()[:-100])
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "out").iterdir()} == mtimes
+    truncated = min(mtimes)
+    truncated.write_bytes(truncated.read_bytes()[:-100])
     assert capvid(*arguments, "--frames", 2)[2].splitlines()[-1].startswith("1 extracted, 1 skipped")
     assert capvid(*arguments, "--frames", 3)[2].splitlines()[-1] == "2 extracted, 1 failed"
     assert capvid(*arguments, "--frames", 3, "--overwrite")[2].splitlines()[-1] == "2 extracted, 1 failed"
 
 
-def test_same_names_give_different_files(
+def test_equal_names_give_separate_files(
     capvid: Run, toy: Toy, video_files: list[Path], tmp_path: Path
 ) -> None:
     for name in ("in/a/clip.mp4", "in/b/clip.mp4", "in/b/clip.mkv"):
@@ -103,39 +105,50 @@ def test_same_names_give_different_files(
 
 
 @pytest.mark.slow
-def test_views_beside_the_videos(
+def test_views_are_written_beside_their_videos(
     capvid: Run, video_files: list[Path], tmp_path: Path, bad_files: dict[str, Path]
 ) -> None:
     from capvid.features.feature_file import load_features, load_header
 
-    def times() -> dict[str, int]:
+    def mtimes() -> dict[str, int]:
         return {path.stem: path.stat().st_mtime_ns for path in out.iterdir()}
 
-    out, alone = tmp_path / "out", tmp_path / "alone"
+    out, separate_out = tmp_path / "out", tmp_path / "alone"
     inputs = ["extract", *video_files[:2], bad_files["text"], "--backbone", "colour-grid", "--frames", 3]
     arguments = [*inputs, "-o", out, "--workers", 1]
     assert capvid(*arguments)[2].endswith("2 extracted, 1 failed\n")
-    before = times()
+    before = mtimes()
     code, _, err = capvid(*arguments, "--views", 2)
     assert (code, err.count("error: "), err.splitlines()[-1]) == (3, 1, "2 extracted, 1 failed")
-    made = times()
-    assert sorted(made) == ["v0", "v0@1", "v0@2", "v1", "v1@1", "v1@2"] and before.items() <= made.items()
+    with_views = mtimes()
+    assert (
+        sorted(with_views) == ["v0", "v0@1", "v0@2", "v1", "v1@1", "v1@2"]
+        and before.items() <= with_views.items()
+    )
     for name in before:
-        seen = [load_features(path) for path in sorted(out.glob(f"{name}*"), key=lambda path: path.stem)]
-        assert [(features.video, features.view) for features in seen] == [(name, n) for n in range(3)]
-        assert len({features.streams[0].tobytes() for features in seen}) == 3
+        views = [load_features(path) for path in sorted(out.glob(f"{name}*"), key=lambda path: path.stem)]
+        assert [(features.video, features.view) for features in views] == [(name, n) for n in range(3)]
+        assert len({features.streams[0].tobytes() for features in views}) == 3
         assert load_header(out / f"{name}@1.safetensors") == load_header(out / f"{name}.safetensors")
-    one = ["extract", video_files[1], "--backbone", "colour-grid", "--frames", 3]
-    assert capvid(*one, "--views", 3, "-o", alone, "--workers", 2, "--batch-size", 1) == (0, "", "")
+    single_video = ["extract", video_files[1], "--backbone", "colour-grid", "--frames", 3]
+    assert capvid(*single_video, "--views", 3, "-o", separate_out, "--workers", 2, "--batch-size", 1) == (
+        0,
+        "",
+        "",
+    )
     for name in ("v1", "v1@1", "v1@2"):
-        assert (alone / f"{name}.safetensors").read_bytes() == (out / f"{name}.safetensors").read_bytes()
+        assert (separate_out / f"{name}.safetensors").read_bytes() == (
+            out / f"{name}.safetensors"
+        ).read_bytes()
     assert capvid(*arguments, "--views", 2)[2].endswith("0 extracted, 2 skipped (already done), 1 failed\n")
-    assert times() == made
+    assert mtimes() == with_views
     assert capvid(*arguments, "--views", 1, "--overwrite")[2].endswith("2 extracted, 1 failed\n")
-    assert times().items() & made.items() == {(name, made[name]) for name in ("v0@2", "v1@2")}
+    assert mtimes().items() & with_views.items() == {(name, with_views[name]) for name in ("v0@2", "v1@2")}
 
 
-def test_what_has_no_views(capvid: Run, video_files: list[Path], tmp_path: Path) -> None:
+def test_views_conflicting_with_backbone_or_file_name(
+    capvid: Run, video_files: list[Path], tmp_path: Path
+) -> None:
     arguments = ["--backbone", "colour-grid", "--backbone", "x3d-xs", "--views", 1, "-o", tmp_path / "out"]
     code, _, err = capvid("extract", tmp_path / "nothing.mp4", *arguments)
     assert (code, err.count("\n")) == (2, 1)
@@ -154,7 +167,7 @@ def test_what_has_no_views(capvid: Run, video_files: list[Path], tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "said"),
+    ("arguments", "code", "message"),
     [
         (["--backbone", "vgg99"], 2, "vgg99"),
         (["--backbone", "toy", "--layer", "fc9"], 2, "fc9"),
@@ -163,11 +176,17 @@ def test_what_has_no_views(capvid: Run, video_files: list[Path], tmp_path: Path)
         (["--backbone", "toy", "--weights", "/none/x.safetensors"], 1, "/none/x.safetensors"),
     ],
 )
-def test_what_cannot_be_is_one_line(
-    capvid: Run, toy: Toy, video_files: list[Path], tmp_path: Path, arguments: list[str], code: int, said: str
+def test_invalid_options_print_one_error_line(
+    capvid: Run,
+    toy: Toy,
+    video_files: list[Path],
+    tmp_path: Path,
+    arguments: list[str],
+    code: int,
+    message: str,
 ) -> None:
-    got, out, err = capvid("extract", video_files[0], *arguments, "-o", tmp_path)
-    assert (got, out) == (code, "")
+    exit_code, out, err = capvid("extract", video_files[0], *arguments, "-o", tmp_path)
+    assert (exit_code, out) == (code, "")
     assert err.startswith("error: ")
-    assert said in err
+    assert message in err
     assert err.count("\n") == 1

@@ -10,7 +10,7 @@ from toy import Run, Toy
 from capvid.features.feature_file import load_header
 
 
-def test_info_shows_what_would_be_sampled(capvid: Run, video_files: list[Path]) -> None:
+def test_info_lists_the_sampled_frames(capvid: Run, video_files: list[Path]) -> None:
     code, out, err = capvid("info", video_files[4], "--frames", "4")
     assert (code, err) == (0, "")
     assert re.search(r"^reader: +pyav \(default\)$", out, re.M)
@@ -19,12 +19,12 @@ def test_info_shows_what_would_be_sampled(capvid: Run, video_files: list[Path]) 
     assert re.search(r"^duration: +1\.900 s$", out, re.M)
     assert re.search(r"^frames: +19 \(10\.000 per second", out, re.M)
     sampled = re.findall(r"frame +(\d+) +at (\d+\.\d+) s", out)
-    # four quarters of 1.9 s have their middles at 0.2375, 0.7125, 1.1875 and 1.6625 s; frames are 0.1 s apart
+    # the quarters of 1.9 s are centred at 0.2375, 0.7125, 1.1875 and 1.6625 s; frames are 0.1 s apart
     assert [int(frame) for frame, _ in sampled] == [2, 7, 12, 17]
     assert [float(time) for _, time in sampled] == pytest.approx([0.2, 0.7, 1.2, 1.7])
 
 
-def test_info_tells_of_rotation_and_loss(capvid: Run, tmp_path: Path) -> None:
+def test_info_reports_rotation_and_lost_frames(capvid: Run, tmp_path: Path) -> None:
     path = turn(write_numbers(tmp_path / "v.mp4", "mpeg4", container={"movflags": "faststart"}), 90)
     _, out, _ = capvid("info", path)
     assert re.search(r"^size: +64 x 96$", out, re.M)
@@ -38,7 +38,7 @@ def test_info_tells_of_rotation_and_loss(capvid: Run, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["text", "empty", "missing"])
-def test_what_is_no_video_is_one_line(capvid: Run, bad_files: dict[str, Path], kind: str) -> None:
+def test_unreadable_video_prints_one_error_line(capvid: Run, bad_files: dict[str, Path], kind: str) -> None:
     code, out, err = capvid("info", bad_files[kind])
     assert (code, out) == (1, "")
     assert err.startswith(f"error: {bad_files[kind]}: ")
@@ -46,7 +46,7 @@ def test_what_is_no_video_is_one_line(capvid: Run, bad_files: dict[str, Path], k
 
 
 @pytest.mark.parametrize("reader", ["pyav", "decord"])
-def test_reader_that_is_asked_for_reads(
+def test_reader_option_selects_the_reader(
     capvid: Run, toy: Toy, video_files: list[Path], tmp_path: Path, reader: str
 ) -> None:
     code, out, _ = capvid("info", video_files[4], "--reader", reader)
@@ -57,13 +57,13 @@ def test_reader_that_is_asked_for_reads(
     assert code == 0, err
     assert load_header(tmp_path / f"{video_files[4].stem}.safetensors").reader == reader
     captions = [
-        capvid("caption", video_files[4], "--model", toy.model, *how)[:2]
-        for how in ((), ("--reader", reader))
+        capvid("caption", video_files[4], "--model", toy.model, *options)[:2]
+        for options in ((), ("--reader", reader))
     ]
     assert captions[0] == captions[1] and captions[0][0] == 0
 
 
-def test_readers_are_few(capvid: Run, video_files: list[Path]) -> None:
+def test_unknown_reader_is_refused(capvid: Run, video_files: list[Path]) -> None:
     for command in ("info", "caption", "extract"):
         code, out, err = capvid(command, video_files[4], "--reader", "vlc")
         assert (code, out) == (2, "") and "'vlc' is not one of 'auto', 'pyav', 'decord'" in err

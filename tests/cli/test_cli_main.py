@@ -21,10 +21,10 @@ print(json.dumps([code, sorted({name.partition(".")[0] for name in sys.modules})
 
 @pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["caption", "--help"], ["train", "--help"]])
 def test_help_and_version_import_nothing_heavy(arguments: list[str]) -> None:
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", MODULES, *arguments], capture_output=True, text=True, check=True
     )
-    code, modules = json.loads(done.stderr)
+    code, modules = json.loads(completed.stderr)
     assert code == 0
     assert "typer" in modules
     assert not HEAVY & set(modules)
@@ -35,11 +35,11 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == f"capvid {capvid.__version__}\n"
 
 
-def test_python_dash_m() -> None:
-    done = subprocess.run(
+def test_python_dash_m_runs_the_command() -> None:
+    completed = subprocess.run(
         [sys.executable, "-m", "capvid", "--version"], capture_output=True, text=True, check=True
     )
-    assert done.stdout == f"capvid {capvid.__version__}\n"
+    assert completed.stdout == f"capvid {capvid.__version__}\n"
 
 
 def test_help_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
@@ -50,7 +50,7 @@ def test_help_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["caption", "--no-such-option"], "--no-such-option"),
         (["no-such-command"], "no-such-command"),
@@ -61,14 +61,14 @@ def test_help_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
         (["info"], "VIDEO"),
     ],
 )
-def test_usage_errors(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_usage_errors(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(arguments) == 2
     captured = capsys.readouterr()
-    assert said in captured.err
+    assert message in captured.err
     assert captured.out == ""
 
 
-def raising(error: BaseException) -> object:
+def make_failing_run(error: BaseException) -> object:
     def run(arguments: list[str]) -> None:
         raise error
 
@@ -90,7 +90,7 @@ def raising(error: BaseException) -> object:
         (SystemExit(3), 3, ""),
     ],
 )
-def test_errors_are_one_line(
+def test_errors_print_one_line(
     error: BaseException,
     code: int,
     line: str,
@@ -98,7 +98,7 @@ def test_errors_are_one_line(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv("CAPVID_DEBUG", raising=False)
-    monkeypatch.setattr("capvid.cli.app.run", raising(error))
+    monkeypatch.setattr("capvid.cli.app.run", make_failing_run(error))
     assert main([]) == code
     captured = capsys.readouterr()
     assert (captured.out, captured.err) == ("", line)
@@ -118,7 +118,7 @@ def test_debug_shows_the_traceback(
     assert lines[-1].startswith("error: unknown model 'no-such-model'")
 
 
-def test_debug_after_two_dashes_is_an_argument(
+def test_debug_after_double_dash_is_an_argument(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("CAPVID_DEBUG", raising=False)
@@ -126,7 +126,7 @@ def test_debug_after_two_dashes_is_an_argument(
     assert capsys.readouterr().err.startswith("error: unknown model '--debug'")
 
 
-def test_a_closed_pipe_is_no_error() -> None:
+def test_closed_pipe_prints_no_error() -> None:
     process = subprocess.Popen(
         [sys.executable, "-m", "capvid", "models"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
@@ -134,7 +134,7 @@ def test_a_closed_pipe_is_no_error() -> None:
     process.stdout.close()
     _, stderr = process.communicate(timeout=60)
     assert stderr == b""
-    assert process.returncode == 141  # as shells show programs that SIGPIPE ends
+    assert process.returncode == 141  # the shells' exit status after SIGPIPE
 
 
 INTERRUPTED = """
@@ -144,7 +144,7 @@ lock = threading.Lock()
 lock.acquire()
 threading.Thread(target=lock.acquire).start()
 def run(*_, **__):
-    print("what was done")
+    print("last output")
     return capvid.cli.app.INTERRUPTED
 capvid.cli.app._run = run
 sys.exit(capvid.cli.app.main())
@@ -152,7 +152,9 @@ sys.exit(capvid.cli.app.main())
 
 
 @pytest.mark.slow
-def test_an_interrupted_process_does_not_wait_for_its_threads_for_ever() -> None:
-    """One may wait for a lock that the main thread held when it was interrupted."""
-    done = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, timeout=100)
-    assert (done.returncode, done.stdout, done.stderr) == (130, "what was done\n", "")
+def test_interrupted_process_does_not_wait_for_its_threads() -> None:
+    """A thread may wait for a lock that the main thread held when interrupted."""
+    completed = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, timeout=100
+    )
+    assert (completed.returncode, completed.stdout, completed.stderr) == (130, "last output\n", "")

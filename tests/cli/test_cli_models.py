@@ -11,7 +11,7 @@ from toy import Run, Toy
 from capvid.backbones.catalog import CaptionerEntry, backbones, captioners
 
 
-def test_the_list_names_every_model(capvid: Run) -> None:
+def test_list_names_models_with_papers_and_sources(capvid: Run) -> None:
     code, out, err = capvid("models")
     assert (code, err) == (0, "")
     rows = {line.split()[0]: line for line in out.splitlines() if line.strip()}
@@ -22,31 +22,31 @@ def test_the_list_names_every_model(capvid: Run) -> None:
     assert "hub:timm/resnet50.tv_in1k@aa6c2d36d56bc0209040c02b5a7b7d7bf11d57b8" in rows["resnet50"]
 
 
-def test_the_list_says_what_is_here(
+def test_list_shows_which_weights_are_available(
     capvid: Run, toy: Toy, monkeypatch: pytest.MonkeyPatch, tmp_path: object
 ) -> None:
-    def here() -> str:
+    def availability() -> str:
         rows = {line.split()[0]: line for line in capvid("models")[1].splitlines() if line.strip()}
         return rows["toy"].split()[-1]
 
-    assert here() == "yes"
+    assert availability() == "yes"
     monkeypatch.delenv("CAPVID_WEIGHTS")
     monkeypatch.setenv("CAPVID_CACHE", str(tmp_path))
-    assert here() == "no"
+    assert availability() == "no"
 
 
 @pytest.mark.parametrize("name", ["googlenet", "bvlc_googlenet"])
-def test_one_backbone(capvid: Run, name: str) -> None:
+def test_details_of_one_backbone(capvid: Run, name: str) -> None:
     code, out, _ = capvid("models", name)
-    shown = dict(line.split(":", 1) for line in out.splitlines())
+    details = dict(line.split(":", 1) for line in out.splitlines())
     assert code == 0
-    assert shown["backbone"].strip() == "googlenet"
-    assert shown["sha256"].strip() == "c058c6d5c42e1a6dcfea9739d6f30d4fc5cd05980a75348770bde0e0fcc08be6"
-    assert "inception_5b/output (49 x 1024)" in shown["layers"]
-    assert "BGR minus (104, 117, 123)" in shown["input"]
+    assert details["backbone"].strip() == "googlenet"
+    assert details["sha256"].strip() == "c058c6d5c42e1a6dcfea9739d6f30d4fc5cd05980a75348770bde0e0fcc08be6"
+    assert "inception_5b/output (49 x 1024)" in details["layers"]
+    assert "BGR minus (104, 117, 123)" in details["input"]
 
 
-def test_one_captioner(capvid: Run) -> None:
+def test_details_of_one_captioner(capvid: Run) -> None:
     code, out, _ = capvid("models", "m3")
     assert code == 0
     assert out.splitlines()[0].split() == ["captioner:", "m3"]
@@ -54,27 +54,27 @@ def test_one_captioner(capvid: Run) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "messages"),
     [
         ("vgg99", ["did you mean vgg19 or vgg16?"]),
         ("abacus", ["there are ", "m3", "soft-attention", "googlenet", "resnet50"]),
     ],
 )
-def test_an_unknown_name(capvid: Run, name: str, said: list[str]) -> None:
+def test_unknown_model_name(capvid: Run, name: str, messages: list[str]) -> None:
     code, out, err = capvid("models", name)
     assert (code, out, err.count("\n")) == (2, "", 1)
-    for text in (f"unknown model '{name}'", *said):
+    for text in (f"unknown model '{name}'", *messages):
         assert text in err
 
 
-def test_what_trains_a_captioner(capvid: Run) -> None:
+def test_captioner_lists_its_recipes(capvid: Run) -> None:
     _, out, _ = capvid("models", "transformer-xl")
     assert "weights:     none come with capvid: train it" in out
     names = "transformer-xl-activitynet, transformer-xl-small, transformer-xl-youcook2"
     assert f"recipes:     {names} (capvid train RECIPE)" in out
 
 
-def test_for_programs(capvid: Run, toy: Toy) -> None:
+def test_json_lists_every_model(capvid: Run, toy: Toy) -> None:
     code, out, err = capvid("models", "--json")
     records = {record["name"]: record for record in json.loads(out)}
     assert (code, err) == (0, "")
@@ -89,7 +89,7 @@ def test_for_programs(capvid: Run, toy: Toy) -> None:
 
 
 @pytest.mark.parametrize("columns", ["20", "40", "80", "200"])
-def test_on_a_terminal_nothing_is_cut_off(
+def test_list_on_a_terminal_truncates_nothing(
     capvid: Run, toy: Toy, monkeypatch: pytest.MonkeyPatch, columns: str
 ) -> None:
     monkeypatch.setenv("COLUMNS", columns)
@@ -109,27 +109,27 @@ def test_on_a_terminal_nothing_is_cut_off(
         )
 
 
-def test_the_list_is_quick() -> None:
+def test_list_does_not_import_torch() -> None:
     code = "import sys; from capvid.cli.app import main; main(['models']); print('torch' in sys.modules)"
     environment = os.environ | {"TORCH_HOME": "/nowhere", "HF_HOME": "/nowhere"}
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment
     )
-    assert done.stdout.splitlines()[-1] == "False"
+    assert completed.stdout.splitlines()[-1] == "False"
 
 
 @pytest.mark.parametrize("name", ["git-base-vatex", "microsoft/git-base-vatex"])
-def test_one_captioner_of_the_hub(capvid: Run, name: str) -> None:
+def test_details_of_a_hub_captioner(capvid: Run, name: str) -> None:
     code, out, _ = capvid("models", name)
-    shown = dict(line.split(":", 1) for line in out.splitlines())
+    details = dict(line.split(":", 1) for line in out.splitlines())
     assert code == 0
-    assert shown["captioner"].strip() == "git-base-vatex"
-    assert shown["weights"].strip() == "hub:microsoft/git-base-vatex"
-    assert shown["sha256"].strip() == "recorded at the first download"
-    assert shown["licence"].strip() == "MIT"
+    assert details["captioner"].strip() == "git-base-vatex"
+    assert details["weights"].strip() == "hub:microsoft/git-base-vatex"
+    assert details["sha256"].strip() == "recorded at the first download"
+    assert details["licence"].strip() == "MIT"
 
 
-def test_a_broken_models_file_is_one_line(
+def test_missing_models_file_prints_one_error_line(
     capvid: Run, tmp_path: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CAPVID_MODELS", f"{tmp_path}/none.toml")

@@ -1,4 +1,4 @@
-"""Web servers that never end, say nothing, lie about sizes or redirect elsewhere."""
+"""Web servers that never finish, never answer, misstate sizes or redirect to other protocols."""
 
 from __future__ import annotations
 
@@ -58,14 +58,14 @@ class _Handler(BaseHTTPRequestHandler):
     def _redirect(self) -> None:
         self._head(302, Location="file:///etc/hostname", Content_Length=0)
 
-    def _elsewhere(self) -> None:
+    def _other_protocol(self) -> None:
         self._head(302, Location="ftp://host.invalid/x", Content_Length=0)
 
     def _circle(self) -> None:
         self._head(302, Location=self.path, Content_Length=0)
 
     def _promises(self) -> None:
-        """Announce more than comes."""
+        """Announce twice as many bytes as are sent."""
         self._head(Content_Length=len(DATA) * 2)
         self.wfile.write(DATA)
 
@@ -77,7 +77,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._head(Content_Length=10**15)
 
     def _breaks(self) -> None:
-        """Break off in the middle, but send the rest when asked for it."""
+        """Stop after 4000 bytes, but honour range requests for the rest."""
         match = re.match(r"bytes=(\d+)-", self.headers.get("Range", ""))
         start = int(match[1]) if match else 0
         if match:
@@ -91,7 +91,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(DATA[start : start + 4000])
 
     def _wrong(self) -> None:
-        """Send another part than was asked for, without an end."""
+        """Send a range other than the requested one, without end."""
         self._head(206, Content_Range="bytes 7-99/100")
         while not self.stopped.is_set():
             self.wfile.write(BLOCK)
@@ -116,8 +116,8 @@ def server() -> Iterator[tuple[str, list[str]]]:
     server.server_close()
 
 
-class _Sizes(io.BytesIO):
-    """A file that forgets what is written and remembers the largest block."""
+class _DiscardingFile(io.BytesIO):
+    """Discards what is written and records the size of the largest block."""
 
     largest = 0
 
@@ -129,47 +129,43 @@ class _Sizes(io.BytesIO):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["endless", "chunked", "trickle", "silent"])
-def test_an_object_that_never_ends_is_given_up_at_the_deadline(
-    server: tuple[str, list[str]], name: str
-) -> None:
-    file, begun = _Sizes(), time.monotonic()
+def test_endless_object_is_abandoned_at_the_deadline(server: tuple[str, list[str]], name: str) -> None:
+    file, start = _DiscardingFile(), time.monotonic()
     with pytest.raises(StorageError, match=r"not fetched within 0.5 seconds; allow more with --timeout"):
         fetch(Blob(f"{server[0]}/{name}"), file, deadline=Deadline(0.5))
-    assert time.monotonic() - begun < 10
+    assert time.monotonic() - start < 10
     assert file.largest < 4 << 20
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["endless", "chunked", "huge"])
-def test_a_byte_limit(server: tuple[str, list[str]], name: str) -> None:
+def test_objects_above_the_byte_limit_are_refused(server: tuple[str, list[str]], name: str) -> None:
     with pytest.raises(StorageError, match="larger than the limit of 1000000 bytes"):
-        fetch(Blob(f"{server[0]}/{name}"), _Sizes(), max_bytes=10**6)
+        fetch(Blob(f"{server[0]}/{name}"), _DiscardingFile(), max_bytes=10**6)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["redirect", "elsewhere", "circle"])
-def test_redirects_lead_to_no_other_protocol(server: tuple[str, list[str]], name: str) -> None:
+@pytest.mark.parametrize("name", ["redirect", "other_protocol", "circle"])
+def test_redirects_to_other_protocols_are_refused(server: tuple[str, list[str]], name: str) -> None:
     with pytest.raises(StorageError, match="cannot be read"):
-        fetch(Blob(f"{server[0]}/{name}"), _Sizes())
+        fetch(Blob(f"{server[0]}/{name}"), _DiscardingFile())
 
 
-def test_lengths_that_are_not_true(server: tuple[str, list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_content_lengths(server: tuple[str, list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("capvid.utils.storage._PAUSE", 0.0)
     try:
         with local_copy(Blob(f"{server[0]}/understates")) as path:
             assert path.read_bytes() == DATA[:100]
-    except StorageError as error:  # where the rest came in the same packet
+    except StorageError as error:  # if the remaining bytes came in the same packet
         assert len(str(error)) < 400
     with pytest.raises(StorageError, match="does not send parts of a file"):
-        fetch(Blob(f"{server[0]}/promises"), _Sizes())
-    assert len(server[1]) <= 3  # the object is not fetched over and over
+        fetch(Blob(f"{server[0]}/promises"), _DiscardingFile())
+    assert len(server[1]) <= 3  # the object is not fetched again and again
     with pytest.raises(StorageError, match="sent another part"):
-        fetch(Blob(f"{server[0]}/wrong", "member", 50, 10), _Sizes())
+        fetch(Blob(f"{server[0]}/wrong", "member", 50, 10), _DiscardingFile())
 
 
-def test_a_download_continues_where_it_broke_off(
-    server: tuple[str, list[str]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_interrupted_download_resumes(server: tuple[str, list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("capvid.utils.storage._PAUSE", 0.0)
     with local_copy(Blob(f"{server[0]}/breaks")) as path:
         assert path.read_bytes() == DATA
@@ -178,34 +174,36 @@ def test_a_download_continues_where_it_broke_off(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["endless", "trickle", "silent", "wrong"])
-def test_an_archive_that_never_ends(server: tuple[str, list[str]], name: str) -> None:
+def test_endless_archive_is_abandoned(server: tuple[str, list[str]], name: str) -> None:
     with pytest.raises((StorageError, VideoError)):
         list(members(Blob(f"{server[0]}/{name}.tar"), timeout=0.5))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["endless", "trickle", "silent"])
-def test_features_and_lists_that_never_end(
+def test_endless_features_and_lists_are_abandoned(
     capvid: Run, toy: Toy, server: tuple[str, list[str]], name: str
 ) -> None:
     features = f"{server[0]}/{name}.safetensors"
     code, out, err = capvid("caption", features, "--model", toy.model, "--timeout", 1)
     assert (code, out) == (1, "")
     assert err == f"error: {features}: not fetched within 1 seconds; allow more with --timeout\n"
-    listed = f"{server[0]}/{name}.txt"
-    code, out, err = capvid("caption", "--from-file", listed, "--model", toy.model, "--timeout", 1)
+    list_url = f"{server[0]}/{name}.txt"
+    code, out, err = capvid("caption", "--from-file", list_url, "--model", toy.model, "--timeout", 1)
     assert (code, out) == (1, "")
-    assert err.splitlines()[0] == f"error: {listed}: not fetched within 1 seconds; allow more with --timeout"
+    assert (
+        err.splitlines()[0] == f"error: {list_url}: not fetched within 1 seconds; allow more with --timeout"
+    )
 
 
-def test_a_video_that_never_ends(capvid: Run, toy: Toy, server: tuple[str, list[str]]) -> None:
+def test_endless_video_is_abandoned(capvid: Run, toy: Toy, server: tuple[str, list[str]]) -> None:
     url = f"{server[0]}/trickle.mp4"
     code, out, err = capvid("caption", url, "--model", toy.model, "--timeout", 2)
     assert (code, out, err.count("\n")) == (1, "", 1)
     assert err.startswith(f"error: {url}: not decoded within 2 seconds")
 
 
-def test_limits_of_features_and_lists(
+def test_byte_limits_of_features_and_lists(
     capvid: Run, toy: Toy, server: tuple[str, list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CAPVID_LIMIT_FEATURE_BYTES", "1e6")

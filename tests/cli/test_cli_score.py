@@ -18,79 +18,82 @@ REFERENCES = {
     "video2": ["two cats sleep on a bed"],
     "video3": ["a man slices a potato", "someone is cooking"],
 }
-SAID = {"video1": "a dog is running", "video2": "cats on a bed", "video3": "a man is cooking"}
-OTHER = {"video1": "a dog runs in the park", "video2": "two dogs", "video3": "a man is cooking"}
+PREDICTIONS = {"video1": "a dog is running", "video2": "cats on a bed", "video3": "a man is cooking"}
+OTHER_PREDICTIONS = {"video1": "a dog runs in the park", "video2": "two dogs", "video3": "a man is cooking"}
 
 
 @pytest.fixture
 def files(tmp_path: Path) -> Path:
-    (tmp_path / "wanted.json").write_text(json.dumps(REFERENCES))
-    (tmp_path / "said.json").write_text(json.dumps(SAID))
-    (tmp_path / "other.json").write_text(json.dumps(OTHER))
+    (tmp_path / "references.json").write_text(json.dumps(REFERENCES))
+    (tmp_path / "predictions.json").write_text(json.dumps(PREDICTIONS))
+    (tmp_path / "other.json").write_text(json.dumps(OTHER_PREDICTIONS))
     return tmp_path
 
 
-def shown(values: dict[str, float]) -> list[str]:
+def percentages(values: dict[str, float]) -> list[str]:
     return [f"{100 * value:.1f}" for value in values.values()]
 
 
-def test_table(capvid: Run, files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_table_of_scores(capvid: Run, files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "60")
     monkeypatch.setitem(sys.modules, "capvid.metrics.meteor.meteor_scorer", None)
-    code, out, err = capvid("score", files / "said.json", files / "wanted.json")
+    code, out, err = capvid("score", files / "predictions.json", files / "references.json")
     head, numbers, count = out.splitlines()
     assert code == 0
     assert head.split() == ["BLEU-1", "BLEU-2", "BLEU-3", "BLEU-4", "ROUGE_L", "CIDEr-D"]
-    assert numbers.split() == shown(score(SAID, REFERENCES).corpus)
+    assert numbers.split() == percentages(score(PREDICTIONS, REFERENCES).corpus)
     assert count == "3 videos, 5 references; scores are times 100"
     assert max(map(len, out.splitlines())) <= 60
     assert err == "note: METEOR is left out: METEOR is not available; pip install 'capvid[meteor]'\n"
 
 
-def test_json(capvid: Run, files: Path) -> None:
-    (files / "said.json").write_text(json.dumps({**SAID, "more": "a bird"}))
+def test_json_report(capvid: Run, files: Path) -> None:
+    (files / "predictions.json").write_text(json.dumps({**PREDICTIONS, "more": "a bird"}))
     code, out, err = capvid(
-        "score", files / "said.json", files / "wanted.json", "--metrics", "cider, BLEU", "--json"
+        "score", files / "predictions.json", files / "references.json", "--metrics", "cider, BLEU", "--json"
     )
-    found = json.loads(out)
+    report = json.loads(out)
     assert code == 0
-    assert found["scores"] == score(SAID, REFERENCES, metrics=["bleu", "cider"]).corpus
-    assert found["predictions"] == str(files / "said.json")
-    assert found["references"] == [str(files / "wanted.json")]
-    assert found["counts"] == {"videos": 3, "references": 5, "missing": 0, "extra": 1}
-    assert found["tokenizer"] == "builtin"
-    assert set(found["versions"]) == {"capvid", "python"}
-    assert err == f"note: {files / 'said.json'}: 1 not in the references, left out: more\n"
+    assert report["scores"] == score(PREDICTIONS, REFERENCES, metrics=["bleu", "cider"]).corpus
+    assert report["predictions"] == str(files / "predictions.json")
+    assert report["references"] == [str(files / "references.json")]
+    assert report["counts"] == {"videos": 3, "references": 5, "missing": 0, "extra": 1}
+    assert report["tokenizer"] == "builtin"
+    assert set(report["versions"]) == {"capvid", "python"}
+    assert err == f"note: {files / 'predictions.json'}: 1 not in the references, left out: more\n"
 
 
-FORMS: dict[str, tuple[str, str]] = {
+PREDICTION_FILES: dict[str, tuple[str, str]] = {
     "records": (
-        "said.json",
+        "predictions.json",
         json.dumps(
             [
                 {"video": f"clips/{video}.mp4", "status": "ok", "captions": [{"text": text, "logprob": -1}]}
-                for video, text in SAID.items()
+                for video, text in PREDICTIONS.items()
             ]
         ),
     ),
     "record lines": (
-        "said.jsonl",
+        "predictions.jsonl",
         "".join(
             json.dumps({"video": f"clips/{video}.mp4", "captions": [{"text": text}]}) + "\n"
-            for video, text in SAID.items()
+            for video, text in PREDICTIONS.items()
         ),
     ),
     "csv": (
-        "said.csv",
-        "video,caption,logprob\n" + "".join(f"a/{v}.mp4,{text},-1\n" for v, text in SAID.items()),
+        "predictions.csv",
+        "video,caption,logprob\n" + "".join(f"a/{v}.mp4,{text},-1\n" for v, text in PREDICTIONS.items()),
     ),
     "tsv": (
-        "said.tsv",
-        "video\tcaption\tlogprob\n" + "".join(f"{v}\t{text}\t-1\n" for v, text in SAID.items()),
+        "predictions.tsv",
+        "video\tcaption\tlogprob\n" + "".join(f"{v}\t{text}\t-1\n" for v, text in PREDICTIONS.items()),
     ),
-    "coco": ("said.json", json.dumps([{"image_id": v, "caption": text} for v, text in SAID.items()])),
+    "coco": (
+        "predictions.json",
+        json.dumps([{"image_id": v, "caption": text} for v, text in PREDICTIONS.items()]),
+    ),
 }
-WANTED: dict[str, str] = {
+REFERENCE_FILES: dict[str, str] = {
     "coco": json.dumps(
         {
             "images": [{"id": video} for video in REFERENCES],
@@ -112,61 +115,78 @@ WANTED: dict[str, str] = {
 }
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_forms_of_predictions(form: str, capvid: Run, files: Path) -> None:
-    name, text = FORMS[form]
+@pytest.mark.parametrize("form", PREDICTION_FILES)
+def test_prediction_formats(form: str, capvid: Run, files: Path) -> None:
+    name, text = PREDICTION_FILES[form]
     (files / name).write_text(text)
     code, out, _ = capvid(
-        "score", files / name, files / "wanted.json", "--json", "--metrics", "bleu,rouge,cider"
+        "score", files / name, files / "references.json", "--json", "--metrics", "bleu,rouge,cider"
     )
     assert code == 0
-    assert json.loads(out)["scores"] == score(SAID, REFERENCES).corpus
+    assert json.loads(out)["scores"] == score(PREDICTIONS, REFERENCES).corpus
 
 
-@pytest.mark.parametrize("form", WANTED)
-def test_forms_of_references(form: str, capvid: Run, files: Path) -> None:
-    (files / "wanted").write_text(WANTED[form])
-    arguments = ["score", files / "said.json", files / "wanted", "--json", "--metrics", "bleu,rouge,cider"]
+@pytest.mark.parametrize("form", REFERENCE_FILES)
+def test_reference_formats(form: str, capvid: Run, files: Path) -> None:
+    (files / "references").write_text(REFERENCE_FILES[form])
+    arguments = [
+        "score",
+        files / "predictions.json",
+        files / "references",
+        "--json",
+        "--metrics",
+        "bleu,rouge,cider",
+    ]
     for more in ([], ["--references-format", form]):
         code, out, _ = capvid(*arguments, *more)
         assert code == 0
-        assert json.loads(out)["scores"] == score(SAID, REFERENCES).corpus
+        assert json.loads(out)["scores"] == score(PREDICTIONS, REFERENCES).corpus
 
 
-def test_missing(capvid: Run, files: Path) -> None:
+def test_missing_predictions(capvid: Run, files: Path) -> None:
     failed = {"video": "a/video2.mp4", "status": "error", "captions": [], "error": {"kind": "truncated"}}
     rows = [
-        {"video": "video1", "caption": SAID["video1"]},
+        {"video": "video1", "caption": PREDICTIONS["video1"]},
         failed,
-        {"video": "video3", "caption": SAID["video3"]},
+        {"video": "video3", "caption": PREDICTIONS["video3"]},
     ]
-    (files / "said.json").write_text(json.dumps(rows))
-    some = {video: text for video, text in SAID.items() if video != "video2"}
-    arguments = ["score", files / "said.json", files / "wanted.json", "--json", "--metrics", "rouge,cider"]
+    (files / "predictions.json").write_text(json.dumps(rows))
+    predictions = {video: text for video, text in PREDICTIONS.items() if video != "video2"}
+    arguments = [
+        "score",
+        files / "predictions.json",
+        files / "references.json",
+        "--json",
+        "--metrics",
+        "rouge,cider",
+    ]
     code, out, err = capvid(*arguments)
     assert (code, out) == (1, "")
     assert err == (
-        f"error: {files / 'said.json'}: no prediction for 1 of 3 videos (1 of the predictions failed): "
-        "video2; caption them too, or choose --missing empty or skip\n"
+        f"error: {files / 'predictions.json'}: no prediction for 1 of 3 videos "
+        "(1 of the predictions failed): video2; caption them too, or choose --missing empty or skip\n"
     )
     for missing in ("empty", "skip"):
         code, out, err = capvid(*arguments, "--missing", missing)
-        found = json.loads(out)
+        report = json.loads(out)
         assert code == 0
-        assert found["scores"] == score(some, REFERENCES, missing=missing, metrics=["rouge", "cider"]).corpus
-        assert found["counts"]["missing"] == 1
-        assert found["counts"]["videos"] == (3 if missing == "empty" else 2)
+        assert (
+            report["scores"]
+            == score(predictions, REFERENCES, missing=missing, metrics=["rouge", "cider"]).corpus
+        )
+        assert report["counts"]["missing"] == 1
+        assert report["counts"]["videos"] == (3 if missing == "empty" else 2)
         assert "1 failed to be captioned: a/video2.mp4" in err
 
 
 @pytest.mark.parametrize("suffix", ["json", "jsonl", "csv", "tsv"])
-def test_per_video(suffix: str, capvid: Run, files: Path) -> None:
-    said = {**SAID, "video1": 'a "dog",\tis\nrunning'}
-    (files / "said.json").write_text(json.dumps(said))
+def test_per_video_scores(suffix: str, capvid: Run, files: Path) -> None:
+    predictions = {**PREDICTIONS, "video1": 'a "dog",\tis\nrunning'}
+    (files / "predictions.json").write_text(json.dumps(predictions))
     path = files / f"scores.{suffix}"
     path.write_text("old")
     options = ["--metrics", "bleu,rouge", "--per-video", path]
-    code, _, _ = capvid("score", files / "said.json", files / "wanted.json", *options)
+    code, _, _ = capvid("score", files / "predictions.json", files / "references.json", *options)
     assert code == 0
     text = path.read_text()
     rows: list[dict[str, Any]]
@@ -178,27 +198,27 @@ def test_per_video(suffix: str, capvid: Run, files: Path) -> None:
         quoting = csv.QUOTE_NONE if suffix == "tsv" else csv.QUOTE_MINIMAL
         delimiter = "\t" if suffix == "tsv" else ","
         rows = list(csv.DictReader(io.StringIO(text), delimiter=delimiter, quoting=quoting))
-    expected = score(said, REFERENCES, metrics=["bleu", "rouge"]).per_video
+    expected = score(predictions, REFERENCES, metrics=["bleu", "rouge"]).per_video
     assert [row["video"] for row in rows] == list(REFERENCES)
     assert rows[0]["caption"] == (
-        said["video1"] if suffix in ("json", "jsonl") else 'a "dog",\\tis\\nrunning'
+        predictions["video1"] if suffix in ("json", "jsonl") else 'a "dog",\\tis\\nrunning'
     )
     for row in rows:
         assert {name: float(row[name]) for name in list(row)[2:]} == expected[row["video"]]
-    assert [one.name for one in files.iterdir() if one.name.endswith(".tmp")] == []
+    assert [file.name for file in files.iterdir() if file.name.endswith(".tmp")] == []
 
 
-def test_paragraphs(capvid: Run, files: Path) -> None:
-    said = {"v": ["A dog runs.", "It runs, fast."], "w": ["rain"]}
-    wanted = [{"v": "A dog runs fast.", "w": "It rains."}, {"v": "The dog runs.", "x": "Snow."}]
-    (files / "said.json").write_text(
-        json.dumps({"results": {v: [{"sentence": s} for s in x] for v, x in said.items()}})
+def test_paragraph_scores(capvid: Run, files: Path) -> None:
+    predictions = {"v": ["A dog runs.", "It runs, fast."], "w": ["rain"]}
+    annotations = [{"v": "A dog runs fast.", "w": "It rains."}, {"v": "The dog runs.", "x": "Snow."}]
+    (files / "predictions.json").write_text(
+        json.dumps({"results": {v: [{"sentence": s} for s in x] for v, x in predictions.items()}})
     )
-    for place, one in enumerate(wanted):
-        (files / f"{place}.json").write_text(json.dumps(one))
+    for number, annotation in enumerate(annotations):
+        (files / f"{number}.json").write_text(json.dumps(annotation))
     arguments = [
         "score",
-        files / "said.json",
+        files / "predictions.json",
         files / "0.json",
         files / "1.json",
         "--paragraph",
@@ -206,59 +226,72 @@ def test_paragraphs(capvid: Run, files: Path) -> None:
         "empty",
     ]
     code, out, _ = capvid(*arguments, "--metrics", "bleu,rouge,cider,repetition", "--json")
-    both = {"v": ["A dog runs fast.", "The dog runs."], "w": ["It rains."], "x": ["Snow."]}
-    found = json.loads(out)
+    references = {"v": ["A dog runs fast.", "The dog runs."], "w": ["It rains."], "x": ["Snow."]}
+    report = json.loads(out)
     assert code == 0
-    expected = score_paragraphs(said, both, missing="empty", repetition_of=wanted[0])
-    assert found["scores"] == expected.corpus
-    assert found["tokenizer"] == "mart"
-    assert found["counts"] == {"videos": 3, "references": 4, "missing": 1, "extra": 0}
+    expected = score_paragraphs(predictions, references, missing="empty", repetition_of=annotations[0])
+    assert report["scores"] == expected.corpus
+    assert report["tokenizer"] == "mart"
+    assert report["counts"] == {"videos": 3, "references": 4, "missing": 1, "extra": 0}
     _, out, _ = capvid(*arguments, "--metrics", "repetition")
     assert out.splitlines()[0].split() == ["R@1", "R@2", "R@3", "R@4"]
-    assert out.splitlines()[1].split() == shown(
+    assert out.splitlines()[1].split() == percentages(
         {name: expected.corpus[name] for name in list(expected.corpus)[-4:]}
     )
 
 
-def test_compare(capvid: Run, files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compare_two_prediction_files(capvid: Run, files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "60")
-    arguments = ["score", files / "said.json", files / "wanted.json", "--metrics", "bleu,rouge,cider"]
+    arguments = [
+        "score",
+        files / "predictions.json",
+        files / "references.json",
+        "--metrics",
+        "bleu,rouge,cider",
+    ]
     code, out, _ = capvid(*arguments, "--compare", files / "other.json")
     lines = out.splitlines()
     assert code == 0
-    assert lines[:2] == [f"A: {files / 'said.json'}", f"B: {files / 'other.json'}"]
+    assert lines[:2] == [f"A: {files / 'predictions.json'}", f"B: {files / 'other.json'}"]
     assert lines[2].split("  ")[-1].strip() == "p"
     assert lines[3].split()[:3] == [
         "BLEU-1",
-        *(shown(score(said, REFERENCES).corpus)[0] for said in (SAID, OTHER)),
+        *(
+            percentages(score(predictions, REFERENCES).corpus)[0]
+            for predictions in (PREDICTIONS, OTHER_PREDICTIONS)
+        ),
     ]
     assert max(map(len, lines[2:])) <= 60
     assert "  A: a dog is running" in lines and "  B: a dog runs in the park" in lines
-    assert "  A: a man is cooking" not in lines  # no difference
-    (files / "said.json").write_text(json.dumps({**SAID, "video1": "[b]a :dog: is[/b]"}))
+    assert "  A: a man is cooking" not in lines  # captions that do not differ are not listed
+    (files / "predictions.json").write_text(json.dumps({**PREDICTIONS, "video1": "[b]a :dog: is[/b]"}))
     assert "  A: [b]a :dog: is[/b]" in capvid(*arguments, "--compare", files / "other.json")[1].splitlines()
-    (files / "said.json").write_text(json.dumps(SAID))
+    (files / "predictions.json").write_text(json.dumps(PREDICTIONS))
     _, out, _ = capvid(*arguments, "--compare", files / "other.json", "--json")
-    found = json.loads(out)["compare"]
-    assert found["scores"] == score(OTHER, REFERENCES).corpus
-    assert found["videos"][0].keys() == {"video", "difference", "caption", "other"}
+    comparison = json.loads(out)["compare"]
+    assert comparison["scores"] == score(OTHER_PREDICTIONS, REFERENCES).corpus
+    assert comparison["videos"][0].keys() == {"video", "difference", "caption", "other"}
     assert capvid(*arguments, "--compare", files / "other.json", "--json")[1] == out
-    _, out, _ = capvid(*arguments, "--compare", files / "said.json", "--json")
-    found = json.loads(out)["compare"]
-    assert found["videos"] == []
-    for one in found["differences"].values():
-        assert one == {"difference": 0, "low": 0, "high": 0, "p": 1}
+    _, out, _ = capvid(*arguments, "--compare", files / "predictions.json", "--json")
+    comparison = json.loads(out)["compare"]
+    assert comparison["videos"] == []
+    for interval in comparison["differences"].values():
+        assert interval == {"difference": 0, "low": 0, "high": 0, "p": 1}
 
 
-def test_compare_skips_what_either_lacks(capvid: Run, files: Path) -> None:
-    (files / "said.json").write_text(json.dumps({video: SAID[video] for video in ("video1", "video2")}))
-    (files / "other.json").write_text(json.dumps({video: OTHER[video] for video in ("video1", "video3")}))
+def test_compare_uses_videos_of_both_files(capvid: Run, files: Path) -> None:
+    (files / "predictions.json").write_text(
+        json.dumps({video: PREDICTIONS[video] for video in ("video1", "video2")})
+    )
+    (files / "other.json").write_text(
+        json.dumps({video: OTHER_PREDICTIONS[video] for video in ("video1", "video3")})
+    )
     options = ["--missing", "skip", "--metrics", "rouge", "--compare", files / "other.json", "--json"]
-    code, out, _ = capvid("score", files / "said.json", files / "wanted.json", *options)
+    code, out, _ = capvid("score", files / "predictions.json", files / "references.json", *options)
     assert code == 0
     assert json.loads(out)["counts"]["videos"] == 1
     (files / "other.json").write_text(json.dumps({"video3": "a"}))
-    code, _, err = capvid("score", files / "said.json", files / "wanted.json", *options)
+    code, _, err = capvid("score", files / "predictions.json", files / "references.json", *options)
     assert code == 1
     assert "no video has a prediction in both files" in err
 
@@ -278,44 +311,51 @@ USAGE = [
 
 
 @pytest.mark.parametrize("options", USAGE, ids=" ".join)
-def test_usage(options: list[str], capvid: Run, files: Path) -> None:
-    code, out, err = capvid("score", files / "said.json", files / "wanted.json", *options)
+def test_usage_errors(options: list[str], capvid: Run, files: Path) -> None:
+    code, out, err = capvid("score", files / "predictions.json", files / "references.json", *options)
     assert (code, out) == (2, "")
     assert err.strip()
     assert "Traceback" not in err
 
 
 @pytest.mark.parametrize("text", ["", "[", '{"video1": null}', "\xff", '{"x": "a dog"}', "a dog"])
-def test_bad_files_are_one_line(text: str, capvid: Run, files: Path) -> None:
+def test_invalid_files_print_one_error_line(text: str, capvid: Run, files: Path) -> None:
     (files / "bad.json").write_bytes(text.encode("latin-1"))
-    for arguments in ([files / "bad.json", files / "wanted.json"], [files / "said.json", files / "bad.json"]):
+    for arguments in (
+        [files / "bad.json", files / "references.json"],
+        [files / "predictions.json", files / "bad.json"],
+    ):
         code, out, err = capvid("score", *arguments)
         assert (code, out) == (1, "")
         assert err.count("\n") == 1 and err.startswith("error: ")
         assert ".json" in err and ";" in err
-    code, _, err = capvid("score", files / "none.json", files / "wanted.json")
+    code, _, err = capvid("score", files / "none.json", files / "references.json")
     assert (code, err) == (1, f"error: {files / 'none.json'}: no such file\n")
 
 
-def test_numbers_are_ids(capvid: Run, files: Path) -> None:
-    (files / "said.json").write_text(
+def test_numeric_and_string_ids_match(capvid: Run, files: Path) -> None:
+    (files / "predictions.json").write_text(
         '[{"image_id": 7, "caption": "a dog"}, {"image_id": "8", "caption": "a cat"}]'
     )
-    (files / "wanted.json").write_text(
+    (files / "references.json").write_text(
         '{"annotations": [{"image_id": "7", "caption": "a dog"}, {"image_id": 8, "caption": "a cat"}]}'
     )
-    code, out, _ = capvid("score", files / "said.json", files / "wanted.json", "--metrics", "rouge")
+    code, out, _ = capvid(
+        "score", files / "predictions.json", files / "references.json", "--metrics", "rouge"
+    )
     assert code == 0
     assert out.splitlines()[1].strip() == "100.0"
 
 
-def test_long_captions(capvid: Run, files: Path) -> None:
+def test_very_long_captions(capvid: Run, files: Path) -> None:
     words = [f"word{number % 701}" for number in range(10_000)]
     long = {"a": " ".join(words), "b": "a " * 10_000, "c": "(" * 10_000, "d": "x" * 10_000}
-    (files / "said.json").write_text(json.dumps(long))
-    (files / "wanted.json").write_text(json.dumps({video: [text, "a dog"] for video, text in long.items()}))
+    (files / "predictions.json").write_text(json.dumps(long))
+    (files / "references.json").write_text(
+        json.dumps({video: [text, "a dog"] for video, text in long.items()})
+    )
     code, out, _ = capvid(
-        "score", files / "said.json", files / "wanted.json", "--metrics", "bleu,rouge,cider"
+        "score", files / "predictions.json", files / "references.json", "--metrics", "bleu,rouge,cider"
     )
     assert code == 0
     assert out.splitlines()[1].split()[0] == "100.0"
@@ -323,68 +363,68 @@ def test_long_captions(capvid: Run, files: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="asks /proc for the memory")
-def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
+def test_memory_is_bounded_by_the_file_size(tmp_path: Path) -> None:
     words = [{"word": f"word{number}", "logprob": -1.25} for number in range(40)]
     count = 20_000
-    with (tmp_path / "said.json").open("w") as stream:
+    with (tmp_path / "predictions.json").open("w") as stream:
         stream.write("[")
         for number in range(count):
             captions = [{"text": f"a dog number {number % 99}", "logprob": -9.5, "words": words}]
             row = {"video": f"clips/video{number}.mp4", "status": "ok", "captions": captions}
             stream.write(("," if number else "") + json.dumps(row) + "\n")
         stream.write("]")
-    size = (tmp_path / "said.json").stat().st_size
+    size = (tmp_path / "predictions.json").stat().st_size
     assert size > 30e6
-    (tmp_path / "wanted.json").write_text(
+    (tmp_path / "references.json").write_text(
         json.dumps({f"video{number}": ["a dog"] for number in range(count)})
     )
     code = (
         "import sys; from capvid.cli.app import main; code = main(sys.argv[1:]);"
         "assert 'torch' not in sys.modules;"
-        "most = [line for line in open('/proc/self/status') if line.startswith('VmHWM')];"
-        "print(code, most[0].split()[1])"
+        "peak = [line for line in open('/proc/self/status') if line.startswith('VmHWM')];"
+        "print(code, peak[0].split()[1])"
     )
-    paths = [str(tmp_path / name) for name in ("said.json", "wanted.json")]
-    done = subprocess.run(
+    paths = [str(tmp_path / name) for name in ("predictions.json", "references.json")]
+    completed = subprocess.run(
         [sys.executable, "-c", code, "score", *paths, "--metrics", "rouge"],
         capture_output=True,
         text=True,
         check=True,
     )
-    returned, kilobytes = done.stdout.splitlines()[-1].split()
+    returned, kilobytes = completed.stdout.splitlines()[-1].split()
     assert returned == "0"
     assert (
         int(kilobytes) * 1024 < 5 * size
-    )  # the text is held once; as objects the file takes more than ten times its size
+    )  # parsed into objects, the file would take over ten times its size
 
 
-def test_a_single_video(capvid: Run, files: Path) -> None:
-    (files / "said.json").write_text('{"video2": "two cats sleep"}')
+def test_cider_of_a_single_video_is_zero(capvid: Run, files: Path) -> None:
+    (files / "predictions.json").write_text('{"video2": "two cats sleep"}')
     options = ["--missing", "skip", "--metrics", "cider", "--json"]
-    code, out, err = capvid("score", files / "said.json", files / "wanted.json", *options)
+    code, out, err = capvid("score", files / "predictions.json", files / "references.json", *options)
     assert code == 0
     assert json.loads(out)["scores"] == {"CIDEr-D": 0}
     assert err == "note: CIDEr-D of a single video is 0, whatever its caption\n"
 
 
 @pytest.mark.slow
-def test_what_capvid_caption_writes_is_scored_alike_in_every_form(
+def test_caption_outputs_score_equally_in_every_format(
     capvid: Run, toy: Toy, video_files: list[Path], bad_files: dict[str, Path], tmp_path: Path
 ) -> None:
     videos = [*video_files, bad_files["text"]]
     references = {video.stem: ["a dog is running in the park"] for video in videos}
-    (tmp_path / "wanted.json").write_text(json.dumps(references))
-    rest = [tmp_path / "wanted.json", "--missing", "skip", "--metrics", "bleu,cider", "--json"]
-    captions = ["caption", *videos, "--model", toy.model, "--num-captions", 2]
-    found = {}
+    (tmp_path / "references.json").write_text(json.dumps(references))
+    score_arguments = [tmp_path / "references.json", "--missing", "skip", "--metrics", "bleu,cider", "--json"]
+    caption_command = ["caption", *videos, "--model", toy.model, "--num-captions", 2]
+    results = {}
     for form in ("json", "jsonl", "csv", "tsv"):
-        assert capvid(*captions, "-o", tmp_path / f"all.{form}")[0] == 3
-        assert capvid(*captions, "--format", form, "--output-dir", tmp_path / form)[0] == 3
+        assert capvid(*caption_command, "-o", tmp_path / f"all.{form}")[0] == 3
+        assert capvid(*caption_command, "--format", form, "--output-dir", tmp_path / form)[0] == 3
         for source in (tmp_path / f"all.{form}", tmp_path / form):
-            code, out, err = capvid("score", source, *rest)
+            code, out, err = capvid("score", source, *score_arguments)
             assert code == 0, err
             report = json.loads(out)
-            found[source.name] = (report["scores"], report["counts"])
-    first, *others = found.values()
+            results[source.name] = (report["scores"], report["counts"])
+    first, *others = results.values()
     assert len(others) == 7 and all(other == first for other in others)
     assert first[0]["BLEU-1"] > 0 and first[1]["videos"] == len(video_files)

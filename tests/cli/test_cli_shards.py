@@ -1,4 +1,4 @@
-"""Large runs on this machine: results in shards, parts of the inputs, and runs that are broken off."""
+"""Sharded runs on one machine: shard formats, splitting the inputs, and resuming."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from shard_records import index_by_video, read_jsonl_shards
 from toy import Run, Toy
 
 pa = pytest.importorskip("pyarrow")
@@ -23,18 +24,18 @@ FEATURES = ["--backbone", "colour-grid", "--frames", 2, "--workers", 1]
 
 @pytest.fixture(scope="module")
 def folder(video_files: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Five videos, equal names in two folders among them, and a file that is none."""
-    found = tmp_path_factory.mktemp("inputs")
+    """Write five videos, two of the same name in different folders, and a broken file."""
+    inputs = tmp_path_factory.mktemp("inputs")
     for number, name in enumerate(("a/v.mp4", "b/v.mp4", "it's é.mp4", "x.y.mp4", "z.mp4")):
-        (found / name).parent.mkdir(exist_ok=True)
-        shutil.copy(video_files[number], found / name)
-    (found / "broken.mp4").write_bytes(b"no video at all, but a text that is long enough to be looked at" * 9)
-    return found
+        (inputs / name).parent.mkdir(exist_ok=True)
+        shutil.copy(video_files[number], inputs / name)
+    (inputs / "broken.mp4").write_bytes(b"plain text, long enough for its format to be probed" * 9)
+    return inputs
 
 
 @pytest.fixture(scope="module")
 def records(folder: Path, toy_files: Toy, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What a run without shards says of each video."""
+    """Map each video to its record from a run without shards."""
     from capvid.cli.app import main
 
     out = tmp_path_factory.mktemp("plain") / "out.jsonl"
@@ -42,62 +43,51 @@ def records(folder: Path, toy_files: Toy, tmp_path_factory: pytest.TempPathFacto
         patch.setenv("CAPVID_MODELS", str(toy_files.models))
         patch.setenv("CAPVID_WEIGHTS", str(toy_files.weights))
         assert main(["caption", str(folder), "--model", str(toy_files.model), "-o", str(out)]) == 3
-    found = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
-    assert len(found) == 6
-    return {record["video"]: record for record in found}
+    rows = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
+    assert len(rows) == 6
+    return {record["video"]: record for record in rows}
 
 
-def lines(out: Path) -> list[dict[str, Any]]:
-    """The records in all shards of JSON lines."""
-    return [json.loads(line) for path in sorted(out.glob("captions-*.jsonl")) for line in path.open("rb")]
+def parquet_records(out: Path) -> list[dict[str, Any]]:
+    """Return the records of all Parquet shards."""
+    loaded = [row for path in sorted(out.glob("*.parquet")) for row in parquet.read_table(path).to_pylist()]
+    return [{**row, "settings": json.loads(row["settings"])} if "settings" in row else row for row in loaded]
 
 
-def rows(out: Path) -> list[dict[str, Any]]:
-    """The records in all shards of Parquet."""
-    found = [row for path in sorted(out.glob("*.parquet")) for row in parquet.read_table(path).to_pylist()]
-    return [{**row, "settings": json.loads(row["settings"])} if "settings" in row else row for row in found]
-
-
-def by_video(found: list[dict[str, Any]]) -> dict[str, Any]:
-    """Records by their videos, each of which is there once."""
-    assert len({record["video"] for record in found}) == len(found)
-    return {record["video"]: record for record in found}
-
-
-def full(value: Any) -> Any:
+def without_nulls(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: full(item) for key, item in value.items() if item is not None}
-    return [full(item) for item in value] if isinstance(value, list) else value
+        return {key: without_nulls(item) for key, item in value.items() if item is not None}
+    return [without_nulls(item) for item in value] if isinstance(value, list) else value
 
 
-def members(out: Path) -> dict[str, bytes]:
-    """What is in all tar files."""
-    found: dict[str, bytes] = {}
+def tar_members(out: Path) -> dict[str, bytes]:
+    """Return the contents of all tar members by name."""
+    contents: dict[str, bytes] = {}
     for path in sorted(out.glob("features-*.tar")):
         with tarfile.open(path) as tar:
             for member in tar:
-                assert member.name not in found
+                assert member.name not in contents
                 file = tar.extractfile(member)
-                found[member.name] = file.read() if file else b""
-    return found
+                contents[member.name] = file.read() if file else b""
+    return contents
 
 
-def test_jsonl_in_shards(
+def test_jsonl_shards_and_their_reuse(
     capvid: Run, toy: Toy, folder: Path, records: dict[str, Any], tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
     command = ["caption", folder, "--model", toy.model, "--output-dir", out, "--videos-per-file", 2]
-    code, printed, err = capvid(*command)
-    assert (code, printed, err.count("\n")) == (3, "", 2)
+    code, stdout, err = capvid(*command)
+    assert (code, stdout, err.count("\n")) == (3, "", 2)
     assert err.splitlines()[-1] == "5 captioned, 1 failed"
     assert [len(path.read_bytes().splitlines()) for path in sorted(out.glob("*.jsonl"))] == [2, 2, 2]
-    assert by_video(lines(out)) == records
-    before = {path.name: (path.stat().st_mtime_ns, path.read_bytes()) for path in out.iterdir()}
+    assert index_by_video(read_jsonl_shards(out)) == records
+    files = {path.name: (path.stat().st_mtime_ns, path.read_bytes()) for path in out.iterdir()}
     assert capvid(*command) == (0, "", "0 captioned, 6 skipped (already done)\n")
-    assert {path.name: (path.stat().st_mtime_ns, path.read_bytes()) for path in out.iterdir()} == before
+    assert {path.name: (path.stat().st_mtime_ns, path.read_bytes()) for path in out.iterdir()} == files
     code, _, err = capvid(*command, "--retry-failed")
     assert (code, err.splitlines()[-1]) == (3, "0 captioned, 5 skipped (already done), 1 failed")
-    assert by_video(lines(out)) == records
+    assert index_by_video(read_jsonl_shards(out)) == records
     code, _, err = capvid(*command, "--beam", 2)
     assert (code, err) == (
         2,
@@ -107,14 +97,14 @@ def test_jsonl_in_shards(
     code, _, err = capvid(*command[:-1], 100, "--beam", 2, "--overwrite")
     assert (code, err.splitlines()[-1]) == (3, "5 captioned, 1 failed")
     assert len(list(out.glob("*.jsonl"))) == 1
-    assert {record["settings"]["beam_size"] for record in lines(out)} == {2}
+    assert {record["settings"]["beam_size"] for record in read_jsonl_shards(out)} == {2}
 
 
 @pytest.mark.slow
-def test_parquet_of_a_list(
+def test_parquet_shards_from_lists_of_videos(
     capvid: Run, toy: Toy, folder: Path, records: dict[str, Any], tmp_path: Path
 ) -> None:
-    videos = [*records, next(iter(records))]  # one comes again
+    videos = [*records, next(iter(records))]  # one is listed twice
     with (tmp_path / "list.csv").open("w", newline="") as file:
         csv.writer(file).writerows([["id", "clip"], *([n, video] for n, video in enumerate(videos))])
     parquet.write_table(pa.table({"clip": videos}), tmp_path / "list.parquet")
@@ -122,8 +112,10 @@ def test_parquet_of_a_list(
     command = ["caption", "--model", toy.model, "--format", "parquet", "--output-dir", tmp_path / "out"]
     code, _, err = capvid(*command, "--from-file", tmp_path / "list.csv", "--column", "clip")
     assert (code, err.splitlines()[-1]) == (3, "5 captioned, 1 failed")
-    expected = {video: full(record) for video, record in records.items()}
-    assert {video: full(row) for video, row in by_video(rows(tmp_path / "out")).items()} == expected
+    expected = {video: without_nulls(record) for video, record in records.items()}
+    assert {
+        video: without_nulls(row) for video, row in index_by_video(parquet_records(tmp_path / "out")).items()
+    } == expected
     for name, more in (("list.parquet", ["--column", "clip"]), ("list.txt", [])):
         code, _, err = capvid(*command, "--from-file", tmp_path / name, *more)
         assert (code, err) == (0, "0 captioned, 6 skipped (already done)\n")
@@ -132,38 +124,38 @@ def test_parquet_of_a_list(
 
 
 @pytest.mark.slow
-def test_parts_in_one_folder_are_the_whole(
+def test_input_shards_in_one_folder_cover_all_videos(
     capvid: Run, toy: Toy, folder: Path, records: dict[str, Any], tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
     command = ["caption", folder, "--model", toy.model, "--output-dir", out, "--videos-per-file", 2]
     sizes = []
     for number in (2, 1, 3):
-        before = len(lines(out))
-        assert capvid(*command, "--shard", f"{number}/3")[0] in (0, 1, 3)  # 1 if all in it are broken
-        sizes.append(len(lines(out)) - before)
+        before = len(read_jsonl_shards(out))
+        assert capvid(*command, "--shard", f"{number}/3")[0] in (0, 1, 3)  # 1 if all its videos are broken
+        sizes.append(len(read_jsonl_shards(out)) - before)
         assert capvid(*command, "--shard", f"{number}/3")[0] == 0
-    assert sum(sizes) == 6  # in which part each is depends on its path, and so on the folder of the test
-    assert by_video(lines(out)) == records
+    assert sum(sizes) == 6  # a video's shard depends on its path, and so on tmp_path
+    assert index_by_video(read_jsonl_shards(out)) == records
     assert capvid(*command) == (0, "", "0 captioned, 6 skipped (already done)\n")
     code, _, err = capvid(*command, "--shard", "1/3", "--overwrite")
     assert (code, err.count("\n")) == (2, 1) and "--overwrite would remove the shards of all parts" in err
-    assert by_video(lines(out)) == records
+    assert index_by_video(read_jsonl_shards(out)) == records
 
 
 @pytest.mark.slow
-def test_parts_of_a_run_without_shards(
+def test_input_shards_with_one_file_per_video(
     capvid: Run, toy: Toy, folder: Path, records: dict[str, Any], tmp_path: Path
 ) -> None:
     command = ["caption", folder, "--model", toy.model, "--format", "json"]
     for number in (1, 2):
         assert capvid(*command, "--output-dir", tmp_path / "out", "--shard", f"{number}/2")[0] in (0, 1, 3)
-    found = [json.loads(path.read_bytes()) for path in (tmp_path / "out").rglob("*.json")]
-    assert by_video(found) == records
+    loaded = [json.loads(path.read_bytes()) for path in (tmp_path / "out").rglob("*.json")]
+    assert index_by_video(loaded) == records
 
 
 @pytest.mark.slow
-def test_features_in_shards_are_the_files_of_extract(capvid: Run, folder: Path, tmp_path: Path) -> None:
+def test_feature_shards_hold_the_same_files_as_extract(capvid: Run, folder: Path, tmp_path: Path) -> None:
     command = ["extract", folder, *FEATURES, "-o"]
     assert capvid(*command, tmp_path / "plain")[0] == 3
     plain = {
@@ -178,11 +170,13 @@ def test_features_in_shards_are_the_files_of_extract(capvid: Run, folder: Path, 
         path.relative_to(tmp_path / "parts").as_posix(): path.read_bytes()
         for path in (tmp_path / "parts").rglob("*.safetensors")
     } == plain
-    found = members(tmp_path / "tar")
-    assert len([name for name in found if name.endswith(".json")]) == 6
-    made = {name: data for name, data in found.items() if name.endswith(".safetensors")}
-    assert set(made) == {name.replace("x.y", "x_y") for name in plain}  # a name that loaders do not cut
-    assert {name: data for name, data in made.items() if "x_y" not in name} == {
+    members_by_name = tar_members(tmp_path / "tar")
+    assert len([name for name in members_by_name if name.endswith(".json")]) == 6
+    feature_members = {name: data for name, data in members_by_name.items() if name.endswith(".safetensors")}
+    assert set(feature_members) == {
+        name.replace("x.y", "x_y") for name in plain
+    }  # WebDataset loaders cut names at the first dot
+    assert {name: data for name, data in feature_members.items() if "x_y" not in name} == {
         name: data for name, data in plain.items() if "x.y" not in name
     }
     code, _, err = capvid(*command, tmp_path / "tar", "--format", "webdataset")
@@ -190,7 +184,7 @@ def test_features_in_shards_are_the_files_of_extract(capvid: Run, folder: Path, 
 
 
 @pytest.mark.slow
-def test_features_in_parquet(capvid: Run, folder: Path, tmp_path: Path) -> None:
+def test_feature_values_in_parquet(capvid: Run, folder: Path, tmp_path: Path) -> None:
     import numpy as np
 
     from capvid.features.feature_file import load_features
@@ -199,7 +193,7 @@ def test_features_in_parquet(capvid: Run, folder: Path, tmp_path: Path) -> None:
     assert capvid("extract", video, *FEATURES, "-o", tmp_path)[0] == 0
     out = f"file://{tmp_path}/with%20blank"
     assert capvid("extract", video, *FEATURES, "-o", out, "--format", "parquet") == (0, "", "1 extracted\n")
-    (row,) = rows(tmp_path / "with blank")
+    (row,) = parquet_records(tmp_path / "with blank")
     features = load_features(tmp_path / "z.safetensors")
     values = np.array(row["streams"][0]["values"], np.float32).reshape(row["streams"][0]["shape"])
     np.testing.assert_array_equal(values, features.streams[0])
@@ -207,7 +201,7 @@ def test_features_in_parquet(capvid: Run, folder: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_an_archive_and_a_video_by_its_address(
+def test_archive_members_and_file_urls(
     capvid: Run, toy: Toy, folder: Path, records: dict[str, Any], tmp_path: Path
 ) -> None:
     with tarfile.open(tmp_path / "in.tar", "w") as tar:
@@ -218,40 +212,42 @@ def test_an_archive_and_a_video_by_its_address(
     assert code == 3
     assert err.splitlines()[0].startswith(f"error: {tmp_path / 'in.tar'}/broken.mp4: ")
     assert "/proc/" not in err
-    found = by_video(lines(tmp_path / "out"))
-    assert list(found) == [f"{tmp_path / 'in.tar'}/{name}" for name in ("a/v.mp4", "broken.mp4", "z.mp4")]
-    for video, record in found.items():
-        same = records[video.replace(str(tmp_path / "in.tar"), str(folder))]
-        assert (record["captions"], record["duration"]) == (same["captions"], same["duration"])
+    archive_records = index_by_video(read_jsonl_shards(tmp_path / "out"))
+    assert list(archive_records) == [
+        f"{tmp_path / 'in.tar'}/{name}" for name in ("a/v.mp4", "broken.mp4", "z.mp4")
+    ]
+    for video, record in archive_records.items():
+        expected = records[video.replace(str(tmp_path / "in.tar"), str(folder))]
+        assert (record["captions"], record["duration"]) == (expected["captions"], expected["duration"])
     text = records[str(folder / "z.mp4")]["captions"][0]["text"]
     assert capvid("caption", f"file://{folder}/z.mp4", "--model", toy.model) == (0, f"{text}\n", "")
 
 
 @pytest.mark.slow
-def test_names_that_are_no_text(capvid: Run, toy: Toy, video_files: list[Path], tmp_path: Path) -> None:
+def test_undecodable_names_in_shards(capvid: Run, toy: Toy, video_files: list[Path], tmp_path: Path) -> None:
     videos = tmp_path / "videos"
     videos.mkdir()
     for name in (b"good \xff.mp4", b"good \xfe.mp4"):
         shutil.copy(video_files[0], os.fsencode(videos) + b"/" + name)
-    (videos / os.fsdecode(b"bad \xff.mp4")).write_bytes(b"no video " * 99)
+    (videos / os.fsdecode(b"bad \xff.mp4")).write_bytes(b"not a video " * 99)
     for form in ("jsonl", "parquet"):
         command = ["caption", videos, "--model", toy.model, "--output-dir", tmp_path / form, "--format", form]
         code, _, err = capvid(*command, "--videos-per-file", 10)
         assert (code, err.splitlines()[-1]) == (3, "2 captioned, 1 failed")
-        found = lines(tmp_path / form) if form == "jsonl" else rows(tmp_path / form)
-        shown = [f"{videos}/{name}.mp4" for name in ("bad \\xff", "good \\xfe", "good \\xff")]
-        assert sorted(record["video"] for record in found) == shown
+        loaded = read_jsonl_shards(tmp_path / form) if form == "jsonl" else parquet_records(tmp_path / form)
+        expected = [f"{videos}/{name}.mp4" for name in ("bad \\xff", "good \\xfe", "good \\xff")]
+        assert sorted(record["video"] for record in loaded) == expected
         assert capvid(*command, "--videos-per-file", 10)[2] == "0 captioned, 3 skipped (already done)\n"
     code, _, err = capvid("extract", videos, *FEATURES, "-o", tmp_path / "f", "--format", "webdataset")
     assert (code, err.splitlines()[-1]) == (3, "2 extracted, 1 failed")
 
 
-def test_to_stop_at_the_first_that_fails(capvid: Run, folder: Path, tmp_path: Path) -> None:
+def test_fail_fast_with_shards(capvid: Run, folder: Path, tmp_path: Path) -> None:
     command = ["extract", folder / "broken.mp4", folder / "z.mp4", *FEATURES, "-o", tmp_path]
     command += ["--format", "webdataset", "--fail-fast"]
     code, _, err = capvid(*command)
     assert (code, err.splitlines()[-1]) == (1, "0 extracted, 1 failed")
-    assert list(members(tmp_path)) == ["broken.json"]
+    assert list(tar_members(tmp_path)) == ["broken.json"]
     assert capvid(*command)[2] == "1 extracted, 1 skipped (already done)\n"
     code, _, err = capvid(
         "extract", "memory://nothing/*.mp4", folder, *FEATURES, "-o", tmp_path, "--fail-fast"
@@ -260,7 +256,7 @@ def test_to_stop_at_the_first_that_fails(capvid: Run, folder: Path, tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         (["--ray-address", "auto"], "--ray-address is for --engine ray"),
         (["--format", "srt", "--videos-per-file", 2], "there are no shards of srt"),
@@ -277,33 +273,34 @@ def test_to_stop_at_the_first_that_fails(capvid: Run, folder: Path, tmp_path: Pa
         (["--output-dir", "nonsense://x/y"], "nonsense:// is no address that can be read"),
     ],
 )
-def test_options_that_do_not_go_together(
+def test_conflicting_shard_options(
     capvid: Run,
     toy: Toy,
     folder: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     options: list[object],
-    said: str,
+    message: str,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    more = (
+    output_options = (
         [] if {"--output-dir", "-o", "--retry-failed"} & set(map(str, options)) else ["--output-dir", "out"]
     )
-    code, out, err = capvid("caption", folder, "--model", toy.model, *options, *more)
+    code, out, err = capvid("caption", folder, "--model", toy.model, *options, *output_options)
     assert (code, out, err.count("\n")) == (2, "", 1), err
-    assert said in err
+    assert message in err
     assert list(tmp_path.iterdir()) == []
 
 
-def test_ray_where_there_is_none(
+def test_ray_engine_without_ray_installed(
     capvid: Run, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import importlib.util
 
-    found = importlib.util.find_spec
+    find_spec = importlib.util.find_spec
     monkeypatch.setattr(
-        "importlib.util.find_spec", lambda name, *more: None if name == "ray" else found(name, *more)
+        "importlib.util.find_spec",
+        lambda name, *arguments: None if name == "ray" else find_spec(name, *arguments),
     )
     command = ["extract", folder, "--backbone", "colour-grid", "-o", tmp_path / "out", "--engine", "ray"]
     assert capvid(*command) == (2, "", "error: --engine ray needs Ray Data; pip install 'capvid[ray]'\n")
@@ -320,7 +317,7 @@ def test_ray_where_there_is_none(
     assert not (tmp_path / "out").exists()
 
 
-BARE = """
+PROGRAM_WITHOUT_OPTIONAL_LIBRARIES = """
 import sys
 
 for name in ("ray", "pyarrow", "s3fs", "gcsfs", "aiohttp"):
@@ -346,16 +343,21 @@ print(codes)
 
 
 @pytest.mark.slow
-def test_nothing_else_needs_what_may_not_be_installed(folder: Path, tmp_path: Path) -> None:
+def test_optional_libraries_are_needed_only_by_their_features(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "list.parquet").touch()
     arguments = [folder / "z.mp4", tmp_path / "out", tmp_path / "list.parquet"]
-    done = subprocess.run(
-        [sys.executable, "-c", BARE, *map(str, arguments)], capture_output=True, text=True, timeout=200
+    completed = subprocess.run(
+        [sys.executable, "-c", PROGRAM_WITHOUT_OPTIONAL_LIBRARIES, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=200,
     )
-    assert done.stdout == "[0, 0, 2, 2, 2]\n", done.stderr
-    needs = [line for line in done.stderr.splitlines() if "pip install" in line]
-    assert len(needs) == 3 and all(line.endswith("; pip install 'capvid[remote]'") for line in needs)
-    assert [line.split(" needs ")[0] for line in needs] == [
+    assert completed.stdout == "[0, 0, 2, 2, 2]\n", completed.stderr
+    error_lines = [line for line in completed.stderr.splitlines() if "pip install" in line]
+    assert len(error_lines) == 3 and all(
+        line.endswith("; pip install 'capvid[remote]'") for line in error_lines
+    )
+    assert [line.split(" needs ")[0] for line in error_lines] == [
         "error: Parquet",
         "error: s3://",
         "error: Parquet",

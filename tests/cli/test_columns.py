@@ -12,7 +12,7 @@ ROWS = [
 
 
 @pytest.mark.parametrize("width", [None, 20, 30, 40, 60, 80, 120])
-def test_nothing_is_cut_off(width: int | None) -> None:
+def test_no_text_is_truncated(width: int | None) -> None:
     lines = column_lines(HEAD, ROWS, width)
     words = " ".join(lines).split()
     for row in ROWS:
@@ -20,10 +20,10 @@ def test_nothing_is_cut_off(width: int | None) -> None:
             assert set(cell.split()) <= set(words), (width, lines)
     for line in lines:
         assert line == line.rstrip()
-        assert width is None or len(line) <= width or len(line.split()) <= 4, line  # of a long word
+        assert width is None or len(line) <= width or len(line.split()) <= 4, line  # a long word
 
 
-def test_rows_are_lines_where_there_is_room() -> None:
+def test_layout_adapts_to_the_width() -> None:
     assert column_lines(HEAD, ROWS[:1], None) == [
         "name      size  what for",
         "m3-small  6 MB  Multimodal memory, for a few thousand videos and a CPU",

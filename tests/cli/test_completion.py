@@ -1,4 +1,4 @@
-"""What the shell is told, by the protocol that its script speaks."""
+"""Shell completion, asked for through the protocol of the completion scripts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from capvid.training.recipe import recipe_names
 
 
 def complete(words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> list[str]:
-    """Candidates for the last of the words, as bash asks for them."""
+    """Return the candidates for the last word, as bash requests them."""
     monkeypatch.setenv("_CAPVID_COMPLETE", "complete_bash")
     monkeypatch.setenv("COMP_WORDS", words)
     monkeypatch.setenv("COMP_CWORD", str(len(words.split(" ")) - 1))
@@ -38,7 +38,7 @@ def complete(words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
             "capvid caption --model ",
             ["m3", "kv-memory", "ham", "dense-lstm", "mart", "git-base-vatex", "git-large-vatex"],
         ),
-        ("capvid caption --model runs/", []),  # left to the shell, which completes paths
+        ("capvid caption --model runs/", []),  # the shell completes paths
         ("capvid caption vid", []),
         ("capvid extract --backbone resnet", ["resnet50", "resnet152", "resnet200d"]),
         ("capvid extract --backbone ", list(backbones())),
@@ -51,7 +51,7 @@ def complete(words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
         ("capvid --show-completion z", ["zsh"]),
     ],
 )
-def test_candidates(
+def test_completion_candidates(
     words: str, expected: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert complete(words, monkeypatch, capsys) == expected
@@ -73,27 +73,27 @@ def test_completion_imports_nothing_heavy(command: str, first: str) -> None:
         "_TYPER_COMPLETE_FISH_ACTION": "get-args",
         "_TYPER_COMPLETE_ARGS": f"capvid {command}",
     }
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True, env=environment
     )
-    assert json.loads(done.stderr) == [0, []]
-    name, _, what = done.stdout.splitlines()[0].partition("\t")
-    assert name == first and what
+    assert json.loads(completed.stderr) == [0, []]
+    name, _, description = completed.stdout.splitlines()[0].partition("\t")
+    assert name == first and description
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish", "powershell"])
-def test_scripts(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_completion_scripts_are_printed(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--show-completion", shell]) == 0
     assert f"complete_{shell}" in capsys.readouterr().out
 
 
-def test_a_shell_that_is_not_known(capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_shell_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--show-completion", "tcsh"]) == 2
     assert "'bash', 'zsh', 'fish'" in capsys.readouterr().err
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
-def test_bash_completes(tmp_path: Path) -> None:
+def test_bash_completes_a_recipe_name(tmp_path: Path) -> None:
     program = tmp_path / "capvid"
     program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m capvid "$@"\n')
     program.chmod(0o755)
@@ -102,24 +102,24 @@ def test_bash_completes(tmp_path: Path) -> None:
         '$(complete -p capvid | sed "s/.*-F \\([^ ]*\\).*/\\1/") capvid; echo "${COMPREPLY[@]}"'
     )
     path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
-    done = subprocess.run(
+    completed = subprocess.run(
         ["bash", "--norc", "-c", script],
         capture_output=True,
         text=True,
         check=True,
         env=os.environ | {"PATH": path},
     )
-    assert (done.stdout, done.stderr) == ("m3-tiny\n", "")
+    assert (completed.stdout, completed.stderr) == ("m3-tiny\n", "")
 
 
-def test_installing(
+def test_install_completion_writes_the_script(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("USERPROFILE", str(tmp_path))
     assert main(["--install-completion", "fish"]) == 0
-    (written,) = tmp_path.rglob("capvid.fish")
-    assert "complete_fish" in written.read_text()
+    (script,) = tmp_path.rglob("capvid.fish")
+    assert "complete_fish" in script.read_text()
     captured = capsys.readouterr()
     assert captured.out == ""
-    assert str(written) in captured.err
+    assert str(script) in captured.err

@@ -1,4 +1,4 @@
-"""Names that are no text or that would control a terminal, through the commands."""
+"""File names that are not valid text or contain terminal control codes."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from toy import Run, Toy
 from capvid.errors import CapvidError
 from capvid.utils.files import MANIFEST
 
-pytestmark = pytest.mark.skipif(os.name != "posix", reason="names of files are bytes there only")
+pytestmark = pytest.mark.skipif(os.name != "posix", reason="file names are bytes only on POSIX")
 
 NAMES = [b"byte \xff.mp4", b"new\nline.mp4", b"\x1b]0;title\x07.mp4", "\u202egpj.mp4".encode(), b"=1+1.mp4"]
 
 
 def hostile_folder(folder: Path, video: Path) -> list[str]:
-    """Fill a folder with a good and a broken video of each name."""
+    """Write a good and a broken video under each name; return the stems of the good ones."""
     folder.mkdir()
     for name in NAMES:
         (folder / os.fsdecode(name)).write_bytes(video.read_bytes())
@@ -29,22 +29,26 @@ def hostile_folder(folder: Path, video: Path) -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("form", ["json", "srt"])
-def test_names_in_a_folder(capvid: Run, toy: Toy, video_files: list[Path], tmp_path: Path, form: str) -> None:
-    good = hostile_folder(tmp_path / "in", video_files[0])
+def test_hostile_names_in_a_folder(
+    capvid: Run, toy: Toy, video_files: list[Path], tmp_path: Path, form: str
+) -> None:
+    good_stems = hostile_folder(tmp_path / "in", video_files[0])
     command = ["caption", tmp_path / "in", "--model", toy.model, "--format", form, "--workers", 1]
     for summary in ("6 captioned, 5 failed", "0 captioned, 6 skipped (already done), 5 failed"):
         code, out, err = capvid(*command, "--output-dir", tmp_path / "out")
         assert (code, out) == (3, "")
-        *errors, last = err.split("\n")[:-1]
-        assert last == summary and len(errors) == 5 and all(line.startswith("error: ") for line in errors)
+        *errors, last_line = err.split("\n")[:-1]
+        assert (
+            last_line == summary and len(errors) == 5 and all(line.startswith("error: ") for line in errors)
+        )
         assert all(line.isprintable() for line in errors), errors
-        written = {path.stem for path in (tmp_path / "out").iterdir() if path.name != MANIFEST}
-        assert written >= set(good)
+        written_stems = {path.stem for path in (tmp_path / "out").iterdir() if path.name != MANIFEST}
+        assert written_stems >= set(good_stems)
         lines = (tmp_path / "out" / MANIFEST).read_bytes().decode("utf-8").splitlines()
         assert len([json.loads(line) for line in lines]) == 11
 
 
-def test_names_on_stdout(capvid: Run, toy: Toy, video_files: list[Path], tmp_path: Path) -> None:
+def test_hostile_names_on_stdout(capvid: Run, toy: Toy, video_files: list[Path], tmp_path: Path) -> None:
     hostile_folder(tmp_path / "in", video_files[0])
     command = ["caption", tmp_path / "in", "--model", toy.model, "--workers", 1]
     code, out, err = capvid(*command)
@@ -57,7 +61,7 @@ def test_names_on_stdout(capvid: Run, toy: Toy, video_files: list[Path], tmp_pat
 
 
 @pytest.mark.parametrize("kind", ["fifo", "folder"])
-def test_a_manifest_that_is_no_file(
+def test_manifest_path_that_is_not_a_file(
     capvid: Run, toy: Toy, video_files: list[Path], tmp_path: Path, kind: str
 ) -> None:
     path = tmp_path / MANIFEST
@@ -69,7 +73,7 @@ def test_a_manifest_that_is_no_file(
 
 @pytest.mark.parametrize("name", ["\x1b7\n\u202e.mp4", "byte \udcff.mp4"])
 @pytest.mark.parametrize("command", [["caption"], ["info"], ["caption", "--from-file"], ["score", "a.json"]])
-def test_every_error_is_one_printable_line(
+def test_errors_are_one_printable_line(
     capvid: Run, name: str, command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -78,7 +82,7 @@ def test_every_error_is_one_printable_line(
     assert err.count("\n") == 1 and err[:-1].isprintable() and err.startswith("error: "), err
 
 
-def test_what_a_library_raises_is_one_printable_line(
+def test_library_errors_are_one_printable_line(
     capvid: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     for error in (
@@ -105,7 +109,7 @@ def test_what_a_library_raises_is_one_printable_line(
         ["caption", "--format=\x1b"],
     ],
 )
-def test_usage_errors_do_not_control_the_terminal(capvid: Run, command: list[str]) -> None:
+def test_usage_errors_escape_control_codes(capvid: Run, command: list[str]) -> None:
     code, out, err = capvid(*command)
     assert (code, out) == (2, "") and all(line.isprintable() for line in err.split("\n")), err
     assert "x1b" in err or "u202e" in err

@@ -1,4 +1,4 @@
-"""Limits in the configuration file and in the environment, and files that are no configuration."""
+"""Limits set by the configuration file and the environment, and invalid configuration files."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ VARIABLE = "CAPVID_LIMIT_FRAME_PIXELS"
 
 
 @pytest.fixture(autouse=True)
-def _environment_is_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def _restore_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for field in fields(Limits):
         monkeypatch.setenv(f"CAPVID_LIMIT_{field.name.upper()}", "")
 
 
-def test_a_limit_of_the_file_is_in_force(
+def test_limits_from_file_and_environment(
     capvid: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = tmp_path / "c.toml"
@@ -30,10 +30,10 @@ def test_a_limit_of_the_file_is_in_force(
     assert limits() == Limits(frame_pixels=1_000_000, video_frames=7)
     monkeypatch.setenv(VARIABLE, "123")
     assert capvid("--config", config, "models")[0] == 0
-    assert limits().frame_pixels == 123  # the environment comes first
+    assert limits().frame_pixels == 123  # the environment takes precedence
 
 
-def test_a_limit_of_the_file_is_in_force_for_a_command(
+def test_limit_from_file_applies_to_a_command(
     capvid: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = tmp_path / "c.toml"
@@ -62,7 +62,7 @@ def test_a_limit_of_the_file_is_in_force_for_a_command(
         ("[data.check]\nfeatures = [{a = 1}]", "data.check.features = [{'a': 1}]: expected a value"),
     ],
 )
-def test_a_file_that_is_wrong(capvid: Run, tmp_path: Path, text: str, message: str) -> None:
+def test_invalid_configuration_files(capvid: Run, tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "c.toml").write_text(text)
     code, out, err = capvid("--config", tmp_path / "c.toml", "models")
     assert (code, out) == (2, "") and err.startswith(f"error: {tmp_path}") and message in err, err
@@ -70,19 +70,21 @@ def test_a_file_that_is_wrong(capvid: Run, tmp_path: Path, text: str, message: s
 
 
 @pytest.mark.parametrize("value", ["inf", "nan", "1e999", "3.5", "1979-05-27", "-1", "''"])
-def test_a_number_that_does_not_fit(capvid: Run, tmp_path: Path, value: str) -> None:
+def test_invalid_option_values_in_the_file(capvid: Run, tmp_path: Path, value: str) -> None:
     (tmp_path / "c.toml").write_text(f"[caption]\nbeam = {value}\n")
     code, out, err = capvid("--config", tmp_path / "c.toml", "caption", "no.mp4")
     assert (code, out) == (2, "") and "--beam" in err and "internal error" not in err
 
 
-def test_a_wrong_limit_in_the_environment(capvid: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_limit_in_the_environment(capvid: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VARIABLE, "many")
     assert capvid("models") == (2, "", f"error: {VARIABLE} must be a positive number, got many\n")
 
 
-@pytest.mark.skipif(os.name != "posix", reason="FIFOs are made in another way")
-def test_files_that_are_none(capvid: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.skipif(os.name != "posix", reason="needs os.mkfifo")
+def test_configuration_must_be_a_small_regular_file(
+    capvid: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     os.mkfifo(tmp_path / "pipe.toml")
     for path, reason in ((tmp_path / "pipe.toml", "not a regular file"), (tmp_path, "Is a directory")):
         code, _, err = capvid("--config", path, "models")

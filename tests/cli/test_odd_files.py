@@ -1,4 +1,4 @@
-"""A folder of bad and odd files through the command line, in a process of its own as users run it."""
+"""``capvid extract`` and ``caption`` on a folder of broken and unusual files."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from toy import TIME
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(os.name != "posix", reason="pipes, sockets and links are made in other ways"),
+    pytest.mark.skipif(os.name != "posix", reason="needs FIFOs, sockets and symlinks"),
 ]
 
 
-def marked(mark: str) -> list[int]:
-    """Process ids of all processes with this in their environment, whoever their parent is now, on Linux."""
-    found = []
+def marked_processes(mark: str) -> list[int]:
+    """Return the ids of all processes with ``mark`` in their environment; empty outside Linux."""
+    pids = []
     for entry in Path("/proc").iterdir() if Path("/proc/self/environ").exists() else ():
         if entry.name.isdigit():
             try:
                 if mark.encode() in (entry / "environ").read_bytes():
-                    found.append(int(entry.name))
+                    pids.append(int(entry.name))
             except OSError:
                 continue
-    return found
+    return pids
 
 
-def children(parent: int) -> list[int]:
-    """Process ids of all processes below one, on Linux."""
-    found = []
+def child_processes(parent: int) -> list[int]:
+    """Return the ids of the running children of a process; empty outside Linux."""
+    pids = []
     for entry in Path("/proc").iterdir() if Path("/proc/self/stat").exists() else ():
         if entry.name.isdigit():
             try:
@@ -42,25 +42,25 @@ def children(parent: int) -> list[int]:
             except OSError:
                 continue
             if int(fields[1]) == parent and fields[0] != "Z":
-                found.append(int(entry.name))
-    return found
+                pids.append(int(entry.name))
+    return pids
 
 
 @pytest.fixture(scope="module")
-def odd(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, bool]]:
+def odd_files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, bool]]:
     folder = tmp_path_factory.mktemp("odd") / "files"
     return folder, make_odd_files(folder)
 
 
-def command(*arguments: object) -> list[str]:
+def capvid_command(*arguments: object) -> list[str]:
     return [sys.executable, "-m", "capvid", *map(str, arguments)]
 
 
-def test_every_file_counts_once(odd: tuple[Path, dict[str, bool]], tmp_path: Path) -> None:
-    folder, expected = odd
+def test_every_file_is_extracted_or_reported(odd_files: tuple[Path, dict[str, bool]], tmp_path: Path) -> None:
+    folder, expected = odd_files
     assert len(expected) >= 60
     out = tmp_path / "out"
-    extract = command(
+    extract = capvid_command(
         "extract", folder, "--backbone", "colour-grid", "--frames", 4, "-o", out, "--timeout", 60
     )
     mark = f"CAPVID_TEST_RUN={tmp_path}"
@@ -72,80 +72,82 @@ def test_every_file_counts_once(odd: tuple[Path, dict[str, bool]], tmp_path: Pat
         assert process.poll() is None
         time.sleep(0.01)
     if Path("/proc/self/environ").exists():
-        assert len(marked(mark)) > 1  # the run and those that decode
+        assert len(marked_processes(mark)) > 1  # the command and its decoding workers
     stdout, stderr = process.communicate(timeout=250)
-    end = time.monotonic() + 5
-    while marked(mark) and time.monotonic() < end:
+    deadline = time.monotonic() + 5
+    while marked_processes(mark) and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert not marked(mark)
-    good = sum(expected.values())
+    assert not marked_processes(mark)
+    readable_count = sum(expected.values())
     lines = stderr.splitlines()
-    said_to_fail = {
+    reported = {
         name
         for name in expected
         for line in lines
         if line.startswith("error: ") and " ".join(f"{folder / name}:".split()) in line
     }
-    assert said_to_fail == {name for name, fine in expected.items() if not fine}, stderr
+    assert reported == {name for name, readable in expected.items() if not readable}, stderr
     assert stdout == ""
     assert process.returncode == 3
-    assert TIME.sub("", lines[-1]) == f"{good} extracted, {len(expected) - good} failed"
+    assert TIME.sub("", lines[-1]) == f"{readable_count} extracted, {len(expected) - readable_count} failed"
     assert all(line.startswith(("error: ", "warning: ")) for line in lines[:-1]), stderr
-    assert len([line for line in lines if line.startswith("error: ")]) == len(expected) - good
+    assert len([line for line in lines if line.startswith("error: ")]) == len(expected) - readable_count
     assert any("frames could not be decoded" in line for line in lines)
-    written = list(out.rglob("*.safetensors"))
-    assert len(written) == good and not list(out.rglob(".*"))
+    feature_files = list(out.rglob("*.safetensors"))
+    assert len(feature_files) == readable_count and not list(out.rglob(".*"))
 
-    again = subprocess.run(extract, capture_output=True, text=True, timeout=250, check=False)
-    assert again.returncode == 3
-    assert again.stderr.splitlines()[-1] == (
-        f"0 extracted, {good} skipped (already done), {len(expected) - good} failed"
+    second_run = subprocess.run(extract, capture_output=True, text=True, timeout=250, check=False)
+    assert second_run.returncode == 3
+    assert second_run.stderr.splitlines()[-1] == (
+        f"0 extracted, {readable_count} skipped (already done), {len(expected) - readable_count} failed"
     )
 
 
-def test_fail_fast_stops_at_the_first(odd: tuple[Path, dict[str, bool]], tmp_path: Path) -> None:
-    folder, _ = odd
-    extract = command("extract", folder, "--backbone", "colour-grid", "-o", tmp_path, "--fail-fast")
-    done = subprocess.run(extract, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode in (1, 3)
-    assert len([line for line in done.stderr.splitlines() if line.startswith("error: ")]) == 1
+def test_fail_fast_stops_at_first_failure(odd_files: tuple[Path, dict[str, bool]], tmp_path: Path) -> None:
+    folder, _ = odd_files
+    extract = capvid_command("extract", folder, "--backbone", "colour-grid", "-o", tmp_path, "--fail-fast")
+    completed = subprocess.run(extract, capture_output=True, text=True, timeout=120, check=False)
+    assert completed.returncode in (1, 3)
+    assert len([line for line in completed.stderr.splitlines() if line.startswith("error: ")]) == 1
 
 
-def test_an_interrupt_leaves_no_process(odd: tuple[Path, dict[str, bool]], tmp_path: Path) -> None:
-    folder, expected = odd
-    extract = command("extract", folder, "--backbone", "colour-grid", "-o", tmp_path / "out", "--workers", 3)
+def test_interrupt_leaves_no_process(odd_files: tuple[Path, dict[str, bool]], tmp_path: Path) -> None:
+    folder, expected = odd_files
+    extract = capvid_command(
+        "extract", folder, "--backbone", "colour-grid", "-o", tmp_path / "out", "--workers", 3
+    )
     process = subprocess.Popen(
         extract, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
     )
     while not list((tmp_path / "out").glob("*.safetensors")):
         assert process.poll() is None
         time.sleep(0.01)
-    below = children(process.pid)
+    worker_pids = child_processes(process.pid)
     process.send_signal(signal.SIGINT)
     _, stderr = process.communicate(timeout=60)
     assert process.returncode == 130
     assert b"Traceback" not in stderr
-    end = time.monotonic() + 10
-    while any(Path(f"/proc/{pid}").exists() for pid in below) and time.monotonic() < end:
+    deadline = time.monotonic() + 10
+    while any(Path(f"/proc/{pid}").exists() for pid in worker_pids) and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert not any(Path(f"/proc/{pid}").exists() for pid in below)
+    assert not any(Path(f"/proc/{pid}").exists() for pid in worker_pids)
     assert not list((tmp_path / "out").rglob(".*"))
     assert len(list((tmp_path / "out").rglob("*.safetensors"))) < len(expected)
 
 
-def test_a_reader_that_goes_leaves_no_process(odd: tuple[Path, dict[str, bool]]) -> None:
-    folder, _ = odd
+def test_closed_output_pipe_leaves_no_process(odd_files: tuple[Path, dict[str, bool]]) -> None:
+    folder, _ = odd_files
     process = subprocess.Popen(
-        command("caption", folder, "--batch-size", 1), stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        capvid_command("caption", folder, "--batch-size", 1), stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
     assert process.stdout is not None
     assert process.stdout.readline()
-    below = children(process.pid)
+    worker_pids = child_processes(process.pid)
     process.stdout.close()
     _, stderr = process.communicate(timeout=60)
     assert process.returncode == 141
     assert all(line.startswith((b"error: ", b"warning: ")) for line in stderr.splitlines())
-    end = time.monotonic() + 10
-    while any(Path(f"/proc/{pid}").exists() for pid in below) and time.monotonic() < end:
+    deadline = time.monotonic() + 10
+    while any(Path(f"/proc/{pid}").exists() for pid in worker_pids) and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert not any(Path(f"/proc/{pid}").exists() for pid in below)
+    assert not any(Path(f"/proc/{pid}").exists() for pid in worker_pids)

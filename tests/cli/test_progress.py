@@ -37,7 +37,7 @@ def test_exit_codes(
     assert lines[-1].startswith(f"{done} captioned")
 
 
-def test_a_single_failure_has_its_own_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
+def test_single_failure_keeps_its_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
     batch = common.Batch(verb="captioned", many=False)
     batch.failed(UsageError("wrong"))
     assert batch.exit_code == 2
@@ -45,14 +45,14 @@ def test_a_single_failure_has_its_own_exit_code(capsys: pytest.CaptureFixture[st
 
 
 class Terminal(io.StringIO):
-    """Text that takes itself for a terminal."""
+    """Text stream that claims to be a terminal."""
 
     def isatty(self) -> bool:
         return True
 
 
 @pytest.mark.parametrize(
-    ("many", "stderr", "stdout", "shown"),
+    ("many", "stderr", "stdout", "visible"),
     [
         (True, Terminal, io.StringIO, True),
         (True, Terminal, Terminal, False),
@@ -60,11 +60,11 @@ class Terminal(io.StringIO):
         (False, Terminal, io.StringIO, False),
     ],
 )
-def test_progress_is_for_terminals(
+def test_progress_bar_only_on_terminals(
     many: bool,
     stderr: type[io.StringIO],
     stdout: type[io.StringIO],
-    shown: bool,
+    visible: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("sys.stderr", stderr())
@@ -78,10 +78,10 @@ def test_progress_is_for_terminals(
     import sys
 
     assert sys.stdout.getvalue() == "data\n"
-    assert ("1/2" in sys.stderr.getvalue()) is shown
+    assert ("1/2" in sys.stderr.getvalue()) is visible
 
 
-def test_lines_stand_above_the_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_lines_appear_above_the_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     import sys
 
     monkeypatch.setattr("sys.stderr", Terminal())
@@ -92,13 +92,13 @@ def test_lines_stand_above_the_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "error: [red]v.mp4[/red]: " + "long " * 60 + "line\n" in sys.stderr.getvalue()
 
 
-def test_checking_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_output_checks_leave_no_files(tmp_path: Path) -> None:
     common.check_writable_file(tmp_path / "x.txt")
     common.check_writable_folder(tmp_path / "a" / "b")
     assert [path.name for path in tmp_path.rglob("*")] == ["a", "b"]
 
 
-def test_only_regular_files_are_replaced(tmp_path: Path) -> None:
+def test_only_regular_files_may_be_replaced(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     (tmp_path / "link").symlink_to(pipe)
@@ -107,12 +107,12 @@ def test_only_regular_files_are_replaced(tmp_path: Path) -> None:
             common.check_writable_file(path)
 
 
-def test_default_workers() -> None:
+def test_default_number_of_workers() -> None:
     assert 1 <= RuntimeOptions().num_workers <= 4
 
 
 @pytest.mark.parametrize("many", [True, False])
-def test_an_interrupt_says_how_far_it_came(many: bool, capsys: pytest.CaptureFixture[str]) -> None:
+def test_interrupt_reports_progress(many: bool, capsys: pytest.CaptureFixture[str]) -> None:
     batch = common.Batch(verb="captioned", many=many, interrupted="; so")
     with pytest.raises(KeyboardInterrupt), batch.progress(3, data_on_stdout=False):
         batch.done += 1
@@ -129,7 +129,7 @@ def test_an_interrupt_says_how_far_it_came(many: bool, capsys: pytest.CaptureFix
     ],
 )
 @pytest.mark.parametrize("columns", ["20", "80"])
-def test_colours_of_the_bar(
+def test_progress_bar_colours(
     variables: dict[str, str], coloured: bool, columns: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import sys
@@ -149,12 +149,12 @@ def test_colours_of_the_bar(
     assert ("1/2" in text) is (variables["TERM"] != "dumb")
 
 
-def test_what_nobody_reads_does_not_stop_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Full(io.StringIO):
+def test_full_stderr_does_not_stop_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    class FullStream(io.StringIO):
         def write(self, text: str) -> int:
             raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("sys.stderr", Full())
+    monkeypatch.setattr("sys.stderr", FullStream())
     batch = common.Batch(verb="captioned", many=True)
     batch.failed(CapvidError("broken"))
     assert len(batch.errors) == 1

@@ -1,4 +1,4 @@
-"""stdin, stdout and stderr that are closed, full, or read by nobody; terminals of any kind."""
+"""Closed, full or unread standard streams; interrupts; terminals of any width."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from toy import Run, Toy, write_video
 
 from capvid.cli.app import main
 
-posix = pytest.mark.skipif(os.name != "posix", reason="a shell closes the streams")
+needs_posix = pytest.mark.skipif(os.name != "posix", reason="a shell closes the streams")
 COMMANDS = ["caption", "extract", "train", "score", "models", "convert", "push", "info", "doctor", "data"]
 
 
-def shell(command: str, **variables: str) -> subprocess.CompletedProcess[bytes]:
-    """Run a command line of a shell in which ``capvid`` is ours."""
+def run_in_shell(command: str, **variables: str) -> subprocess.CompletedProcess[bytes]:
+    """Run a shell command line in which ``capvid`` is this checkout's command."""
     line = command.replace("capvid", f"'{sys.executable}' -m capvid")
     environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
@@ -28,9 +28,9 @@ def shell(command: str, **variables: str) -> subprocess.CompletedProcess[bytes]:
 
 
 @pytest.mark.slow
-@posix
+@needs_posix
 @pytest.mark.parametrize(
-    ("command", "code", "said"),
+    ("command", "code", "expected_stderr"),
     [
         ("capvid --help >&-", 1, "error: stdout: Bad file descriptor\n"),
         ("capvid models >&-", 1, "error: stdout: Bad file descriptor\n"),
@@ -46,38 +46,44 @@ def shell(command: str, **variables: str) -> subprocess.CompletedProcess[bytes]:
         ),
     ],
 )
-def test_streams_that_are_closed_or_full(command: str, code: int, said: str) -> None:
+def test_closed_or_full_streams(command: str, code: int, expected_stderr: str) -> None:
     if "/dev/full" in command and not Path("/dev/full").exists():
         pytest.skip("there is no /dev/full")
-    done = shell(command)
-    assert (done.returncode, done.stdout.decode(), done.stderr.decode()) == (code, "", said)
+    completed = run_in_shell(command)
+    assert (completed.returncode, completed.stdout.decode(), completed.stderr.decode()) == (
+        code,
+        "",
+        expected_stderr,
+    )
 
 
 @pytest.mark.slow
-@posix
-def test_closed_streams_are_no_reason_to_fail(tmp_path: Path) -> None:
+@needs_posix
+def test_extract_succeeds_with_closed_streams(tmp_path: Path) -> None:
     write_video(tmp_path / "v.mp4", seed=1)
-    done = shell(f"capvid extract '{tmp_path}' --backbone colour-grid -o '{tmp_path}/out' <&- >&- 2>&-")
-    assert done.returncode == 0
+    completed = run_in_shell(
+        f"capvid extract '{tmp_path}' --backbone colour-grid -o '{tmp_path}/out' <&- >&- 2>&-"
+    )
+    assert completed.returncode == 0
     assert (tmp_path / "out" / "v.safetensors").is_file()
 
 
 @pytest.mark.slow
-@posix
-def test_names_in_a_plain_locale(tmp_path: Path) -> None:
-    odd = os.fsencode(tmp_path) + "/é".encode() + b"\xff.mp4"
-    write_video(tmp_path / "v.mp4", seed=1).rename(os.fsdecode(odd))
+@needs_posix
+def test_non_ascii_names_in_the_c_locale(tmp_path: Path) -> None:
+    path = os.fsencode(tmp_path) + "/é".encode() + b"\xff.mp4"
+    write_video(tmp_path / "v.mp4", seed=1).rename(os.fsdecode(path))
     variables = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
-    done = shell(f"capvid info '{tmp_path}/'*.mp4", **variables)
-    assert (done.returncode, done.stderr) == (0, b"")
-    assert b"codec:     mpeg4" in done.stdout
-    done = shell(f"capvid info '{tmp_path}/é'", **variables)
-    assert done.returncode == 1
-    assert done.stderr.startswith(b"error: ") and b"no such file" in done.stderr
-    done.stderr.decode("ascii")
+    completed = run_in_shell(f"capvid info '{tmp_path}/'*.mp4", **variables)
+    assert (completed.returncode, completed.stderr) == (0, b"")
+    assert b"codec:     mpeg4" in completed.stdout
+    completed = run_in_shell(f"capvid info '{tmp_path}/é'", **variables)
+    assert completed.returncode == 1
+    assert completed.stderr.startswith(b"error: ") and b"no such file" in completed.stderr
+    completed.stderr.decode("ascii")
 
 
-INTERRUPTED = """
+INTERRUPTIBLE_PROGRAM = """
 import sys, time
 import capvid.cli.app
 from capvid.cli.app import main
@@ -96,11 +102,11 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
-@posix
-@pytest.mark.parametrize(("again", "seconds", "rest"), [(False, 0, "clean\n"), (True, 60, "")])
-def test_a_second_interrupt_ends_it_at_once(again: bool, seconds: int, rest: str) -> None:
+@needs_posix
+@pytest.mark.parametrize(("twice", "seconds", "expected_stdout"), [(False, 0, "clean\n"), (True, 60, "")])
+def test_second_interrupt_exits_at_once(twice: bool, seconds: int, expected_stdout: str) -> None:
     process = subprocess.Popen(
-        [sys.executable, "-c", INTERRUPTED, str(seconds)],
+        [sys.executable, "-c", INTERRUPTIBLE_PROGRAM, str(seconds)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -109,15 +115,15 @@ def test_a_second_interrupt_ends_it_at_once(again: bool, seconds: int, rest: str
     assert process.stdout.readline() == "working\n"
     process.send_signal(signal.SIGINT)
     assert process.stdout.readline() == "cleaning\n"
-    if again:
+    if twice:
         process.send_signal(signal.SIGINT)
     stdout, stderr = process.communicate(timeout=30)
-    assert (process.returncode, stdout, stderr) == (130, rest, "")
+    assert (process.returncode, stdout, stderr) == (130, expected_stdout, "")
 
 
 @pytest.mark.parametrize("columns", ["20", "40", "200"])
 @pytest.mark.parametrize("command", COMMANDS)
-def test_help_on_terminals_of_any_width(
+def test_help_fits_terminals_of_any_width(
     command: str, columns: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", columns)
@@ -134,6 +140,6 @@ def test_help_on_terminals_of_any_width(
 @pytest.mark.parametrize(
     "arguments", [["models"], ["models", "m3"], ["train", "--list"], ["models", "vgg99"]]
 )
-def test_pipes_take_no_colours(capvid: Run, toy: Toy, arguments: list[str]) -> None:
+def test_piped_output_has_no_colours(capvid: Run, toy: Toy, arguments: list[str]) -> None:
     _, out, err = capvid(*arguments)
     assert "\x1b" not in out + err

@@ -36,12 +36,12 @@ CAPTIONS = [
 
 @pytest.fixture
 def command(tmp_path: Path) -> list[object]:
-    """Training on random numbers, with a test split."""
+    """Return a training command on random features, with a test split."""
     generator = torch.Generator().manual_seed(5)
     tensors, lines = {}, []
     for n, caption in enumerate(CAPTIONS):
         frames = torch.randn(3, 12, generator=generator)
-        for split in ("train", "val", "test"):  # the same, so that there is something to score
+        for split in ("train", "val", "test"):  # same features, so that the scores are not all zero
             tensors[f"{split}{n}"] = frames.clone()
             lines.append(json.dumps({"id": f"{split}{n}", "split": split, "captions": [caption]}))
     save_file(tensors, tmp_path / "f.safetensors")
@@ -52,7 +52,7 @@ def command(tmp_path: Path) -> list[object]:
 
 
 @pytest.mark.slow
-def test_what_is_shown_at_the_end(
+def test_summary_after_training(
     capvid: Run, command: list[object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "60")
@@ -77,22 +77,22 @@ def test_what_is_shown_at_the_end(
         ]
     assert lines[8].startswith("val CIDEr-D ") and lines[9].startswith(f"* best: epoch {best};")
     test = json.loads((run / "test.json").read_text())
-    place = lines.index("test split")
-    assert lines[place + 1].split() == ["BLEU-1", "BLEU-2", "BLEU-3", "BLEU-4", "ROUGE_L", "CIDEr-D"]
-    assert lines[place + 2].split() == [f"{100 * score:.1f}" for score in test["scores"].values()]
-    assert lines[place + 3] == f"{len(set(test['captions'].values()))} distinct among 6 captions"
+    heading = lines.index("test split")
+    assert lines[heading + 1].split() == ["BLEU-1", "BLEU-2", "BLEU-3", "BLEU-4", "ROUGE_L", "CIDEr-D"]
+    assert lines[heading + 2].split() == [f"{100 * score:.1f}" for score in test["scores"].values()]
+    assert lines[heading + 3] == f"{len(set(test['captions'].values()))} distinct among 6 captions"
 
     events = EventAccumulator(str(run / "events")).Reload()
     ciders = [event.value for event in events.Scalars("epochs/val_cider")]
     assert ciders == pytest.approx([row["val_cider"] for row in log], rel=1e-6)
 
-    code, again, err = capvid(*command, "--resume", "--plot", tmp_path / "plots" / "a.png")
-    assert (code, again) == (0, out), err  # nothing was left to train
-    with Image.open(tmp_path / "plots" / "a.png") as picture:
-        assert picture.size == (1200, 675) and len(picture.convert("RGB").getcolors(1 << 20)) > 10
+    code, resumed_out, err = capvid(*command, "--resume", "--plot", tmp_path / "plots" / "a.png")
+    assert (code, resumed_out) == (0, out), err  # training had finished
+    with Image.open(tmp_path / "plots" / "a.png") as plot:
+        assert plot.size == (1200, 675) and len(plot.convert("RGB").getcolors(1 << 20)) > 10
 
 
-def test_pictures_that_cannot_be_drawn_are_refused_before_training(
+def test_invalid_plot_paths_are_refused_before_training(
     capvid: Run, command: list[object], tmp_path: Path
 ) -> None:
     code, _, err = capvid(*command, "--plot", tmp_path / "run.xls")
@@ -102,7 +102,9 @@ def test_pictures_that_cannot_be_drawn_are_refused_before_training(
     assert not (tmp_path / "run").exists()
 
 
-def shown(count: int, best: int, scores: dict[str, float] | None = None, *, width: int = 60) -> list[str]:
+def summary_lines(
+    count: int, best: int, scores: dict[str, float] | None = None, *, width: int = 60
+) -> list[str]:
     rows = [
         {"epoch": n, "loss": 2.5, "val_cider": n / 100, "seconds": 1.25, "captions_per_second": 99.6}
         for n in range(1, count + 1)
@@ -123,36 +125,36 @@ def shown(count: int, best: int, scores: dict[str, float] | None = None, *, widt
     return lines
 
 
-def test_long_runs_are_thinned() -> None:
-    lines = shown(1000, 77)
+def test_long_runs_show_selected_epochs() -> None:
+    lines = summary_lines(1000, 77)
     epochs = [int(line.split()[0]) for line in lines if line.endswith(" 1.2")]
     assert len(epochs) == ROWS and {1, 77, 1000} <= set(epochs) and epochs == sorted(epochs)
     assert "980 of 1000 epochs are not shown" in lines
     assert [line.split()[0] for line in lines if "*" in line] == ["77", "*"]
     for count in (1, 2, 19, 20, 21, 22, 40):
         for best in (1, (count + 1) // 2, count):
-            kept = [row["epoch"] for row in kept_rows([{"epoch": n + 1} for n in range(count)], best)]
-            assert {1, best, count} <= set(kept)
-            assert len(kept) == count if count <= ROWS else len(kept) in (ROWS - 1, ROWS)
+            kept_epochs = [row["epoch"] for row in kept_rows([{"epoch": n + 1} for n in range(count)], best)]
+            assert {1, best, count} <= set(kept_epochs)
+            assert len(kept_epochs) == count if count <= ROWS else len(kept_epochs) in (ROWS - 1, ROWS)
 
 
-def test_one_epoch_has_no_curve_and_epoch_0_is_what_it_began_with() -> None:
-    assert [line.split()[0] for line in shown(1, 1)] == ["epoch", "1", "*"]
-    lines = shown(2, 0)
+def test_single_epoch_has_no_sparkline_and_epoch_0_is_shown() -> None:
+    assert [line.split()[0] for line in summary_lines(1, 1)] == ["epoch", "1", "*"]
+    lines = summary_lines(2, 0)
     assert lines[1].split() == ["0", "40.0", "*"] and "* best: epoch 0; scores are times 100" in lines
 
 
-def test_paragraphs_have_two_decimals_and_repetition() -> None:
+def test_paragraph_scores_have_two_decimals() -> None:
     names = ["BLEU-1", "BLEU-2", "BLEU-3", "BLEU-4", "ROUGE_L", "CIDEr-D", "R@1", "R@2", "R@3", "R@4"]
     scores = {name: (n + 1) / 80 for n, name in enumerate(names)}
-    lines = shown(2, 2, {**scores, "CIDEr-D": 10.0})
+    lines = summary_lines(2, 2, {**scores, "CIDEr-D": 10.0})
     assert lines[-5].split() == names[:6] and lines[-3].split() == names[6:]
     assert lines[-4].split()[:2] == ["1.25", "2.50"] and lines[-4].split()[-1] == "1000.00"
     assert lines[-2].split() == ["8.75", "10.00", "11.25", "12.50"]
     assert lines[-1] == "1 distinct among 2 captions"
 
 
-def test_sparklines() -> None:
+def test_sparkline_keeps_peaks() -> None:
     assert sparkline([0, 1, 2, 3], "abcd") == "abcd"
     assert sparkline([0.5, 0.5], "abc") == "bb"
     peaked = [1.0] * 60

@@ -18,46 +18,50 @@ SET = [part for setting in SETTINGS for part in ("--set", setting)]
 
 @pytest.fixture
 def videos(tmp_path: Path) -> Path:
-    """Six videos in folders of a folder, one that is none, and one that the data do not name."""
+    """Write six videos of the dataset, one broken file and one video outside the dataset."""
     folder = tmp_path / "my videos"
     for number in range(7):
         write_video(folder / "a" / f"v{number}.mp4", seed=number, frames=5)
-    (folder / "a" / "broken.mp4").write_bytes(b"nothing of a video" * 100)
+    (folder / "a" / "broken.mp4").write_bytes(b"not a video at all" * 100)
     rows = [
         {"id": f"a/v{number}", "split": "val" if number > 3 else "train", "captions": ["a dog runs"]}
         for number in range(6)
     ]
-    rows.append({"id": "a/broken", "split": "train", "captions": ["nobody knows"]})
+    rows.append({"id": "a/broken", "split": "train", "captions": ["a broken video"]})
     (tmp_path / "data.jsonl").write_text("\n".join(map(json.dumps, rows)))
     return folder
 
 
-def test_from_videos_to_a_captioner_in_one_step(capvid: Run, toy: Toy, videos: Path, tmp_path: Path) -> None:
+def test_train_extracts_features_from_videos(capvid: Run, toy: Toy, videos: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     command = ["train", "m3-small", "--data", tmp_path / "data.jsonl", "--videos", videos, "-o", run, *SET]
     streams = ["--backbone", "toy", "--sampling", "uniform:3", "--weights", toy.weights]
     code, out, err = capvid(*command, *streams)
     assert code == 0, err
     assert out.splitlines()[0].split() == ["epoch", "loss", "val", "CIDEr-D", "captions/s", "seconds"]
-    said = err.splitlines()
-    assert said[0].startswith(f"error: {videos}/a/broken.mp4: not a video file")
-    assert said[1] == "6 extracted, 1 failed"
-    assert said[2] == "warning: 1 of 7 videos of the data have no features and are left out (a/broken)"
-    assert said[3].startswith("4 videos, 4 captions an epoch")
+    stderr_lines = err.splitlines()
+    assert stderr_lines[0].startswith(f"error: {videos}/a/broken.mp4: not a video file")
+    assert stderr_lines[1] == "6 extracted, 1 failed"
+    assert (
+        stderr_lines[2] == "warning: 1 of 7 videos of the data have no features and are left out (a/broken)"
+    )
+    assert stderr_lines[3].startswith("4 videos, 4 captions an epoch")
     assert sorted(path.stem for path in (run / "features").rglob("*.safetensors")) == [
         f"v{number}" for number in range(6)
     ]
-    code, out, err = capvid("caption", videos / "a" / "v0.mp4", "--model", run)  # with the weights in the run
+    code, out, err = capvid(
+        "caption", videos / "a" / "v0.mp4", "--model", run
+    )  # uses the weights stored in the run folder
     assert (code, err) == (0, "") and out.strip()
 
     code, _, err = capvid(*command, *streams, "--resume")
     assert code == 0 and "0 extracted, 6 skipped (already done), 1 failed" in err.splitlines()
 
 
-def test_what_does_not_go_together(capvid: Run, toy: Toy, videos: Path, tmp_path: Path) -> None:
+def test_conflicting_data_options(capvid: Run, toy: Toy, videos: Path, tmp_path: Path) -> None:
     data = ["train", "m3-small", "--data", tmp_path / "data.jsonl", "-o", tmp_path / "run"]
-    for wrong in (["--features", "f", "--videos", videos], []):
-        code, _, err = capvid(*data, *wrong)
+    for options in (["--features", "f", "--videos", videos], []):
+        code, _, err = capvid(*data, *options)
         assert (
             code == 2 and "m3-small trains a captioner: it needs --features or --videos, and not both" in err
         )
@@ -69,7 +73,7 @@ def test_what_does_not_go_together(capvid: Run, toy: Toy, videos: Path, tmp_path
     assert not (tmp_path / "run" / "best").exists()
 
 
-def test_views_that_lack_a_stream_are_told_of(capvid: Run, tmp_path: Path) -> None:
+def test_views_that_lack_a_stream_are_reported(capvid: Run, tmp_path: Path) -> None:
     import numpy as np
     from safetensors.numpy import save_file
 

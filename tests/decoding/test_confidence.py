@@ -17,7 +17,7 @@ from capvid.output.results import Caption
 from capvid.text.vocabulary import BOS, EOS
 
 WIDTH = 6
-NOTES: dict[str, Any] = {
+CALIBRATION: dict[str, Any] = {
     "average": [0.1, -0.2, 0.3, 0.0, 0.5, -1.0],
     "intercept": 1.0,
     "per_logprob": 2.0,
@@ -34,19 +34,19 @@ SIZES: dict[str, dict[str, Any]] = {
 }
 
 
-def captioner(name: str) -> Captioner:
+def build_captioner(name: str) -> Captioner:
     torch.manual_seed(0)
-    made = build(name, {"vocabulary_size": 20, "feature_width": WIDTH, **SIZES[name]}).eval()
+    captioner = build(name, {"vocabulary_size": 20, "feature_width": WIDTH, **SIZES[name]}).eval()
     with torch.no_grad():
-        for parameter in made.parameters():
+        for parameter in captioner.parameters():
             parameter.mul_(3)
-    return made
+    return captioner
 
 
-def step_by_step(made: Captioner, frame: torch.Tensor, tokens: list[int]) -> float:
-    state, total, word = made.encode(frame, torch.ones(1, 1, dtype=torch.bool)), 0.0, BOS
+def stepwise_logprob(captioner: Captioner, frame: torch.Tensor, tokens: list[int]) -> float:
+    state, total, word = captioner.encode(frame, torch.ones(1, 1, dtype=torch.bool)), 0.0, BOS
     for following in [*tokens, EOS]:
-        logits, state, _ = made.step(torch.tensor([word]), state)
+        logits, state, _ = captioner.step(torch.tensor([word]), state)
         total += logits[0].double().log_softmax(-1)[following].item()
         word = following
     return total
@@ -55,18 +55,20 @@ def step_by_step(made: Captioner, frame: torch.Tensor, tokens: list[int]) -> flo
 @pytest.mark.parametrize("name", ["m3", "ham"])
 @pytest.mark.parametrize("tokens", [[5, 7, 9], [4], []])
 def test_average_video_is_one_frame(name: str, tokens: list[int]) -> None:
-    made = captioner(name)
-    frame = torch.tensor(NOTES["average"]).view(1, 1, -1)
+    captioner = build_captioner(name)
+    frame = torch.tensor(CALIBRATION["average"]).view(1, 1, -1)
     if name == "ham":
         frame = frame.view(1, 1, 1, -1).repeat(1, 1, 4, 1)
     with torch.no_grad():
-        expected = step_by_step(made, frame, tokens)
-    assert logprobs_of_average(made, NOTES["average"], [tokens]) == [pytest.approx(expected, abs=1e-4)]
+        expected = stepwise_logprob(captioner, frame, tokens)
+    assert logprobs_of_average(captioner, CALIBRATION["average"], [tokens]) == [
+        pytest.approx(expected, abs=1e-4)
+    ]
 
 
 @pytest.mark.parametrize("average", [-900.0, -8.0, -6.0, 0.0, 900.0])
 def test_confidence_is_a_logistic_curve_of_both_signals(average: float) -> None:
-    calibration = Calibration.of({"confidence": NOTES})
+    calibration = Calibration.of({"confidence": CALIBRATION})
     assert calibration is not None
     hypothesis = Hypothesis([5, 7], [-1.0, -2.0, -3.0], 0.0)
     odds = 1.0 + 2.0 * (-6.0 / 3) + 0.5 * (-6.0 - average)
@@ -90,13 +92,13 @@ def test_uncalibrated_checkpoint_has_no_calibration() -> None:
         None,
         [1, 2],
         {},
-        {**NOTES, "average": []},
-        {**NOTES, "average": None},
-        {**NOTES, "average": [0.0, "1"]},
-        {**NOTES, "per_logprob": math.nan},
-        {**NOTES, "per_logprob": "x"},
-        {**NOTES, "more": 1},
-        {name: value for name, value in NOTES.items() if name != "intercept"},
+        {**CALIBRATION, "average": []},
+        {**CALIBRATION, "average": None},
+        {**CALIBRATION, "average": [0.0, "1"]},
+        {**CALIBRATION, "per_logprob": math.nan},
+        {**CALIBRATION, "per_logprob": "x"},
+        {**CALIBRATION, "more": 1},
+        {name: value for name, value in CALIBRATION.items() if name != "intercept"},
     ],
 )
 def test_damaged_calibration_is_refused(damage: Any) -> None:
@@ -106,7 +108,7 @@ def test_damaged_calibration_is_refused(damage: Any) -> None:
 
 def test_calibration_for_other_features_is_refused() -> None:
     with pytest.raises(CheckpointError, match="features of width 5, and it takes 6"):
-        logprobs_of_average(captioner("m3"), [1.0] * 5, [[5]])
+        logprobs_of_average(build_captioner("m3"), [1.0] * 5, [[5]])
 
 
 def test_bundled_captioner_is_unsure_of_the_average_video() -> None:
@@ -117,6 +119,6 @@ def test_bundled_captioner_is_unsure_of_the_average_video() -> None:
     frame = torch.tensor(calibration.average).view(1, 1, -1)
     mask = torch.ones(1, 1, dtype=torch.bool)
     best = decode(checkpoint.captioner, frame, mask, DecodingOptions())[0][0]
-    (same,) = logprobs_of_average(checkpoint.captioner, calibration.average, [best.tokens])
-    assert best.logprob == pytest.approx(same, abs=1e-4)
-    assert calibration.confidence(best, same) < 0.3
+    (average_logprob,) = logprobs_of_average(checkpoint.captioner, calibration.average, [best.tokens])
+    assert best.logprob == pytest.approx(average_logprob, abs=1e-4)
+    assert calibration.confidence(best, average_logprob) < 0.3

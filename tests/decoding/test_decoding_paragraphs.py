@@ -1,10 +1,10 @@
-"""A sentence for each segment, by every paragraph captioner."""
+"""Decoding one sentence per segment, by every paragraph captioner."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from slow_search import beam_search, of_segment
+from reference_decoding import beam_search, segment_next_word
 from torch import Tensor
 from variants import VARIANTS, clip, make
 
@@ -23,63 +23,63 @@ OPTIONS = [
 ]
 
 
-def segments_of(captioner: ParagraphCaptioner) -> list[list[Tensor]]:
+def make_segments(captioner: ParagraphCaptioner) -> list[list[Tensor]]:
     torch.manual_seed(9)
     return [[clip(captioner, frames) for frames in video] for video in LENGTHS]
 
 
 @every_variant
 @pytest.mark.parametrize("options", OPTIONS)
-def test_paragraphs_are_those_of_one_segment_after_another(variant: str, options: DecodingOptions) -> None:
+def test_paragraphs_match_the_reference_segment_by_segment(variant: str, options: DecodingOptions) -> None:
     captioner = make(variant)
-    videos = segments_of(captioner)
-    found = decode_paragraphs(captioner, *pad_segments(videos), options)
-    assert [len(video) for video in found] == [len(video) for video in videos]
-    for video, paragraph in zip(videos, found, strict=True):
+    videos = make_segments(captioner)
+    paragraphs = decode_paragraphs(captioner, *pad_segments(videos), options)
+    assert [len(video) for video in paragraphs] == [len(video) for video in videos]
+    for video, paragraph in zip(videos, paragraphs, strict=True):
         carried = None
         for frames, hypotheses in zip(video, paragraph, strict=True):
             features, mask = frames.unsqueeze(0), torch.ones(1, len(frames), dtype=torch.bool)
-            expected = beam_search(of_segment(captioner, features, mask, carried), options)
+            expected = beam_search(segment_next_word(captioner, features, mask, carried), options)
             assert len(hypotheses) == options.num_captions
             for hypothesis, sentence in zip(hypotheses, expected, strict=False):
                 assert hypothesis.tokens == list(sentence.tokens)
                 assert hypothesis.logprobs == pytest.approx(sentence.logprobs, abs=1e-6)
-            said = torch.tensor([[BOS, *expected[0].tokens]])
+            tokens = torch.tensor([[BOS, *expected[0].tokens]])
             if captioner.recurrent:
-                carried = captioner.read(captioner.encode(features, mask, carried), said)[1]
+                carried = captioner.read(captioner.encode(features, mask, carried), tokens)[1]
 
 
 @pytest.mark.slow
 @every_variant
 def test_paragraphs_do_not_depend_on_the_batch(variant: str) -> None:
     captioner = make(variant)
-    videos = segments_of(captioner)
+    videos = make_segments(captioner)
     for options in (*OPTIONS, DecodingOptions(temperature=1.0, num_captions=2, max_length=5)):
-        together = decode_paragraphs(captioner, *pad_segments(videos), options)
-        for video, paragraph in zip(videos, together, strict=True):
-            (alone,) = decode_paragraphs(captioner, *pad_segments([video]), options)
-            assert [[h.tokens for h in s] for s in paragraph] == [[h.tokens for h in s] for s in alone]
+        batched = decode_paragraphs(captioner, *pad_segments(videos), options)
+        for video, paragraph in zip(videos, batched, strict=True):
+            (single,) = decode_paragraphs(captioner, *pad_segments([video]), options)
+            assert [[h.tokens for h in s] for s in paragraph] == [[h.tokens for h in s] for s in single]
 
 
 @every_variant
-def test_a_video_without_segments_is_one_segment(variant: str) -> None:
+def test_single_segment_equals_plain_decoding(variant: str) -> None:
     captioner = make(variant)
-    features, mask, counts = pad_segments([[video[0]] for video in segments_of(captioner)])
-    found = decode_paragraphs(captioner, features, mask, counts, OPTIONS[1])
-    alone = decode(captioner, features[:, 0], mask[:, 0], OPTIONS[1])
-    assert [[h.tokens for h in s] for (s,) in found] == [[h.tokens for h in s] for s in alone]
+    features, mask, counts = pad_segments([[video[0]] for video in make_segments(captioner)])
+    paragraphs = decode_paragraphs(captioner, features, mask, counts, OPTIONS[1])
+    expected = decode(captioner, features[:, 0], mask[:, 0], OPTIONS[1])
+    assert [[h.tokens for h in s] for (s,) in paragraphs] == [[h.tokens for h in s] for s in expected]
 
 
 @every_variant
-def test_traces_of_segments(variant: str) -> None:
+def test_traces_of_segments_have_one_row_per_word(variant: str) -> None:
     captioner = make(variant)
     options = DecodingOptions(beam_size=2, max_length=4, trace=True)
-    for video in decode_paragraphs(captioner, *pad_segments(segments_of(captioner)), options):
-        for (found,) in video:
-            assert {len(tensor) for tensor in found.trace.values()} == {len(found.logprobs)}
+    for video in decode_paragraphs(captioner, *pad_segments(make_segments(captioner)), options):
+        for (hypothesis,) in video:
+            assert {len(tensor) for tensor in hypothesis.trace.values()} == {len(hypothesis.logprobs)}
 
 
-def test_padding_of_segments() -> None:
+def test_pad_segments() -> None:
     videos = [[torch.ones(2, 3)], [torch.full((1, 3), 2.0), torch.zeros(0, 3), torch.full((3, 3), 3.0)]]
     features, mask, counts = pad_segments(videos)
     assert features.shape == (2, 3, 3, 3)

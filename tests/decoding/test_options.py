@@ -39,24 +39,24 @@ from capvid.errors import UsageError
         ({"beams": 2}, "beams: no such decoding option; did you mean beam_size"),
     ],
 )
-def test_options_that_cannot_be(values: dict[str, Any], message: str) -> None:
-    with pytest.raises(UsageError) as caught:
+def test_invalid_options_are_refused(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError) as error:
         DecodingOptions.from_dict(values)
-    assert message in str(caught.value)
-    assert "\n" not in str(caught.value)
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
 
 
-def test_options_go_through_plain_values() -> None:
+def test_options_round_trip_through_a_dict() -> None:
     options = DecodingOptions(temperature=1, num_captions=9, top_p=0.9)
     assert DecodingOptions.from_dict(options.to_dict()) == options
     assert options.sampling and not DecodingOptions().sampling
 
 
-def test_the_logprob_of_a_sentence() -> None:
+def test_logprob_is_the_sum_of_word_logprobs() -> None:
     assert Hypothesis([4], [-0.5, -0.25], -0.375).logprob == -0.75
 
 
-def test_every_option_has_a_help_text_and_numbers_have_bounds() -> None:
+def test_options_have_help_texts_and_bounds() -> None:
     for option in fields(DecodingOptions):
         assert option.metadata["help"].endswith(".")
         low, high = option.metadata.get("minimum", 0), option.metadata.get("maximum", 0)

@@ -1,4 +1,4 @@
-"""Sentences followed again, by every captioner in every variant."""
+"""Rescoring of finished captions, by every captioner in every variant."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PARAGRAPHS = [variant for variant, (name, _) in VARIANTS.items() if CAPTIONERS[n
 def word_by_word(
     captioner: Captioner, features: Tensor, tokens: list[int], carried: Carried | None = None
 ) -> tuple[list[float], list[dict[str, Tensor]]]:
-    """Log-probabilities of the tokens and the end, and the trace of each step."""
+    """Return the log-probabilities of the tokens and EOS, and the trace of each step."""
     mask = all_real(1, features.shape[1])
     paragraphs = isinstance(captioner, ParagraphCaptioner)
     state = captioner.encode(features, mask, carried) if paragraphs else captioner.encode(features, mask)
@@ -38,26 +38,28 @@ def word_by_word(
 
 @pytest.mark.parametrize("variant", VARIANTS)
 @torch.no_grad()
-def test_they_are_as_probable_as_word_by_word(variant: str) -> None:
+def test_rescoring_equals_stepping(variant: str) -> None:
     captioner = make(variant)
     features = clip(captioner, 1, 4)
-    (found,) = rescore(captioner, features, all_real(1, 4), [SENTENCES], trace=True)
-    for sentence, before in zip(found, SENTENCES, strict=True):
-        assert (sentence.tokens, sentence.score) == (before.tokens, before.score)
-        logprobs, traces = word_by_word(captioner, features, before.tokens)
+    (rescored,) = rescore(captioner, features, all_real(1, 4), [SENTENCES], trace=True)
+    for sentence, original in zip(rescored, SENTENCES, strict=True):
+        assert (sentence.tokens, sentence.score) == (original.tokens, original.score)
+        logprobs, traces = word_by_word(captioner, features, original.tokens)
         assert sentence.logprobs == pytest.approx(logprobs, abs=1e-9)
         assert sentence.trace is not None and set(sentence.trace) == set(traces[0])
         assert sentence.trace["attention"].shape == (len(logprobs), 4)
         for name, table in sentence.trace.items():
             for row, step in zip(table, traces, strict=True):
-                seen = step[name][0]
-                assert torch.allclose(row[..., : seen.shape[-1]] if seen.dim() else row, seen, atol=1e-9)
-                assert not row[seen.shape[-1] :].any() if seen.dim() else True
+                expected = step[name][0]
+                assert torch.allclose(
+                    row[..., : expected.shape[-1]] if expected.dim() else row, expected, atol=1e-9
+                )
+                assert not row[expected.shape[-1] :].any() if expected.dim() else True
 
 
 @pytest.mark.parametrize("variant", PARAGRAPHS)
 @torch.no_grad()
-def test_they_know_what_came_before(variant: str) -> None:
+def test_rescoring_uses_the_carried_memory(variant: str) -> None:
     captioner = make(variant)
     assert isinstance(captioner, ParagraphCaptioner)
     features, mask = clip(captioner, 1, 4), all_real(1, 4)
@@ -65,20 +67,20 @@ def test_they_know_what_came_before(variant: str) -> None:
     if captioner.recurrent:
         first = captioner.encode(clip(captioner, 1, 3), all_real(1, 3))
         carried = captioner.remember(first, torch.tensor([[BOS, 6, 8]]))
-    (found,) = rescore(captioner, features, mask, [SENTENCES], carried=carried)
-    for sentence in found:
+    (rescored,) = rescore(captioner, features, mask, [SENTENCES], carried=carried)
+    for sentence in rescored:
         assert sentence.trace is None
         expected, _ = word_by_word(captioner, features, sentence.tokens, carried)
         assert sentence.logprobs == pytest.approx(expected, abs=1e-9)
     if captioner.recurrent:
-        (alone,) = rescore(captioner, features, mask, [SENTENCES])
-        assert alone[0].logprobs != pytest.approx(found[0].logprobs, abs=1e-6)
+        (without_memory,) = rescore(captioner, features, mask, [SENTENCES])
+        assert without_memory[0].logprobs != pytest.approx(rescored[0].logprobs, abs=1e-6)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
 @torch.no_grad()
-def test_they_do_not_depend_on_what_is_followed_together(variant: str) -> None:
-    """In double precision, rounded to single, they are the same in every bit; traces too."""
+def test_rescoring_does_not_depend_on_the_batch(variant: str) -> None:
+    """Computed in float64 and rounded to float32, log-probabilities and traces are bit-identical."""
     captioner = make(variant).float()
     precise = in_double(captioner, torch.device("cpu"))
     assert precise is not None and next(captioner.parameters()).dtype == torch.float32
@@ -93,23 +95,30 @@ def test_they_do_not_depend_on_what_is_followed_together(variant: str) -> None:
         ]
         for video in range(7)
     ]
-    together = rescore(precise, features, mask, sentences, trace=True)
+    batched = rescore(precise, features, mask, sentences, trace=True)
     order = torch.tensor([6, 2, 0])
-    some = rescore(precise, features[order], mask[order], [sentences[video] for video in order], trace=True)
+    subset = rescore(precise, features[order], mask[order], [sentences[video] for video in order], trace=True)
     for video in range(7):
-        one = features[video : video + 1, : lengths[video]]
-        (alone,) = rescore(precise, one, all_real(1, int(lengths[video])), [sentences[video]], trace=True)
-        others = [together[video], *(found for at, found in zip(order, some, strict=True) if at == video)]
-        for found in others:
-            assert [h.tokens for h in found] == [h.tokens for h in sentences[video]]
-            for sentence, expected in zip(found, alone, strict=True):
+        frames = features[video : video + 1, : lengths[video]]
+        (single,) = rescore(precise, frames, all_real(1, int(lengths[video])), [sentences[video]], trace=True)
+        results = [
+            batched[video],
+            *(
+                hypotheses
+                for video_index, hypotheses in zip(order, subset, strict=True)
+                if video_index == video
+            ),
+        ]
+        for hypotheses in results:
+            assert [h.tokens for h in hypotheses] == [h.tokens for h in sentences[video]]
+            for sentence, expected in zip(hypotheses, single, strict=True):
                 assert torch.equal(torch.tensor(sentence.logprobs), torch.tensor(expected.logprobs))
-                for name, seen in expected.trace.items():
-                    assert torch.equal(sentence.trace[name].float(), seen.float()), name
+                for name, tensor in expected.trace.items():
+                    assert torch.equal(sentence.trace[name].float(), tensor.float()), name
 
 
-def test_a_captioner_that_is_held_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is too large, or on a device without double precision, has no second copy."""
+def test_no_float64_copy_of_large_captioners(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Large captioners, and devices without float64, get no float64 copy."""
     captioner = make("m3")
     assert in_double(captioner, torch.device("mps")) is None
     monkeypatch.setattr("capvid.decoding.rescoring.MOST_WEIGHTS", 10)

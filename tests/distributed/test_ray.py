@@ -131,7 +131,7 @@ def test_features_of_an_archive_on_a_server_that_fails_now_and_then(
             bucket.pipe_file(f"ray/{folder.name}/{path.name}", path.read_bytes())
     bucket.pipe_file("ray/3/poison.mp4", next(folders[0].iterdir()).read_bytes())
     s3.every, s3.cut = 9, 5
-    script = ROOT / "tests" / "support" / "poison.py"
+    script = ROOT / "tests" / "support" / "ray_crashing_job.py"
     process = subprocess.Popen(
         [sys.executable, script, nodes.address, "s3://ray/features", "s3://ray/3/", "s3://ray/broken/"],
         env=environment(),

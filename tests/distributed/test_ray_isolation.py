@@ -23,11 +23,11 @@ pytest.importorskip("ray")
 
 
 def test_a_row_that_cannot_be_encoded_costs_its_video(tmp_path: Path) -> None:
-    from raising import RaisingDataset
+    from ray_failing_job import FailingWebDataset
 
     from capvid.distributed.ray_actors import Writing, pack, unpack
 
-    folder = ShardFolder(str(tmp_path), kind="features", form=RaisingDataset(), head={})
+    folder = ShardFolder(str(tmp_path), kind="features", form=FailingWebDataset(), head={})
     folder.begin(overwrite=False)
     names = ("a", "odd", "c")
     rows = [Row(video=n, key=n, record={"video": n, "status": "ok"}, features=b"x") for n in names]
@@ -43,7 +43,7 @@ def test_a_row_that_cannot_be_encoded_costs_its_video(tmp_path: Path) -> None:
 def test_bad_videos_leave_their_neighbours_alone(tmp_path: Path) -> None:
     names = ("a", "bad", "c", "odd", "e")
     paths = [write_video(tmp_path / f"{name}.mp4", seed=n) for n, name in enumerate(names)]
-    command = [sys.executable, str(SUPPORT / "raising.py"), str(tmp_path / "out")]
+    command = [sys.executable, str(SUPPORT / "ray_failing_job.py"), str(tmp_path / "out")]
     path = os.pathsep.join([*sys.path, str(SUPPORT)])
     done = subprocess.run(
         [*command, *map(str, paths)],

@@ -1,6 +1,6 @@
-"""Mutants of every kind of file that capvid reads: each is read or refused, quickly and with little memory.
+"""Mutants of every kind of file that capvid reads are read or refused, quickly and with little memory.
 
-``CAPVID_FUZZ_SCALE=10`` tries ten times as many mutants, ``CAPVID_FUZZ_SEED=1`` other ones.
+``CAPVID_FUZZ_SCALE=10`` tries ten times as many mutants, ``CAPVID_FUZZ_SEED=1`` others.
 """
 
 from __future__ import annotations
@@ -57,16 +57,18 @@ def test_mutants_are_read_or_refused(
         mutant = folder / original.name
         mutant.write_bytes(artefact.mutate(data, other, random.Random(f"{SEED} {name} {number}")))
         if report := sandbox.read(name, original, mutant):
-            kept = shutil.copytree(folder, tmp_path / f"failed-{number}") / original.name
+            failed_path = shutil.copytree(folder, tmp_path / f"failed-{number}") / original.name
             failures.setdefault(cause(report), []).append(
-                f"python tests/fuzz/sandbox.py {name} '{kept}'\n{report[-2000:]}"
+                f"python tests/support/sandbox.py {name} '{failed_path}'\n{report[-2000:]}"
             )
     record_property("mutants", mutants)
     if failures:
         count = sum(map(len, failures.values()))
-        causes = "\n\n".join(f"{len(reports)} x {why}:\n{reports[0]}" for why, reports in failures.items())
+        causes = "\n\n".join(
+            f"{len(reports)} x {reason}:\n{reports[0]}" for reason, reports in failures.items()
+        )
         pytest.fail(f"{count} of {mutants} mutants:\n{causes}", pytrace=False)
 
 
-def test_there_are_enough_mutants() -> None:
+def test_number_of_mutants() -> None:
     assert sum(artefact.mutants for artefact in ARTEFACTS.values()) >= 5000

@@ -1,9 +1,9 @@
-"""Lets the tests of this folder import the helpers beside the tests of backbones and of training."""
+"""Import path of the GPU tests, which use helpers of tests/backbones."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
 
-TESTS = Path(__file__).parents[1]
-sys.path[:0] = [str(TESTS / "backbones"), str(TESTS / "training")]
+BACKBONE_TESTS = Path(__file__).parents[1] / "backbones"
+sys.path.insert(0, str(BACKBONE_TESTS))

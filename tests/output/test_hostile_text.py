@@ -16,7 +16,7 @@ import pytest
 import webvtt
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pages import written as report_of
+from report_pages import written as report_of
 from test_records import SETTINGS, result
 
 from capvid.cli.score import write_scores

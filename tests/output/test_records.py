@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from pages import SETTINGS
+from report_pages import SETTINGS
 
 from capvid.errors import EmptyVideoError
 from capvid.output.results import Caption, CaptionResult, Segment, WordScore, make_record

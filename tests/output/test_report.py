@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from pages import Page, failure, images, pictures, story, told, video, written
+from report_pages import Page, failure, images, make_caption, pictures, story, video, written
 from test_records import SETTINGS, looked
 
 from capvid.errors import MissingVideoError
@@ -158,7 +158,7 @@ def test_the_script_stands_once_before_the_videos(tmp_path: Path, count: int) ->
 
 @pytest.mark.parametrize("text", HOSTILE)
 def test_no_text_breaks_out(tmp_path: Path, text: str) -> None:
-    caption = told(words=text)
+    caption = make_caption(words=text)
     harmless = [tag for tag, _ in written(tmp_path / "a.html", video(), failure()).tags]
     result = video(path=Path(text), captions=(caption,), model=text)
     result = replace(result, segments=(replace(result.segments[0], captions=(caption,)),))

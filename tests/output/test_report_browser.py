@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from pages import failure, story, video
+from report_pages import failure, story, video
 from test_report import HOSTILE
 from toy import Toy, toy, toy_files, video_files
 

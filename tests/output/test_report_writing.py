@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from pages import MODEL, Page, failure, video, written
+from report_pages import MODEL, Page, failure, video, written
 from test_records import SETTINGS
 
 from capvid.output.report import Report
@@ -82,7 +82,7 @@ def test_a_kill_leaves_no_page_and_the_next_run_clears_up(tmp_path: Path) -> Non
         "import sys; sys.path[:0] = sys.argv[2:]\n"
         "from pathlib import Path\n"
         "from capvid.output.report import Report\n"
-        "from pages import MODEL, SETTINGS, video\n"
+        "from report_pages import MODEL, SETTINGS, video\n"
         "with Report(Path(sys.argv[1]), model=MODEL, settings=SETTINGS) as report:\n"
         "    while True:\n"
         "        report.add(video())\n"

@@ -1,4 +1,4 @@
-"""The kinds of files that capvid reads: how to write a real one, how to mutate it, and what reads it."""
+"""The kinds of files that capvid reads: how to write, mutate and read each of them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Artefact:
     Attributes:
         write: writes valid files into an empty folder and returns the one to mutate.
         mutate: changes the content of that file.
-        read: reads it the way the product does; it may raise only the errors that users can understand.
+        read: reads it the way the product does; it may raise only errors meant for users.
         mutants: number of mutants per run.
         splice: name of the artefact whose bytes may be joined with this one's.
     """
@@ -102,7 +102,7 @@ def _zip(folder: Path) -> Path:
             noise = np.random.default_rng(number).integers(0, 255, (24, 32, 3), dtype=np.uint8)
             Image.fromarray(noise).save(stream, {"jpg": "JPEG", "png": "PNG", "webp": "WEBP"}[suffix])
             kind = zipfile.ZIP_DEFLATED if number % 2 else zipfile.ZIP_STORED
-            member = zipfile.ZipInfo(f"video{number // 2}/{number}.{suffix}")  # of a fixed date
+            member = zipfile.ZipInfo(f"video{number // 2}/{number}.{suffix}")  # has a fixed date
             archive.writestr(member, stream.getvalue(), kind)
     return path
 
@@ -111,7 +111,7 @@ def read_zip(path: Path) -> None:
     """Read every folder of images in a zip file; one that fails must not hide the next."""
     from capvid.video.image_reader import image_folders
 
-    _each(read_video, image_folders(path))
+    _read_each(read_video, image_folders(path))
 
 
 def _tar(folder: Path) -> Path:
@@ -131,10 +131,10 @@ def read_tar(path: Path) -> None:
     """Decode the first members of a tar archive."""
     from capvid.video.input_set import members
 
-    _each(read_video, [member for _, member in zip(range(3), members(path), strict=False)])
+    _read_each(read_video, [member for _, member in zip(range(3), members(path), strict=False)])
 
 
-def _each(read: Callable[[Any], None], inputs: list[Any]) -> None:
+def _read_each(read: Callable[[Any], None], inputs: list[Any]) -> None:
     from capvid.errors import CapvidError, InternalError
 
     for item in inputs:
@@ -175,7 +175,7 @@ def _features(folder: Path, *, maps: bool = False) -> Path:
 
 
 def read_features(path: Path) -> None:
-    """Read a feature file on its own, from bytes, and as part of a data set."""
+    """Read a feature file on its own, from bytes, and as part of a dataset."""
     from capvid.features.feature_file import features_from_bytes, load_features, load_header, load_times
     from capvid.features.feature_store import FeatureStore
     from capvid.video.frame_sampling import UniformSampling
@@ -193,7 +193,7 @@ def read_features(path: Path) -> None:
         store = FeatureStore([path])
         return [(store.length(name), store.times(name), store.get(name)) for name in store.ids()]
 
-    _each(one, [load_header, load_times, lambda p: features_from_bytes(p.read_bytes()), from_store])
+    _read_each(one, [load_header, load_times, lambda p: features_from_bytes(p.read_bytes()), from_store])
     one(load_features)
 
 
@@ -208,7 +208,7 @@ def _packed(folder: Path) -> Path:
 
 
 def read_packed(path: Path) -> None:
-    """Read every video of a data set's one file of features."""
+    """Read every video of a packed feature file."""
     from capvid.features.feature_store import FeatureStore
 
     store = FeatureStore([path])
@@ -290,7 +290,7 @@ def _manifest(folder: Path) -> Path:
 
 
 def read_manifest(path: Path) -> None:
-    """Continue a run: read what is done, note another result, and put the manifest in order."""
+    """Continue a run: query finished videos, note another result, and rewrite the manifest."""
     from capvid.output.manifest import Manifest
     from capvid.output.results import CaptionResult
 
@@ -344,7 +344,7 @@ def _shards(form: str, suffix: str, folder: Path) -> Path:
 
 
 def read_shards(form: str, path: Path) -> None:
-    """Continue a sharded run: read what is done, and drop the videos that failed."""
+    """Continue a sharded run: read the finished videos, and drop the failed ones."""
     shards = _shard_folder(form, path.parent)
     shards.begin(overwrite=False)
     shards.done()
@@ -393,7 +393,7 @@ def read_list(path: Path) -> None:
 
 
 def read_dataset(dataset: str, path: Path) -> None:
-    """Read a data set, strictly and leaving out the rows that cannot be used."""
+    """Read a dataset, strictly and leaving out the rows that cannot be used."""
     from capvid.datasets.loading import load_data
 
     target = path if dataset in ("jsonl", "tsv", "coco") else path.parent
@@ -405,7 +405,7 @@ def read_references(path: Path) -> None:
     """Read references of captions and of paragraphs."""
     from capvid.scoring.references import load_references
 
-    _each(lambda paragraphs: load_references([str(path)], paragraphs=paragraphs), [False, True])  # type: ignore[arg-type, return-value]
+    _read_each(lambda paragraphs: load_references([str(path)], paragraphs=paragraphs), [False, True])  # type: ignore[arg-type, return-value]
 
 
 def read_predictions(path: Path) -> None:
@@ -415,7 +415,7 @@ def read_predictions(path: Path) -> None:
     wanted = ReferenceSet(
         {"a": ["a man"], "b": ["a dog"], "1": ["a ball"]}, ["a", "b", "1"], {}, ["references"]
     )
-    _each(
+    _read_each(
         lambda paragraphs: load_predictions(path, wanted, paragraphs=paragraphs, missing="empty"),  # type: ignore[arg-type, return-value]
         [False, True],
     )

@@ -1,4 +1,4 @@
-"""Tests that compute in half precision run where the processor has instructions for it."""
+"""Skip markers for half-precision tests on CPUs without the instructions."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 def is_fast(precision: str | torch.dtype) -> bool:
-    """Whether this processor computes in a precision without falling back to slow reference code."""
+    """Whether this CPU computes in a precision without falling back to slow reference code."""
     dtype = DTYPES[precision] if isinstance(precision, str) else precision
     return has_fast_path(dtype, torch.device("cpu"))
 
 
 def where_fast(precision: str | torch.dtype, *others: Any) -> Any:
-    """A case of a parametrised test that is skipped where its precision, the first value, is slow."""
+    """Return a parametrised case that is skipped if its precision, the first value, is slow here."""
     skip = pytest.mark.skipif(not is_fast(precision), reason=f"no fast path for {precision}")
     return pytest.param(precision, *others, marks=skip, id=str(precision).removeprefix("torch."))
 

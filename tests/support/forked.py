@@ -1,8 +1,8 @@
-"""Python in processes of their own that have imported what takes long already.
+"""Run Python code or the command in forked processes that start with the slow modules imported.
 
-A server per test process imports it once and forks for each run; a run has its own arguments, environment,
-working folder and output. What reads its environment when it is imported, as the Hub's client does, is
-not among what is imported before.
+Each test process has a server that imports them once and forks for each run; a run has its own arguments,
+environment, working folder and output. Modules that read the environment on import, such as the Hub's client,
+are not imported in advance.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ except BaseException:
 atexit._run_exitfuncs()
 sys.stdout.flush()
 sys.stderr.flush()
-os._exit(code)  # to take apart what was imported would take longer than the run
+os._exit(code)  # skips interpreter shutdown, which would take longer than the run
 """
 _LOCK = Lock()
 
@@ -77,18 +77,18 @@ def run(
     code: str | None, arguments: Sequence[object], *, env: Mapping[str, str], cwd: Path | None = None
 ) -> subprocess.CompletedProcess[str]:
     """Run ``code``, or capvid's command where it is None, with ``arguments``."""
-    given = [str(argument) for argument in arguments]
-    if sys.platform != "linux":  # to fork after such imports is safe there
-        what = ["-m", "capvid"] if code is None else ["-c", code]
-        command = [sys.executable, *what, *given]
+    argv = [str(argument) for argument in arguments]
+    if sys.platform != "linux":  # forking after these imports is safe only on Linux
+        options = ["-m", "capvid"] if code is None else ["-c", code]
+        command = [sys.executable, *options, *argv]
         return subprocess.run(command, capture_output=True, text=True, env=dict(env), cwd=cwd, timeout=200)
     with tempfile.TemporaryDirectory() as name, _LOCK:
         out, err = Path(name, "out"), Path(name, "err")
-        order = {"code": code, "arguments": given, "environment": dict(env)}
-        order |= {"folder": str(cwd or Path.cwd()), "out": str(out), "err": str(err)}
+        request = {"code": code, "arguments": argv, "environment": dict(env)}
+        request |= {"folder": str(cwd or Path.cwd()), "out": str(out), "err": str(err)}
         server = _server()
         assert server.stdin is not None and server.stdout is not None
-        server.stdin.write(json.dumps(order) + "\n")
+        server.stdin.write(json.dumps(request) + "\n")
         server.stdin.flush()
         returncode = int(server.stdout.readline())
-        return subprocess.CompletedProcess(given, returncode, out.read_text(), err.read_text())
+        return subprocess.CompletedProcess(argv, returncode, out.read_text(), err.read_text())

@@ -1,4 +1,4 @@
-"""A tiny GIT with random weights in the files of transformers, and what transformers says by it."""
+"""A tiny GIT model with random weights in transformers' files, and its outputs in transformers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PIECES = "##ning ##s ##ing ##er . ' s"
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 CLS, SEP = 2, 3
 SIDE, FRAMES = 32, 6
-PREPROCESS = {  # of microsoft/git-base-vatex but for the sizes
+PREPROCESS = {  # as in microsoft/git-base-vatex, except for the sizes
     "crop_size": {"height": SIDE, "width": SIDE},
     "do_center_crop": True,
     "do_normalize": True,
@@ -30,7 +30,7 @@ PREPROCESS = {  # of microsoft/git-base-vatex but for the sizes
 
 
 def save_git(folder: Path, *, seed: int = 11) -> Path:
-    """Save the network, its tokenizer and how frames are prepared."""
+    """Save the network, its tokenizer and its preprocessing."""
     import torch
     from safetensors.torch import save_file
     from transformers import GitConfig, GitForCausalLM
@@ -64,15 +64,15 @@ def save_git(folder: Path, *, seed: int = 11) -> Path:
 
 
 def respelled(tensors: dict[str, Any]) -> dict[str, Any]:
-    """The tensors under the names that another version of transformers has for them."""
-    here, there = "temporal", "temperal"
-    if not any(here in name for name in tensors):
-        here, there = there, here
-    return {name.replace(here, there): tensor for name, tensor in tensors.items()}
+    """Rename the tensors to the names of another version of transformers."""
+    old, new = "temporal", "temperal"
+    if not any(old in name for name in tensors):
+        old, new = new, old
+    return {name.replace(old, new): tensor for name, tensor in tensors.items()}
 
 
 class Reference:
-    """The same network as transformers runs it, on frames that PyAV reads and Pillow resizes."""
+    """The network run by transformers, on frames read by PyAV and resized by Pillow."""
 
     def __init__(self, folder: Path) -> None:
         from transformers import BertTokenizerFast, GitForCausalLM
@@ -82,7 +82,7 @@ class Reference:
 
     @staticmethod
     def frames(path: Path) -> list[np.ndarray]:
-        """All frames of a video."""
+        """Return all frames of a video."""
         import av
 
         with av.open(str(path)) as container:
@@ -90,13 +90,13 @@ class Reference:
 
     @staticmethod
     def spread(frames: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """The six frames that begin nearest to the middles of equal parts; of fewer some several times."""
+        """Return the frames nearest to the centres of six equal parts, repeated if there are fewer."""
         middles = [(number + 0.5) * len(frames) / FRAMES for number in range(FRAMES)]
         return [frames[int(middle + 0.5 * (len(frames) > FRAMES))] for middle in middles]
 
     @staticmethod
     def pixels(frames: Iterable[np.ndarray]) -> Any:
-        """The network's input (1, 6, 3, 32, 32): the whole frame resized, its centre cut out."""
+        """Return the network's input (1, 6, 3, 32, 32): centre crops of the resized frames."""
         import torch
         from PIL import Image
 
@@ -111,34 +111,34 @@ class Reference:
         return torch.tensor(np.stack(crops).transpose(0, 3, 1, 2)[None], dtype=torch.float32)
 
     def generate(self, pixels: Any, *, beams: int) -> list[int]:
-        """What transformers writes, as the tokenizer's numbers with start and end."""
-        found = self.network.generate(
+        """Return the generated token ids, with start and end."""
+        output = self.network.generate(
             pixel_values=pixels,
             num_beams=beams,
             do_sample=False,
             max_new_tokens=40,
-            early_stopping=beams > 1,  # as soon as so many sentences have ended
-            suppress_tokens=[0, 1, CLS],  # padding, unknown and start are never said
+            early_stopping=beams > 1,  # stops once ``beams`` sentences have ended
+            suppress_tokens=[0, 1, CLS],  # never generates padding, unknown and start
         )
-        return [int(token) for token in found[0]]
+        return [int(token) for token in output[0]]
 
     def text(self, tokens: Sequence[int]) -> str:
-        """The sentence of tokens."""
+        """Return the text of tokens."""
         return str(self.tokenizer.decode(tokens, skip_special_tokens=True))
 
     def logprobs(self, pixels: Any, tokens: Sequence[int]) -> list[float]:
-        """The log-probability of each token after the start, by a pass over all before it."""
+        """Return the log-probability of each token after the start, by one pass per prefix."""
         import torch
 
-        found = []
+        output = []
         for length in range(1, len(tokens)):
             with torch.no_grad():
                 logits = self.network(input_ids=torch.tensor([tokens[:length]]), pixel_values=pixels).logits
-            found.append(float(logits[0, -1].double().log_softmax(-1)[tokens[length]]))
-        return found
+            output.append(float(logits[0, -1].double().log_softmax(-1)[tokens[length]]))
+        return output
 
     def attention(self, pixels: Any, tokens: Sequence[int]) -> np.ndarray:
-        """What each token but the last sees of the six frames: the last layer's weights, the heads' mean."""
+        """Return the last layer's attention of each token to the six frames, averaged over the heads."""
         import torch
 
         with torch.no_grad():

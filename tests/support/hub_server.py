@@ -1,4 +1,4 @@
-"""A server on the loopback interface that speaks the Hub's protocol, for downloads and for uploads."""
+"""A local server with the Hub's protocol for downloads and uploads."""
 
 from __future__ import annotations
 
@@ -19,16 +19,20 @@ import yaml
 
 COMMIT = "aa6c2d36d56bc0209040c02b5a7b7d7bf11d57b8"
 TOKEN = "hf_the-right-one"
-OWNER = "anna"  # to whom the token belongs
+OWNER = "anna"  # owner of the token
 
 
 class FakeHub:
-    """Files by ``OWNER/NAME/COMMIT/PATH``, served as the Hub serves large files: by a redirect.
+    """Serves files as the Hub serves large files, by a redirect.
 
-    ``main`` is the commit of that branch where nothing was pushed; ``branches`` are those of repositories
-    that were made. Each of ``cuts`` breaks one answer off after so many bytes, and with ``gone_after_cut``
-    there are no further answers then. ``ranges`` are those that were asked for. ``uploads`` are the requests
-    that change something.
+    Attributes:
+        files: contents by ``OWNER/NAME/COMMIT/PATH``.
+        main: commit of the main branch of repositories to which nothing was pushed.
+        branches: commits by branch of each created repository.
+        cuts: numbers of bytes after which the next downloads are cut off, one per download.
+        gone_after_cut: whether the server stops answering after a cut.
+        ranges: ``Range`` headers of the partial downloads.
+        uploads: requests that change something.
     """
 
     def __init__(self, port: int = 0) -> None:
@@ -68,17 +72,17 @@ class FakeHub:
         self.server.server_close()
 
     def commit_of(self, repository: str, revision: str) -> str:
-        """The commit that is meant by a branch; a commit is itself."""
+        """Return the commit of a branch; commits are returned unchanged."""
         branches = self.branches.get(repository, {"main": self.main})
         return branches.get(revision, revision)
 
     def content(self, repository: str, revision: str = "main") -> dict[str, bytes]:
-        """The files of a commit or branch by their paths."""
+        """Return the files of a commit or branch by their paths."""
         start = f"{repository}/{self.commit_of(repository, revision)}/"
         return {name.removeprefix(start): data for name, data in self.files.items() if name.startswith(start)}
 
     def create(self, repository: str, *, private: bool = False) -> None:
-        """A repository with the file that the Hub puts into each."""
+        """Create a repository with the file that the Hub adds to each."""
         self.branches[repository] = {}
         if private:
             self.private.add(repository)
@@ -104,7 +108,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         if self.path.startswith("/api/models/"):
-            self.tell()
+            self.describe_repository()
         else:
             self.download(with_body=True)
 
@@ -144,16 +148,16 @@ class _Handler(BaseHTTPRequestHandler):
         wrong = sorted(set(yaml.safe_load(front)) - known)
         self.answer_json({"warnings": [], "errors": [{"message": name} for name in wrong]})
 
-    def create(self, wanted: dict[str, Any]) -> None:
-        repository = f"{wanted['organization']}/{wanted['name']}"
-        if wanted["organization"] != OWNER:
+    def create(self, request: dict[str, Any]) -> None:
+        repository = f"{request['organization']}/{request['name']}"
+        if request["organization"] != OWNER:
             text = "You don't have the rights to create a model under this namespace"
             self.answer_json({"error": text}, status=403)
             return
         status = 409 if repository in self.hub.branches else 200
         if status == 200:
             self.hub.create(
-                repository, private=wanted.get("visibility") == "private" or wanted.get("private", False)
+                repository, private=request.get("visibility") == "private" or request.get("private", False)
             )
         self.answer_json({"url": f"{self.hub.url}/{repository}"}, status=status)
 
@@ -202,8 +206,8 @@ class _Handler(BaseHTTPRequestHandler):
         url = f"{self.hub.url}/{repository}/commit/{commit}"
         self.answer_json({"success": True, "commitOid": commit, "commitUrl": url})
 
-    def tell(self) -> None:
-        """What the client asks about a repository."""
+    def describe_repository(self) -> None:
+        """Answer the client's query about a repository."""
         _, _, _, owner, name, *rest = self.path.partition("?")[0].split("/")
         repository, revision = f"{owner}/{name}", unquote(rest[1]) if rest else "main"
         branches = self.hub.branches.get(repository, {})
@@ -234,35 +238,35 @@ class _Handler(BaseHTTPRequestHandler):
         if hub.gone:
             self.close_connection = True
             return
-        if "/api/" not in self.path:  # what the client asks about itself
+        if "/api/" not in self.path:  # not a query about the client's account
             hub.requests.append(f"{self.command} {self.path}")
-        stored = self.path.startswith("/storage/")
+        from_storage = self.path.startswith("/storage/")
         path = self.path.removeprefix("/storage").replace("/resolve/", "/").lstrip("/")
         owner, repository, revision, file = [*path.split("/", 3), "", "", ""][:4]
         repository = f"{owner}/{repository}"
         commit = hub.commit_of(repository, unquote(revision))
         name = f"{repository}/{commit}/{file}"
         content = hub.files.get(name)
-        if content is None or (self.is_hidden(repository) and not stored):
+        if content is None or (self.is_hidden(repository) and not from_storage):
             self.refuse(repository, commit)
             return
         etag = f'"{hashlib.sha256(content).hexdigest()}"'
-        whole, asked = len(content), self.headers.get("Range", "")
-        begin = int(asked.removeprefix("bytes=").rstrip("-")) if asked and stored else 0
+        size, range_header = len(content), self.headers.get("Range", "")
+        begin = int(range_header.removeprefix("bytes=").rstrip("-")) if range_header and from_storage else 0
         body = content[begin:]
-        self.send_response((206 if begin else 200) if stored else 302)
+        self.send_response((206 if begin else 200) if from_storage else 302)
         self.send_header("ETag", etag)
         self.send_header("X-Repo-Commit", commit)
-        self.send_header("Content-Length", str(len(body)) if stored else "0")
+        self.send_header("Content-Length", str(len(body)) if from_storage else "0")
         if begin:
-            hub.ranges.append(asked)
-            self.send_header("Content-Range", f"bytes {begin}-{whole - 1}/{whole}")
-        if not stored:
+            hub.ranges.append(range_header)
+            self.send_header("Content-Range", f"bytes {begin}-{size - 1}/{size}")
+        if not from_storage:
             self.send_header("X-Linked-ETag", etag)
             self.send_header("X-Linked-Size", str(len(content)))
             self.send_header("Location", f"{hub.url}/storage/{name}")
         self.end_headers()
-        if stored and with_body:
+        if from_storage and with_body:
             cut = hub.cuts.pop(0) if hub.cuts else len(body)
             self.wfile.write(body[:cut])
             if cut < len(body):
@@ -270,9 +274,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def refuse(self, repository: str, commit: str) -> None:
         hidden = self.is_hidden(repository)
-        there = any(name.startswith(f"{repository}/") for name in self.hub.files) and not hidden
-        known = there and any(name.startswith(f"{repository}/{commit}/") for name in self.hub.files)
-        code = "EntryNotFound" if known else "RevisionNotFound" if there else "RepoNotFound"
+        exists = any(name.startswith(f"{repository}/") for name in self.hub.files) and not hidden
+        known = exists and any(name.startswith(f"{repository}/{commit}/") for name in self.hub.files)
+        code = "EntryNotFound" if known else "RevisionNotFound" if exists else "RepoNotFound"
         self.send_response(404)
         self.send_header("X-Error-Code", code)
         if known:
@@ -287,8 +291,8 @@ class _Handler(BaseHTTPRequestHandler):
 def environment(
     home: Path, endpoint: str, *, offline: bool = False, token: str | None = None
 ) -> dict[str, str]:
-    """The environment of a process that uses this server and a cache of its own."""
-    kept = {
+    """Return the environment of a process that uses this server and its own cache."""
+    inherited = {
         k: v
         for k, v in os.environ.items()
         if not k.startswith(("HF_", "CAPVID_")) and "proxy" not in k.lower()
@@ -296,7 +300,7 @@ def environment(
     settings = {"HF_HOME": str(home), "HF_ENDPOINT": endpoint, "HF_HUB_OFFLINE": str(int(offline))}
     settings |= {"CAPVID_CACHE": str(home / "capvid"), "OMP_NUM_THREADS": "1", "NO_PROXY": "*"}
     settings |= {"HF_TOKEN": token} if token else {}
-    return kept | settings | {"HF_HUB_DISABLE_XET": "1"}
+    return inherited | settings | {"HF_HUB_DISABLE_XET": "1"}
 
 
 def capvid(
@@ -308,16 +312,18 @@ def capvid(
     models: Path | None = None,
     anew: bool = False,
 ) -> tuple[int, str, str]:
-    """Run the command line in a process of its own: exit code, stdout, stderr.
+    """Run the command in a separate process; return its exit code, stdout and stderr.
 
-    With ``anew`` it is a new interpreter, which takes some seconds more.
+    With ``anew`` the process is a new interpreter, which takes some seconds more.
     """
     settings = environment(home / "hf", endpoint, offline=offline, token=token)
     settings |= {"CAPVID_MODELS": str(models)} if models else {}
     if anew:
         command = [sys.executable, "-m", "capvid", *map(str, arguments)]
-        done = subprocess.run(command, capture_output=True, text=True, env=settings, cwd=home, timeout=200)
+        completed = subprocess.run(
+            command, capture_output=True, text=True, env=settings, cwd=home, timeout=200
+        )
     else:
-        done = forked.run(None, arguments, env=settings, cwd=home)
-    assert "Traceback" not in done.stderr and TOKEN not in done.stdout + done.stderr
-    return done.returncode, done.stdout, done.stderr
+        completed = forked.run(None, arguments, env=settings, cwd=home)
+    assert "Traceback" not in completed.stderr and TOKEN not in completed.stdout + completed.stderr
+    return completed.returncode, completed.stdout, completed.stderr

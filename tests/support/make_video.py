@@ -1,4 +1,4 @@
-"""Videos whose frames say their own number: by their brightness ``level(n)``, or in binary digits."""
+"""Videos whose frames encode their number, by the brightness ``level(n)`` or in binary."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import numpy as np
 
 
 def level(number: int) -> int:
-    """Brightness of frame ``number``, 0 to 255; neighbours differ by 20 and no two of ten are alike."""
+    """Return the brightness of frame ``number``, unique among ten consecutive frames."""
     return 30 + 20 * (number % 10)
 
 
 def frame_number(frame: np.ndarray) -> int:
-    """Which frame of ten this is, from its brightness."""
+    """Return the number of a frame modulo ten, from its brightness."""
     return round((float(frame.mean()) - 30) / 20)
 
 
@@ -30,15 +30,15 @@ def write_video(
     times: Sequence[float] | None = None,
     size: tuple[int, int] = (64, 48),
 ) -> Path:
-    """Write numbered frames at ``rate`` a second or at ``times`` in seconds."""
+    """Write numbered frames at ``rate`` per second or at ``times`` in seconds."""
     with av.open(str(path), "w") as container:
         stream = container.add_stream(codec, rate=rate)
         stream.width, stream.height, stream.pix_fmt = *size, "yuv420p"
         if times is not None:
             stream.codec_context.time_base = stream.time_base = Fraction(1, 1000)
         for number in range(frames):
-            picture = np.full((size[1], size[0], 3), level(number), np.uint8)
-            frame = av.VideoFrame.from_ndarray(picture, format="rgb24")
+            image = np.full((size[1], size[0], 3), level(number), np.uint8)
+            frame = av.VideoFrame.from_ndarray(image, format="rgb24")
             if times is not None:
                 frame.pts, frame.time_base = round(times[number] * 1000), Fraction(1, 1000)
             container.mux(stream.encode(frame))
@@ -46,7 +46,7 @@ def write_video(
     return path
 
 
-BITS = 8  # digits of a number; the highest is on the right
+BITS = 8  # digits of a number; the most significant is on the right
 
 
 def write_numbers(
@@ -62,9 +62,9 @@ def write_numbers(
     size: tuple[int, int] | None = None,
     noise: int = 0,
 ) -> Path:
-    """Write 25 frames a second whose upper half is the frame's number in binary, bright for 1.
+    """Write frames, 25 per second, whose upper half shows the frame's number in binary, bright for 1.
 
-    ``noise`` is how many levels of it there are in the lower half, which makes files larger.
+    ``noise`` is the number of noise levels in the lower half, which makes files larger.
     """
     width, height = size or (12 * bits, 64)
     generator = np.random.default_rng(0)
@@ -74,12 +74,12 @@ def write_numbers(
         if gop:
             stream.gop_size = gop
         for number in range(frames):
-            picture = np.full((height, width, 3), 90, np.uint8)
+            image = np.full((height, width, 3), 90, np.uint8)
             for bit in range(bits):
-                picture[:32, 12 * bit : 12 * bit + 12] = 220 if number >> bit & 1 else 30
+                image[:32, 12 * bit : 12 * bit + 12] = 220 if number >> bit & 1 else 30
             if noise:
-                picture[40:] += generator.integers(0, noise, picture[40:].shape, dtype=np.uint8)
-            frame = av.VideoFrame.from_ndarray(picture, format="rgb24")
+                image[40:] += generator.integers(0, noise, image[40:].shape, dtype=np.uint8)
+            frame = av.VideoFrame.from_ndarray(image, format="rgb24")
             frame.pts, frame.time_base = number, Fraction(1, 25)
             output.mux(stream.encode(frame))
         output.mux(stream.encode())
@@ -93,7 +93,7 @@ def numbers(frames: np.ndarray, bits: int = BITS) -> list[int]:
 
 
 def turn(path: Path, degrees: int) -> Path:
-    """Write into an MP4 that its pictures are to be turned clockwise."""
+    """Set the clockwise rotation in an MP4's header."""
     cosine, sine = {90: (0, 1), 180: (-1, 0), 270: (0, -1)}[degrees]
     matrix = struct.pack(">9i", cosine << 16, sine << 16, 0, -sine << 16, cosine << 16, 0, 0, 0, 1 << 30)
     content = bytearray(path.read_bytes())
@@ -104,7 +104,7 @@ def turn(path: Path, degrees: int) -> Path:
 
 
 def write_sound(path: Path) -> Path:
-    """Write a file with an audio stream and no picture."""
+    """Write a file with an audio stream only."""
     with av.open(str(path), "w") as container:
         stream = container.add_stream("aac", rate=44100)
         for number in range(20):

@@ -13,7 +13,7 @@ from capvid.video.frame_sampling import Sampling
 
 
 def decode(path: Path, sampling: Sampling, views: Sequence[View], reader: str, pictures: bool) -> Decoded:
-    """Decode a video, unless its name says otherwise; ``crash once`` is a reader's fault."""
+    """Decode a video, unless its name asks for a failure; ``crashes once`` fails in all readers but PyAV."""
     if path.stem == "sleeps":
         time.sleep(1000)
     if path.stem == "killed":
@@ -28,7 +28,7 @@ def decode(path: Path, sampling: Sampling, views: Sequence[View], reader: str, p
 
 
 def timeline(path: Path, reader: str) -> Timeline:
-    """Read when the frames of a video are shown, unless its name says otherwise."""
+    """Read the frame times of a video, or hang if its name is ``raises``."""
     if path.stem == "raises":
         time.sleep(1000)
     return read_timeline(path, reader)

@@ -1,4 +1,4 @@
-"""An S3-compatible server on the loopback interface, and before it one that now and then fails."""
+"""A local S3-compatible server behind a proxy that fails intermittently."""
 
 from __future__ import annotations
 
@@ -14,18 +14,24 @@ _REFUSED = (
     b'<?xml version="1.0"?><Error><Code>InvalidAccessKeyId</Code>'
     b"<Message>The AWS Access Key Id you provided does not exist in our records.</Message></Error>"
 )
-_ENDS = {"connection", "transfer-encoding", "keep-alive", "te", "upgrade"}  # of one connection only
+_HOP_BY_HOP = {
+    "connection",
+    "transfer-encoding",
+    "keep-alive",
+    "te",
+    "upgrade",
+}  # headers that concern a single connection
 
 
 class FlakyS3:
     """The server behind a proxy.
 
     Attributes:
-        url: of the proxy.
-        every: the proxy answers each so many-th request with 500 or 503 in turn; 0 answers all.
-        cut: it breaks off the body of each so many-th download in the middle; 0 none.
-        requests: how many came.
-        failed: of how many it gave no answer, or half of one.
+        url: address of the proxy.
+        every: every n-th request fails with status 500 or 503 in turn; 0 disables failures.
+        cut: every n-th download is cut off in the middle; 0 disables cuts.
+        requests: number of requests received.
+        failed: number of requests that failed or were cut off.
     """
 
     def __init__(self) -> None:
@@ -50,7 +56,7 @@ class FlakyS3:
         threading.Thread(target=self._proxy.serve_forever, daemon=True).start()
 
     def environment(self) -> dict[str, str]:
-        """What S3's libraries look for."""
+        """Return the variables that S3 libraries read."""
         return {
             "AWS_ACCESS_KEY_ID": KEY,
             "AWS_SECRET_ACCESS_KEY": SECRET,
@@ -59,8 +65,8 @@ class FlakyS3:
             "AWS_EC2_METADATA_DISABLED": "true",
         }
 
-    def fails(self) -> int:
-        """Count a request; the status to refuse it with, 0 for none."""
+    def failure_status(self) -> int:
+        """Count a request; return the status to fail it with, or 0."""
         with self._lock:
             self.requests += 1
             if self.every and self.requests % self.every == 0:
@@ -68,16 +74,16 @@ class FlakyS3:
                 return 500 if self.failed % 2 else 503
         return 0
 
-    def breaks_off(self) -> bool:
-        """Count a download, and say whether to break it off."""
+    def cuts_off(self) -> bool:
+        """Count a download; return whether to cut it off."""
         with self._lock:
             self.downloads += 1
-            broken = bool(self.cut) and self.downloads % self.cut == 0
-            self.failed += broken
-        return broken
+            cut_off = bool(self.cut) and self.downloads % self.cut == 0
+            self.failed += cut_off
+        return cut_off
 
     def ask(self, method: str, path: str, body: bytes | None = None) -> bytes:
-        """Ask the server itself, which never fails and needs no signature."""
+        """Send a request to the server itself, which never fails."""
         connection = http.client.HTTPConnection(*self.target, timeout=60)
         try:
             connection.request(method, quote(path), body, {"Authorization": _signature(KEY)})
@@ -88,17 +94,17 @@ class FlakyS3:
             connection.close()
 
     def names(self, bucket: str, prefix: str) -> list[str]:
-        """Names of the objects that begin so."""
+        """Return the names of the objects with a prefix."""
         import re
         from html import unescape
 
-        found = self.ask("GET", f"/{bucket}").decode()
+        listing = self.ask("GET", f"/{bucket}").decode()
         return [
-            name for name in map(unescape, re.findall("<Key>(.*?)</Key>", found)) if name.startswith(prefix)
+            name for name in map(unescape, re.findall("<Key>(.*?)</Key>", listing)) if name.startswith(prefix)
         ]
 
     def close(self) -> None:
-        """End both."""
+        """Stop the proxy and the server."""
         self._proxy.shutdown()
         self._proxy.server_close()
         self._moto.stop()
@@ -110,7 +116,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _forward(self) -> None:
         body = b"".join(self._body())
-        status = self.s3.fails()
+        status = self.s3.failure_status()
         if status:
             self._answer(status, {"Content-Length": "0"}, b"")
             return
@@ -121,19 +127,21 @@ class _Handler(BaseHTTPRequestHandler):
             return
         connection = http.client.HTTPConnection(*self.s3.target, timeout=60)
         try:
-            headers = {name: text for name, text in self.headers.items() if name.lower() not in _ENDS}
+            headers = {name: text for name, text in self.headers.items() if name.lower() not in _HOP_BY_HOP}
             headers.pop("Content-Length", None)
             if self.command in ("POST", "PUT"):
                 headers["Content-Length"] = str(len(body))
             connection.request(self.command, self.path, body, headers)
             answer = connection.getresponse()
             content = answer.read()
-            kept = {name: text for name, text in answer.getheaders() if name.lower() not in _ENDS}
+            response_headers = {
+                name: text for name, text in answer.getheaders() if name.lower() not in _HOP_BY_HOP
+            }
             if self.command != "HEAD":
-                kept["Content-Length"] = str(len(content))
+                response_headers["Content-Length"] = str(len(content))
         finally:
             connection.close()
-        self._answer(answer.status, kept, content)
+        self._answer(answer.status, response_headers, content)
 
     do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = _forward  # noqa: N815
 
@@ -151,7 +159,7 @@ class _Handler(BaseHTTPRequestHandler):
         for name, text in headers.items():
             self.send_header(name, text)
         self.end_headers()
-        if self.command == "GET" and len(body) > 1 and status < 300 and self.s3.breaks_off():
+        if self.command == "GET" and len(body) > 1 and status < 300 and self.s3.cuts_off():
             self.wfile.write(body[: len(body) // 2])
             self.close_connection = True
         elif self.command != "HEAD":

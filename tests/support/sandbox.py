@@ -1,6 +1,6 @@
-"""Reading mutants in a process of their own, with a deadline and a limit on the memory of each.
+"""Read mutants in a separate process, with a deadline and a memory limit for each.
 
-``python tests/fuzz/sandbox.py ARTEFACT FILE`` reads a single file, to reproduce a failure.
+``python tests/support/sandbox.py ARTEFACT FILE`` reads a single file, to reproduce a failure.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SECONDS = 10.0
 EXTRA_BYTES = 1 << 30
 UNPREPARED = "unprepared"
 
-_prepared: set[str] = set()  # names of the artefacts that this process can read at once
+_prepared: set[str] = set()  # artefacts whose imports and limits are set up in this process
 
 
 def prepare(name: str, original: Path) -> None:
@@ -53,7 +53,7 @@ def read_mutant(name: str, path: Path) -> str:
 
 
 class Sandbox:
-    """A process that reads mutants; it is replaced when one of them ends it."""
+    """A worker process that reads mutants and is replaced when one of them kills it."""
 
     def __init__(self) -> None:
         self._worker = Worker()

@@ -17,7 +17,7 @@ kind = "capvid-small"
 source = "file:toy.safetensors"
 licence = "none"
 origin = "random numbers"
-description = "a small network with random weights, on small pictures"
+description = "a small network with random weights, on small images"
 default_layer = "embedding"
 
 [backbones.toy.layers]
@@ -36,26 +36,26 @@ std = [0.225, 0.225, 0.225]
 
 @dataclass(frozen=True)
 class Toy:
-    """Where the toy lies: the extra models file, the backbone's weights and the captioner's folder."""
+    """Paths of the toy's models file, backbone weights and captioner folder."""
 
     models: Path
     weights: Path
     model: Path
 
 
-def write_pictures(path: Path, pictures: Iterable[np.ndarray], *, bit_rate: int | None = None) -> Path:
-    """Write an MPEG-4 video of pictures (H, W, 3), 10 a second."""
+def write_images(path: Path, images: Iterable[np.ndarray], *, bit_rate: int | None = None) -> Path:
+    """Write an MPEG-4 video of images (H, W, 3) at 10 frames per second."""
     import av
 
     path.parent.mkdir(parents=True, exist_ok=True)
-    first, *others = pictures
+    first, *others = images
     with av.open(str(path), "w") as container:
         stream = container.add_stream("mpeg4", rate=10)
         stream.height, stream.width, stream.pix_fmt = *first.shape[:2], "yuv420p"
         if bit_rate is not None:
             stream.bit_rate = bit_rate
-        for picture in (first, *others):
-            for packet in stream.encode(av.VideoFrame.from_ndarray(picture, format="rgb24")):
+        for image in (first, *others):
+            for packet in stream.encode(av.VideoFrame.from_ndarray(image, format="rgb24")):
                 container.mux(packet)
         for packet in stream.encode():
             container.mux(packet)
@@ -63,14 +63,14 @@ def write_pictures(path: Path, pictures: Iterable[np.ndarray], *, bit_rate: int 
 
 
 def write_video(path: Path, *, seed: int, frames: int = 12, size: tuple[int, int] = (64, 48)) -> Path:
-    """Write a video of noise that is brighter from frame to frame."""
+    """Write a video of noise that gets brighter from frame to frame."""
     texture = np.random.default_rng(seed).integers(0, 128, (size[1], size[0], 3))
-    return write_pictures(path, ((texture + 127 * n // frames).astype(np.uint8) for n in range(frames)))
+    return write_images(path, ((texture + 127 * n // frames).astype(np.uint8) for n in range(frames)))
 
 
 @pytest.fixture(scope="session")
 def toy_files(tmp_path_factory: pytest.TempPathFactory) -> Toy:
-    """Make the toy once; ``toy`` makes it known to capvid."""
+    """Write the toy's files once; the fixture ``toy`` registers them."""
     import torch
     from safetensors.torch import save_file
 
@@ -96,7 +96,7 @@ def save_toy_captioner(
     seed: int = 1,
     sampling: str | None = "uniform:4",
 ) -> None:
-    """Save a captioner with random weights that was, by its header, trained on a backbone."""
+    """Save a captioner with random weights whose header names a backbone."""
     import torch
 
     from capvid.backbones.backbone import load_backbone
@@ -114,9 +114,9 @@ def save_toy_captioner(
     sizes = {"vocabulary_size": len(vocabulary), "feature_width": network.header.width}
     sizes |= {"embedding": 16, "hidden": 24, "attention": 16, "output": 16}
     captioner = build("soft-attention", {"dropout": 0.0, "standardise": True, **sizes})
-    pictures = np.random.default_rng(0).integers(0, 256, (8, 6, 8, 3), dtype=np.uint8)
-    captioner.standardise.fit(torch.from_numpy(network(pictures)))
-    with torch.no_grad():  # larger weights, so that videos differ in their captions, and a late end
+    images = np.random.default_rng(0).integers(0, 256, (8, 6, 8, 3), dtype=np.uint8)
+    captioner.standardise.fit(torch.from_numpy(network(images)))
+    with torch.no_grad():  # larger weights and a late EOS, so that captions differ between videos
         for parameter in captioner.parameters():
             parameter.mul_(3)
         captioner.output.vocabulary.bias[EOS] -= 3
@@ -125,7 +125,7 @@ def save_toy_captioner(
 
 @pytest.fixture
 def toy(toy_files: Toy, monkeypatch: pytest.MonkeyPatch) -> Toy:
-    """The toy backbone and captioner, known to this process and those it starts."""
+    """Register the toy backbone and captioner in this process and its children."""
     monkeypatch.setenv("CAPVID_MODELS", str(toy_files.models))
     monkeypatch.setenv("CAPVID_WEIGHTS", str(toy_files.weights))
     return toy_files
@@ -133,17 +133,17 @@ def toy(toy_files: Toy, monkeypatch: pytest.MonkeyPatch) -> Toy:
 
 @pytest.fixture(scope="session")
 def video_files(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Five videos of different lengths, the first shorter than the four frames taken of each."""
+    """Write five videos of different lengths, the first with fewer frames than the four sampled."""
     folder = tmp_path_factory.mktemp("videos")
     return [write_video(folder / f"v{n}.mp4", seed=n, frames=3 + 4 * n) for n in range(5)]
 
 
 @pytest.fixture
 def bad_files(tmp_path: Path) -> dict[str, Path]:
-    """Files that are no videos, by what is wrong with them."""
+    """Write files that are not videos; map each defect to its path."""
     folder = tmp_path / "bad"
     folder.mkdir()
-    (folder / "text.mp4").write_text("not a video, but a text that is long enough to be looked at\n" * 20)
+    (folder / "text.mp4").write_text("not a video, but text long enough for its format to be probed\n" * 20)
     (folder / "empty.mp4").touch()
     return {
         "text": folder / "text.mp4",
@@ -160,7 +160,7 @@ TIME = re.compile(r" in \d+\.\d s \(\d+\.\d a second\)")
 
 @pytest.fixture
 def capvid(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Run the command in this process: arguments -> exit code, stdout, stderr without times."""
+    """Return a function that runs the command in this process: exit code, stdout, stderr without times."""
     from capvid.cli.app import main
 
     monkeypatch.delenv("CAPVID_DEBUG", raising=False)

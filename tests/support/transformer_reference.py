@@ -1,6 +1,6 @@
-"""The transformers of the MART paper once more: one video, plain lists of floats, no cache, no padding.
+"""Reference implementations of the MART paper's transformers: one video, plain lists of floats, no cache.
 
-Written from the papers alone; shares nothing with the modules but their weights, which it takes by name.
+Written from the papers alone; only the weights, taken by name, are shared with the package.
 A segment is (frames, words); every function here works on whole sequences of one segment.
 """
 
@@ -9,10 +9,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from reference import Matrix, Vector, Weights, dot, product, project, sigmoid, softmax, total
+from recurrent_reference import Matrix, Vector, Weights, dot, product, project, sigmoid, softmax, total
 
 Segment = tuple[Matrix, Sequence[int]]
-Sees = Callable[[int, int], bool]
+AttentionMask = Callable[[int, int], bool]
 
 
 def linear(w: Weights, name: str, x: Vector) -> Vector:
@@ -40,48 +40,54 @@ def encoding(position: int, width: int) -> Vector:
     return result
 
 
-def causal(video: int, before: int = 0) -> Sees:
-    """The video sees itself; a word sees the video and the words up to itself; all see what is ``before``."""
+def causal(video: int, before: int = 0) -> AttentionMask:
+    """Frames see the video; a word sees the video and the words up to itself; all see the ``before`` keys."""
     return lambda query, key: key < before + video or key - before <= query
 
 
-def everything(query: int, key: int) -> bool:
+def full_attention(query: int, key: int) -> bool:
     return True
 
 
 def multi_head(
-    w: Weights, name: str, heads: int, queries: Matrix, keys: Matrix, sees: Sees, distances: bool = False
+    w: Weights,
+    name: str,
+    heads: int,
+    queries: Matrix,
+    keys: Matrix,
+    sees: AttentionMask,
+    distances: bool = False,
 ) -> Matrix:
-    """MultiHeadAtt(Q, K, V); with ``distances`` as Dai et al. have it, queries being the last of the keys."""
+    """MultiHeadAtt(Q, K, V); ``distances`` adds relative positions, queries being the last keys."""
     width = len(queries[0]) // heads
     results = []
     for i, x in enumerate(queries):
         joined: Vector = []
         for head in range(heads):
 
-            def own(matrix: str, y: Vector, first: int = head * width) -> Vector:
+            def project_head(matrix: str, y: Vector, first: int = head * width) -> Vector:
                 return product(w[f"{name}.{matrix}.weight"][first : first + width], y)
 
-            q, scores, values = own("query", x), [], []
+            q, scores, values = project_head("query", x), [], []
             for j, key in enumerate(keys):
                 if not sees(i, j):
                     continue
-                score = dot(q, own("key", key))
+                score = dot(q, project_head("key", key))
                 if distances:
-                    far = own("relative", encoding(len(keys) - len(queries) + i - j, len(x)))
-                    score += dot(q, far)
-                    score += dot(w[f"{name}.content_bias"][head], own("key", key))
-                    score += dot(w[f"{name}.position_bias"][head], far)
+                    relative = project_head("relative", encoding(len(keys) - len(queries) + i - j, len(x)))
+                    score += dot(q, relative)
+                    score += dot(w[f"{name}.content_bias"][head], project_head("key", key))
+                    score += dot(w[f"{name}.position_bias"][head], relative)
                 scores.append(score / math.sqrt(width))
-                values.append(own("value", key))
+                values.append(project_head("value", key))
             weights = softmax(scores)
             joined += [sum(a * v[d] for a, v in zip(weights, values, strict=True)) for d in range(width)]
         results.append(linear(w, f"{name}.output", joined))
     return results
 
 
-def residual(w: Weights, name: str, x: Matrix, more: Matrix) -> Matrix:
-    return [norm(w, name, total(a, b)) for a, b in zip(x, more, strict=True)]
+def residual(w: Weights, name: str, x: Matrix, update: Matrix) -> Matrix:
+    return [norm(w, name, total(a, b)) for a, b in zip(x, update, strict=True)]
 
 
 def feed_forward(w: Weights, name: str, x: Matrix) -> Matrix:
@@ -101,8 +107,8 @@ def text_tokens(w: Weights, words: Sequence[int], absolute: bool) -> Matrix:
     return [total(t, encoding(n, len(t))) if absolute else t for n, t in enumerate(tokens)]
 
 
-def said(w: Weights, hidden: Matrix) -> Matrix:
-    """Log-probabilities of the next word after each of the words."""
+def word_logprobs(w: Weights, hidden: Matrix) -> Matrix:
+    """Return the log-probabilities of the next word after each of the words."""
     result = []
     for row in hidden:
         z = norm(w, "transform.2", gelu(linear(w, "transform.0", row)))
@@ -111,7 +117,7 @@ def said(w: Weights, hidden: Matrix) -> Matrix:
 
 
 def mart(w: Weights, segments: Sequence[Segment], *, heads: int, layers: int, slots: int) -> list[Matrix]:
-    """Section 3.2; without recurrence where ``slots`` is 0. For each segment, what :func:`said` gives."""
+    """Section 3.2; without recurrence where ``slots`` is 0. Return :func:`word_logprobs` of each segment."""
     memories: list[Matrix] = []
     results = []
     for number, (features, words) in enumerate(segments):
@@ -119,8 +125,8 @@ def mart(w: Weights, segments: Sequence[Segment], *, heads: int, layers: int, sl
         video = len(features) + 2
         for n in range(layers):
             name = f"layers.{n}"
-            mixed = multi_head(w, f"{name}.attention", heads, x, x, causal(video))
-            middle = residual(w, f"{name}.attention_norm", x, mixed)
+            attended = multi_head(w, f"{name}.attention", heads, x, x, causal(video))
+            middle = residual(w, f"{name}.attention_norm", x, attended)
             inner = middle
             if slots:
                 if not number:
@@ -129,10 +135,10 @@ def mart(w: Weights, segments: Sequence[Segment], *, heads: int, layers: int, sl
                 inner = multi_head(
                     w, f"{name}.memory_attention", heads, middle, [*memory, *middle], causal(video, slots)
                 )
-                memories[n] = updated(w, f"{name}.updater", heads, memory, middle)
+                memories[n] = update_memory(w, f"{name}.updater", heads, memory, middle)
             fed = feed_forward(w, f"{name}.feed_forward", inner)
             x = residual(w, f"{name}.feed_forward_norm", middle, fed)
-        results.append(said(w, x[video:]))
+        results.append(word_logprobs(w, x[video:]))
     return results
 
 
@@ -144,13 +150,13 @@ def first_memory(w: Weights, name: str, video: Matrix) -> Matrix:
     ]
 
 
-def updated(w: Weights, name: str, heads: int, memory: Matrix, hidden: Matrix) -> Matrix:
+def update_memory(w: Weights, name: str, heads: int, memory: Matrix, hidden: Matrix) -> Matrix:
     """S_t, C_t, Z_t, M_t."""
     width = len(memory[0])
     w_m, w_s, bias = w[f"{name}.memory.weight"], w[f"{name}.summary.weight"], w[f"{name}.summary.bias"]
     result = []
     for m, s in zip(
-        memory, multi_head(w, f"{name}.attention", heads, memory, hidden, everything), strict=True
+        memory, multi_head(w, f"{name}.attention", heads, memory, hidden, full_attention), strict=True
     ):
         c = total(product(w_m[:width], m), product(w_s[:width], s), bias[:width])
         z = total(product(w_m[width:], m), product(w_s[width:], s), bias[width:])
@@ -165,35 +171,35 @@ def transformer_xl(w: Weights, segments: Sequence[Segment], *, heads: int, layer
     for features, words in segments:
         x = [*video_tokens(w, features, False), *text_tokens(w, words, False)]
         video = len(features) + 2
-        entered = []
+        layer_inputs = []
         for n in range(layers):
             name, past = f"layers.{n}", before[n]
             sees = causal(video, len(past))
-            mixed = multi_head(w, f"{name}.attention", heads, x, [*past, *x], sees, True)
-            entered.append(x)
-            x = residual(w, f"{name}.attention_norm", x, mixed)
+            attended = multi_head(w, f"{name}.attention", heads, x, [*past, *x], sees, True)
+            layer_inputs.append(x)
+            x = residual(w, f"{name}.attention_norm", x, attended)
             fed = feed_forward(w, f"{name}.feed_forward", x)
             x = residual(w, f"{name}.feed_forward_norm", x, fed)
-        before = entered
-        results.append(said(w, x[video:]))
+        before = layer_inputs
+        results.append(word_logprobs(w, x[video:]))
     return results
 
 
 def vanilla_transformer(w: Weights, segments: Sequence[Segment], *, heads: int, layers: int) -> list[Matrix]:
-    """Section 3.1: layer l of the decoder looks at layer l of the encoder."""
+    """Section 3.1: layer l of the decoder attends to layer l of the encoder."""
     results = []
     for features, words in segments:
         v, x = video_tokens(w, features, True), text_tokens(w, words, True)
         for n in range(layers):
             name = f"encoder.{n}"
-            mixed = multi_head(w, f"{name}.attention", heads, v, v, everything)
-            v = residual(w, f"{name}.attention_norm", v, mixed)
+            attended = multi_head(w, f"{name}.attention", heads, v, v, full_attention)
+            v = residual(w, f"{name}.attention_norm", v, attended)
             v = residual(w, f"{name}.feed_forward_norm", v, feed_forward(w, f"{name}.feed_forward", v))
             name = f"decoder.{n}"
-            mixed = multi_head(w, f"{name}.attention", heads, x, x, causal(0))
-            x = residual(w, f"{name}.attention_norm", x, mixed)
-            mixed = multi_head(w, f"{name}.cross_attention", heads, x, v, everything)
-            x = residual(w, f"{name}.cross_norm", x, mixed)
+            attended = multi_head(w, f"{name}.attention", heads, x, x, causal(0))
+            x = residual(w, f"{name}.attention_norm", x, attended)
+            attended = multi_head(w, f"{name}.cross_attention", heads, x, v, full_attention)
+            x = residual(w, f"{name}.cross_norm", x, attended)
             x = residual(w, f"{name}.feed_forward_norm", x, feed_forward(w, f"{name}.feed_forward", x))
-        results.append(said(w, x))
+        results.append(word_logprobs(w, x))
     return results

@@ -1,4 +1,4 @@
-"""Every captioner in every variant, small enough for tests of numbers."""
+"""Every captioner in every variant, small enough for numerical tests."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ HAM_VECTORS = {**HAM, "temporal_model": False}
 STACK = {**COMMON, "hidden": 6, "heads": 2, "layers": 2, "feed_forward": 5, "word_width": 3}
 MART = {**STACK, "memory_length": 2}
 
-# What is tested -> the captioner's name and options.
+# Variant -> the captioner's name and options.
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "soft-attention": ("soft-attention", DEEP),
     "m3": ("m3", M3),
@@ -52,7 +52,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def make(variant: str, *, seed: int = 3, spread: float = 0.7, **options: Any) -> Captioner:
-    """The captioner of a variant in double precision, all weights drawn far from symmetric or linear."""
+    """Return a variant's captioner in float64, with large random weights that saturate nonlinearities."""
     name, sizes = VARIANTS[variant]
     torch.manual_seed(seed)
     captioner = build(name, {**sizes, **options})
@@ -63,24 +63,24 @@ def make(variant: str, *, seed: int = 3, spread: float = 0.7, **options: Any) ->
 
 
 def clip(captioner: Captioner, *shape: int, fill: float | None = None) -> Tensor:
-    """Random features (or all ``fill``) for ``captioner``, ``shape`` videos (and segments) and frames."""
+    """Return random features, or all ``fill``, with batch (and segment) and frame sizes ``shape``."""
     config = captioner.config
-    places = (config.locations,) if config.locations else ()
-    size = (*shape, *places, config.feature_width)
-    drawn = torch.randn(size) if fill is None else torch.full(size, fill)
-    return drawn.to(next(captioner.parameters()).dtype)
+    locations = (config.locations,) if config.locations else ()
+    size = (*shape, *locations, config.feature_width)
+    values = torch.randn(size) if fill is None else torch.full(size, fill)
+    return values.to(next(captioner.parameters()).dtype)
 
 
 def all_real(*shape: int) -> Tensor:
-    """A mask without padding."""
+    """Return a mask without padding."""
     return torch.ones(*shape, dtype=torch.bool)
 
 
 def weights(captioner: Captioner) -> dict[str, list]:
-    """All tensors as lists of numbers, by name."""
+    """Return all tensors by name, as nested lists."""
     return {name: tensor.tolist() for name, tensor in captioner.state_dict().items()}
 
 
 def tokens(*rows: Sequence[int]) -> Tensor:
-    """Word numbers (B, L)."""
+    """Return token ids (B, L)."""
     return torch.tensor(rows)

@@ -1,4 +1,4 @@
-"""A reader of shards of features."""
+"""A reader of WebDataset feature shards."""
 
 from __future__ import annotations
 

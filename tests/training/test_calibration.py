@@ -11,8 +11,17 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
-from test_loop import MAPS, NOUNS, SIZES, TRAINING, VERBS, Silent, trainer
-from test_resume import Breaks, BrokenError
+from small_training import (
+    MAP_CAPTIONERS,
+    NOUNS,
+    SIZES,
+    TRAINING,
+    VERBS,
+    SilentReporter,
+    StopAfterSteps,
+    StoppedError,
+    make_trainer,
+)
 
 from capvid.captioners.checkpoint import CONFIG, WEIGHTS, Checkpoint, load_checkpoint, save_info
 from capvid.datasets.dataset import CaptionedVideo
@@ -31,19 +40,19 @@ from capvid.training.trainer import Trainer
 VIDEOS = 120
 
 
-def run_of(folder: Path, name: str = "m3", *settings: str, **options: Any) -> Trainer:
-    """A run of twenty videos to learn from, and many to validate on, half of them hardly like any."""
+def build_trainer(folder: Path, name: str = "m3", *settings: str, **options: Any) -> Trainer:
+    """Return a trainer of 20 training videos and ``VIDEOS`` validation videos, half of them mostly noise."""
     folder.mkdir(parents=True, exist_ok=True)
     generator = torch.Generator().manual_seed(0)
     patterns = torch.randn(20, 3, 12, generator=generator)
     videos, tensors = [], {}
     for n in range(20 + VIDEOS):
-        which, split = n % 20, "train" if n < 20 else "val"
-        clear = 1.0 if n < 20 or n // 20 % 2 else 0.2
-        frames = clear * patterns[which] + 0.3 * torch.randn(3, 12, generator=generator)
-        caption = f"a {NOUNS[which % 5]} {VERBS[which // 5]}"
+        pattern, split = n % 20, "train" if n < 20 else "val"
+        signal = 1.0 if n < 20 or n // 20 % 2 else 0.2
+        frames = signal * patterns[pattern] + 0.3 * torch.randn(3, 12, generator=generator)
+        caption = f"a {NOUNS[pattern % 5]} {VERBS[pattern // 5]}"
         videos.append(CaptionedVideo(f"{split}{n}", split, (caption,)))
-        tensors[f"{split}{n}"] = frames.view(3, 4, 3).clone() if name in MAPS else frames.clone()
+        tensors[f"{split}{n}"] = frames.view(3, 4, 3).clone() if name in MAP_CAPTIONERS else frames.clone()
     save_file(tensors, folder / "features.safetensors")
     sizes = [f"model.{option}={value}" for option, value in SIZES[name].items()]
     return Trainer(
@@ -54,7 +63,7 @@ def run_of(folder: Path, name: str = "m3", *settings: str, **options: Any) -> Tr
         store=FeatureStore([folder / "features.safetensors"]),
         folder=folder / "run",
         device=torch.device("cpu"),
-        **{"reporter": Silent(), **options},
+        **{"reporter": SilentReporter(), **options},
     )
 
 
@@ -70,29 +79,29 @@ def stepwise_logprob(checkpoint: Checkpoint, frames: torch.Tensor, text: str) ->
     return total
 
 
-def slow_signals(made: Trainer) -> tuple[list[tuple[float, float]], list[bool]]:
+def slow_signals(trainer: Trainer) -> tuple[list[tuple[float, float]], list[bool]]:
     """Compute both signals of each validation video's caption, and whether it is right, one by one."""
-    checkpoint = load_checkpoint(made.folder)
-    val = [video for video in made.videos if video.split == "val"]
-    reader = FrameReader(made.store)
+    checkpoint = load_checkpoint(trainer.folder)
+    val = [video for video in trainer.videos if video.split == "val"]
+    reader = FrameReader(trainer.store)
     frames = {video.id: reader(video.id).float() for video in val}
-    average = torch.stack([vector for each in frames.values() for vector in each.flatten(0, -2)]).mean(0)
+    average = torch.stack([vector for video in frames.values() for vector in video.flatten(0, -2)]).mean(0)
     shape = frames[val[0].id].shape
-    still = average.view(1, *[1] * (len(shape) - 2), -1).expand(1, *shape[1:])
-    captions = evaluate(checkpoint, val, made.store, made.recipe.decoding).captions
+    average_video = average.view(1, *[1] * (len(shape) - 2), -1).expand(1, *shape[1:])
+    captions = evaluate(checkpoint, val, trainer.store, trainer.recipe.decoding).captions
     _, scores = CiderD({video.id: list(video.captions) for video in val}).score(captions)
     signals = []
     for name, caption in captions.items():
         with torch.no_grad():
             logprob = stepwise_logprob(checkpoint, frames[name], caption)
-            average_logprob = stepwise_logprob(checkpoint, still, caption)
+            average_logprob = stepwise_logprob(checkpoint, average_video, caption)
         signals.append((logprob / (len(caption.split()) + 1), logprob - average_logprob))
     return signals, [scores[name] >= module.RIGHT_FROM for name in captions]
 
 
-def slow_calibration(made: Trainer) -> dict[str, float]:
-    """Calibrate once more, the curve by gradient ascent in plain Python."""
-    rows, labels = slow_signals(made)
+def slow_calibration(trainer: Trainer) -> dict[str, float]:
+    """Return the expected calibration, with the curve fitted by gradient ascent in plain Python."""
+    rows, labels = slow_signals(trainer)
     count = len(rows)
     means = [sum(row[k] for row in rows) / count for k in (0, 1)]
     deviations = [math.sqrt(sum((row[k] - means[k]) ** 2 for row in rows) / count) for k in (0, 1)]
@@ -110,16 +119,16 @@ def slow_calibration(made: Trainer) -> dict[str, float]:
     slopes = [slope / deviation for slope, deviation in zip(slopes, deviations, strict=True)]
     intercept -= sum(slope * mean for slope, mean in zip(slopes, means, strict=True))
     confidences = [1 / (1 + math.exp(-(intercept + slopes[0] * x + slopes[1] * y))) for x, y in rows]
-    flagged = [label for label, c in zip(labels, confidences, strict=True) if c < UNSURE_BELOW]
-    others = [label for label, c in zip(labels, confidences, strict=True) if c >= UNSURE_BELOW]
+    flagged_labels = [label for label, c in zip(labels, confidences, strict=True) if c < UNSURE_BELOW]
+    unflagged_labels = [label for label, c in zip(labels, confidences, strict=True) if c >= UNSURE_BELOW]
     return {
         "intercept": intercept,
         "per_logprob": slopes[0],
         "per_information": slopes[1],
         "right": sum(labels) / count,
-        "flagged": len(flagged) / count,
-        "right_flagged": sum(flagged) / max(1, len(flagged)),
-        "right_others": sum(others) / max(1, len(others)),
+        "flagged": len(flagged_labels) / count,
+        "right_flagged": sum(flagged_labels) / max(1, len(flagged_labels)),
+        "right_others": sum(unflagged_labels) / max(1, len(unflagged_labels)),
     }
 
 
@@ -129,39 +138,39 @@ def test_calibration_equals_a_slow_recomputation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, epochs: int
 ) -> None:
     monkeypatch.setattr(module, "RIGHT_FROM", 8.0)  # captions without a mistake
-    made = run_of(tmp_path, name, "model.standardise=off", f"training.epochs={epochs}")
-    made.run()
-    calibration = Calibration.of(load_checkpoint(made.folder).info)
+    trainer = build_trainer(tmp_path, name, "model.standardise=off", f"training.epochs={epochs}")
+    trainer.run()
+    calibration = Calibration.of(load_checkpoint(trainer.folder).info)
     assert calibration is not None and calibration.videos == VIDEOS
-    assert len(calibration.average) == made.store.header.width
-    expected = slow_calibration(made)
+    assert len(calibration.average) == trainer.store.header.width
+    expected = slow_calibration(trainer)
     actual = {key: getattr(calibration, key) for key in expected}
     assert actual == pytest.approx(expected, rel=1e-2, abs=1e-2)
     assert 0.1 < calibration.right < 0.9 and 0 < calibration.flagged < 1
     assert calibration.right_flagged is not None and calibration.right_others is not None
     assert calibration.right_others > calibration.right_flagged + 0.2
-    assert json.loads((made.folder / "run.json").read_text())["uncalibrated"] is None
-    assert NOTE not in load_checkpoint(made.folder / "last").info
+    assert json.loads((trainer.folder / "run.json").read_text())["uncalibrated"] is None
+    assert NOTE not in load_checkpoint(trainer.folder / "last").info
 
 
 @pytest.mark.slow
 def test_maps_are_averaged_over_frames_and_locations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = run_of(tmp_path, "ham", "training.epochs=30")
+    trainer = build_trainer(tmp_path, "ham", "training.epochs=30")
     calls = []
 
-    def curve(signals: Any, right: Any) -> tuple[float, list[float]]:
+    def record(signals: Any, right: Any) -> tuple[float, list[float]]:
         calls.append((signals.tolist(), right.tolist()))
         return 0.0, [1.0, 1.0]
 
-    monkeypatch.setattr(module, "fit", curve)
-    made.run()
-    calibration = Calibration.of(load_checkpoint(made.folder).info)
-    reader = FrameReader(made.store)
-    val = torch.stack([reader(video.id) for video in made.videos if video.split == "val"])
+    monkeypatch.setattr(module, "fit", record)
+    trainer.run()
+    calibration = Calibration.of(load_checkpoint(trainer.folder).info)
+    reader = FrameReader(trainer.store)
+    val = torch.stack([reader(video.id) for video in trainer.videos if video.split == "val"])
     assert val.shape == (VIDEOS, 3, 4, 3)
     mean = val.double().mean((0, 1, 2)).tolist()
     assert calibration is not None and calibration.average == pytest.approx(mean, rel=1e-4)
-    signals, labels = slow_signals(made)
+    signals, labels = slow_signals(trainer)
     assert calls[0][0] == [pytest.approx(row, abs=1e-3) for row in signals]
     assert calls[0][1] == labels and 0 < sum(labels) < VIDEOS
 
@@ -169,79 +178,86 @@ def test_maps_are_averaged_over_frames_and_locations(tmp_path: Path, monkeypatch
 @pytest.mark.slow
 def test_resumed_run_has_the_same_calibration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = ["training.save_every=0.0", "training.epochs=25"]
-    whole = run_of(tmp_path / "whole", "m3", *settings)
-    whole.run()
-    expected = (whole.folder / "best" / CONFIG).read_bytes()
+    undisturbed = build_trainer(tmp_path / "undisturbed", "m3", *settings)
+    undisturbed.run()
+    expected = (undisturbed.folder / "best" / CONFIG).read_bytes()
     assert b'"confidence"' in expected
-    with pytest.raises(BrokenError):
-        run_of(tmp_path / "broken", "m3", *settings, reporter=Breaks(33)).run()
-    again = run_of(tmp_path / "broken", "m3", *settings, resume=True)
+    with pytest.raises(StoppedError):
+        build_trainer(tmp_path / "resumed", "m3", *settings, reporter=StopAfterSteps(33)).run()
+    resumed = build_trainer(tmp_path / "resumed", "m3", *settings, resume=True)
 
-    def broken(*_: Any) -> None:
-        raise BrokenError
+    def stop(*_: Any) -> None:
+        raise StoppedError
 
-    with monkeypatch.context() as patch:  # broken off a second time, between training and calibration
-        patch.setattr(module, "save_info", broken)
-        with pytest.raises(BrokenError):
-            again.run()
-    best = again.folder / "best" / CONFIG
+    with monkeypatch.context() as patch:  # stopped again, between training and calibration
+        patch.setattr(module, "save_info", stop)
+        with pytest.raises(StoppedError):
+            resumed.run()
+    best = resumed.folder / "best" / CONFIG
     assert b'"confidence"' not in best.read_bytes()
-    for _ in range(2):  # also that of a run that is over
-        run_of(tmp_path / "broken", "m3", *settings, resume=True).run()
+    for _ in range(2):  # the second time, the run had finished
+        build_trainer(tmp_path / "resumed", "m3", *settings, resume=True).run()
         assert best.read_bytes() == expected
 
 
 @pytest.mark.slow
-def test_fine_tuned_captioner_is_calibrated_anew(tmp_path: Path) -> None:
-    before = run_of(tmp_path, "m3", "training.epochs=15", "training.average=0.0")
-    before.run()
-    start = load_checkpoint(before.folder)
+def test_fine_tuned_captioner_is_recalibrated(tmp_path: Path) -> None:
+    trained = build_trainer(tmp_path, "m3", "training.epochs=15", "training.average=0.0")
+    trained.run()
+    start = load_checkpoint(trained.folder)
     settings = ["epochs=2", "learning_rate=2e-3", "samples=4", "batch_size=10"]
-    made = Trainer(
+    fine_tuner = Trainer(
         replace(
             load_recipe("m3-small", [*TRAINING, *(f"self_critical.{setting}" for setting in settings)]),
-            model=before.recipe.model,
+            model=trained.recipe.model,
         ),
         start=start,
-        videos=before.videos,
-        store=before.store,
+        videos=trained.videos,
+        store=trained.store,
         folder=tmp_path / "fine",
-        device=before.device,
-        reporter=Silent(),
+        device=trained.device,
+        reporter=SilentReporter(),
     )
-    made.run()
-    kept = load_checkpoint(made.folder)
-    val = [video for video in made.videos if video.split == "val"]
-    assert Calibration.of(kept.info) == calibrate(kept, val, made.store, made.recipe.decoding)
+    fine_tuner.run()
+    checkpoint = load_checkpoint(fine_tuner.folder)
+    val = [video for video in fine_tuner.videos if video.split == "val"]
+    assert Calibration.of(checkpoint.info) == calibrate(
+        checkpoint, val, fine_tuner.store, fine_tuner.recipe.decoding
+    )
     assert (
-        (made.folder / "best" / WEIGHTS).read_bytes() == (before.folder / "best" / WEIGHTS).read_bytes()
-    ) == (kept.info[NOTE] == start.info[NOTE])
+        (fine_tuner.folder / "best" / WEIGHTS).read_bytes()
+        == (trained.folder / "best" / WEIGHTS).read_bytes()
+    ) == (checkpoint.info[NOTE] == start.info[NOTE])
 
 
 @pytest.mark.slow
 def test_run_without_calibration_records_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def reason(made: Trainer) -> str | None:
-        made.run()
-        assert Calibration.of(load_checkpoint(made.folder).info) is None
-        return json.loads((made.folder / "run.json").read_text())["uncalibrated"]
+    def reason(trainer: Trainer) -> str | None:
+        trainer.run()
+        assert Calibration.of(load_checkpoint(trainer.folder).info) is None
+        return json.loads((trainer.folder / "run.json").read_text())["uncalibrated"]
 
     (tmp_path / "few").mkdir()
-    few = trainer(tmp_path / "few", "m3", "training.epochs=1")
+    few = make_trainer(tmp_path / "few", "m3", "training.epochs=1")
     assert reason(few) == "20 validation videos, and it takes 100"
     (tmp_path / "paragraphs").mkdir()
     assert "mart writes paragraphs" in str(
-        reason(trainer(tmp_path / "paragraphs", "mart", "training.epochs=1"))
+        reason(make_trainer(tmp_path / "paragraphs", "mart", "training.epochs=1"))
     )
-    untrained = run_of(tmp_path / "untrained", "m3", "training.epochs=1", "training.learning_rate=1e-9")
+    untrained = build_trainer(
+        tmp_path / "untrained", "m3", "training.epochs=1", "training.learning_rate=1e-9"
+    )
     assert "validation captions" in str(reason(untrained))
     for error in (OSError(28, f"no room in {tmp_path}"), MemoryError(), RuntimeError("out of memory")):
 
-        def fails(*_: Any, error: Exception = error) -> None:
+        def fail(*_: Any, error: Exception = error) -> None:
             raise error
 
         with monkeypatch.context() as patch:
-            patch.setattr(module, "calibrate", fails)
-            assert reason(run_of(tmp_path / "fails", "m3", "training.epochs=1")) == type(error).__name__
+            patch.setattr(module, "calibrate", fail)
+            assert (
+                reason(build_trainer(tmp_path / "fails", "m3", "training.epochs=1")) == type(error).__name__
+            )
         shutil.rmtree(tmp_path / "fails")
 
 
@@ -252,10 +268,10 @@ def test_fit_of_separable_classes_is_finite() -> None:
     assert math.isfinite(intercept) and slope > 0
     mean, deviation = x.mean(), x.std()
     a, b = intercept + slope * mean, slope * deviation
-    # the gradient is zero where the likelihood is greatest
-    rest = right - 1 / (1 + np.exp(-(a + b * (x - mean) / deviation)))
-    assert rest.sum() == pytest.approx(0, abs=1e-3)
-    assert (rest * (x - mean) / deviation).sum() == pytest.approx(b, abs=1e-2)
+    # the gradient is zero at the maximum of the likelihood
+    residuals = right - 1 / (1 + np.exp(-(a + b * (x - mean) / deviation)))
+    assert residuals.sum() == pytest.approx(0, abs=1e-3)
+    assert (residuals * (x - mean) / deviation).sum() == pytest.approx(b, abs=1e-2)
 
 
 def test_unusable_signals_are_reported() -> None:
@@ -272,15 +288,15 @@ def test_unusable_signals_are_reported() -> None:
 
 
 def test_save_info_replaces_the_notes_only(tmp_path: Path) -> None:
-    made = trainer(tmp_path, "m3", "training.epochs=1")
-    made.run()
-    path = made.folder / "best" / CONFIG
-    before = path.read_bytes()
-    info = load_checkpoint(made.folder).info
-    save_info(made.folder / "best", {**info, "x": "é"})
-    assert load_checkpoint(made.folder).info == {**info, "x": "é"}
-    save_info(made.folder / "best", info)
-    assert path.read_bytes() == before
+    trainer = make_trainer(tmp_path, "m3", "training.epochs=1")
+    trainer.run()
+    path = trainer.folder / "best" / CONFIG
+    content = path.read_bytes()
+    info = load_checkpoint(trainer.folder).info
+    save_info(trainer.folder / "best", {**info, "x": "é"})
+    assert load_checkpoint(trainer.folder).info == {**info, "x": "é"}
+    save_info(trainer.folder / "best", info)
+    assert path.read_bytes() == content
     path.write_text("{")
     with pytest.raises(CheckpointError, match="no captioner that can be read"):
-        save_info(made.folder / "best", info)
+        save_info(trainer.folder / "best", info)

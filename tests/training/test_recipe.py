@@ -24,7 +24,7 @@ def test_every_recipe_loads_and_builds(name: str) -> None:
     assert captioner.name == recipe.captioner
 
 
-def test_settings_override() -> None:
+def test_settings_override_the_recipe() -> None:
     recipe = load_recipe(
         "m3-small", ["training.epochs=3", "model.memory_rows=5", "training.optimizer=adadelta"]
     )
@@ -35,7 +35,7 @@ def test_settings_override() -> None:
 
 
 @pytest.mark.parametrize(
-    ("setting", "said"),
+    ("setting", "message"),
     [
         ("epochs=3", "not understood"),
         ("training.epoch=3", "training.epoch: no such option"),
@@ -59,12 +59,12 @@ def test_settings_override() -> None:
         ("training.epochs=" + "[" * 5000, "training.epochs must be an integer"),
     ],
 )
-def test_bad_settings_say_what_is_wrong(setting: str, said: str) -> None:
-    with pytest.raises(RecipeError, match=said):
+def test_invalid_settings(setting: str, message: str) -> None:
+    with pytest.raises(RecipeError, match=message):
         load_recipe("m3-small", [setting])
 
 
-def test_schedules_rise_and_fall() -> None:
+def test_linear_and_constant_schedules() -> None:
     linear = learning_rate_factor(TrainingOptions(schedule="linear", warmup=0.2), 10)
     assert [linear(step) for step in range(11)] == pytest.approx(
         [0.5, 1.0, 1.0, 0.875, 0.75, 0.625, 0.5, 0.375, 0.25, 0.125, 0.0]
@@ -72,14 +72,14 @@ def test_schedules_rise_and_fall() -> None:
     assert learning_rate_factor(TrainingOptions(), 10)(7) == 1.0
 
 
-def test_optimizers_take_their_coefficients() -> None:
+def test_adam_coefficients() -> None:
     layer = torch.nn.Linear(2, 2)
     for name in ("adam", "adamw"):
-        made = make_optimizer(layer, TrainingOptions(optimizer=name, beta1=0.8, beta2=0.99))
-        assert made.param_groups[0]["betas"] == (0.8, 0.99)
+        optimizer = make_optimizer(layer, TrainingOptions(optimizer=name, beta1=0.8, beta2=0.99))
+        assert optimizer.param_groups[0]["betas"] == (0.8, 0.99)
 
 
-def test_bad_model_options_and_recipes() -> None:
+def test_invalid_model_options_and_recipe_names() -> None:
     sizes = {"vocabulary_size": 20, "feature_width": 8}
     with pytest.raises(UsageError, match="memory_rows: no such model option"):
         build("soft-attention", {**sizes, "memory_rows": 3})
@@ -94,7 +94,7 @@ def test_bad_model_options_and_recipes() -> None:
         load_recipe("m4-small")
 
 
-def test_one_cycle_rises_and_falls() -> None:
+def test_one_cycle_schedule() -> None:
     factor = learning_rate_factor(TrainingOptions(schedule="one-cycle", warmup=0.2), 100)
     assert factor(0) == pytest.approx(1 / 20)
     assert factor(19) == factor(20) == 1.0
@@ -102,7 +102,7 @@ def test_one_cycle_rises_and_falls() -> None:
     assert factor(100) == pytest.approx(0.0)
 
 
-def test_averaged_weights_by_hand() -> None:
+def test_averaged_weights() -> None:
     layer = torch.nn.Linear(1, 1, bias=False)
     with torch.no_grad():
         layer.weight.fill_(1.0)
@@ -119,7 +119,7 @@ def test_averaged_weights_by_hand() -> None:
     assert layer.weight.item() == 8.0
 
 
-def test_recipe_files_that_are_none(tmp_path: Path) -> None:
+def test_invalid_recipe_files(tmp_path: Path) -> None:
     path = tmp_path / "recipe.toml"
     for text, message in {
         "a = " + "[" * 50_000: "nested too deeply|not valid TOML",

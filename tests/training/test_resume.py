@@ -10,9 +10,20 @@ from typing import Any
 
 import pytest
 import torch
-from ready import Ready
+from command_server import CommandServer
 from safetensors.torch import load_file, save_file
-from test_loop import NOUNS, SMALL, TRAINING, VERBS, Silent, trainer
+from small_training import (
+    NOUNS,
+    SMALL_M3,
+    TRAINING,
+    VERBS,
+    SilentReporter,
+    StopAfterSteps,
+    StoppedError,
+    make_trainer,
+    resume_run,
+    run_outcome,
+)
 
 from capvid.captioners.checkpoint import WEIGHTS
 from capvid.errors import CheckpointError, TrainingError
@@ -20,52 +31,6 @@ from capvid.training.recipe import load_recipe
 from capvid.training.trainer import STATE, Trainer
 
 KILLS = 10
-
-
-class BrokenError(Exception):
-    pass
-
-
-class Breaks(Silent):
-    """Breaks the run off after a number of steps."""
-
-    def __init__(self, steps: int) -> None:
-        super().__init__()
-        self.left = steps
-
-    def stepped(self, **values: Any) -> None:
-        super().stepped(**values)
-        self.left -= 1
-        if not self.left:
-            raise BrokenError
-
-
-def resumed(made: Trainer, *, after: int | None = None) -> Trainer:
-    """The same run anew, from the state in its folder."""
-    torch.manual_seed(999)  # what was drawn before must not matter
-    return Trainer(
-        made.recipe,
-        videos=made.videos,
-        store=made.store,
-        folder=made.folder,
-        device=made.device,
-        reporter=Silent() if after is None else Breaks(after),
-        resume=True,
-    )
-
-
-def outcome(folder: Path) -> dict[str, Any]:
-    """Weights, and what was measured on the way but the time."""
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    timeless = [
-        {k: v for k, v in row.items() if "seconds" not in k and k != "captions_per_second"} for row in lines
-    ]
-    tensors = {
-        f"{name}/{key}": tensor.numpy().tobytes()
-        for name in ("best", "last")
-        for key, tensor in load_file(folder / name / WEIGHTS).items()
-    }
-    return {"log": timeless, **tensors}
 
 
 @pytest.mark.slow
@@ -79,7 +44,7 @@ def outcome(folder: Path) -> dict[str, Any]:
         ("mart", "adamw", "linear", 0.99),
     ],
 )
-def test_a_run_that_is_broken_off_ends_as_an_unbroken_one(
+def test_stopped_and_resumed_run_equals_an_undisturbed_one(
     tmp_path: Path, name: str, optimizer: str, schedule: str, average: float, save_every: float
 ) -> None:
     settings = [
@@ -92,116 +57,116 @@ def test_a_run_that_is_broken_off_ends_as_an_unbroken_one(
         f"training.average={average}",
         f"training.save_every={save_every}",
     ]
-    folders = [tmp_path / "whole", tmp_path / "broken"]
+    folders = [tmp_path / "undisturbed", tmp_path / "killed"]
     for folder in folders:
         folder.mkdir()
-    trainer(folders[0], name, *settings).run()  # 16 steps
-    made = trainer(folders[1], name, *settings)
-    made.reporter = Breaks(6)
+    make_trainer(folders[0], name, *settings).run()  # 16 steps
+    trainer = make_trainer(folders[1], name, *settings)
+    trainer.reporter = StopAfterSteps(6)
     runs = 0
     while True:
         try:
-            made.run()
+            trainer.run()
             break
-        except BrokenError:
+        except StoppedError:
             runs += 1
-            # without states within an epoch, one must be reached at least
-            made = resumed(made, after=3 if save_every == 0 else 5)
+            # without states within an epoch, each run must reach the end of one
+            trainer = resume_run(trainer, after=3 if save_every == 0 else 5)
     assert runs >= 2
-    assert outcome(folders[0] / "run") == outcome(folders[1] / "run")
+    assert run_outcome(folders[0] / "run") == run_outcome(folders[1] / "run")
 
 
-def test_a_run_that_is_over_is_left_as_it_is(tmp_path: Path) -> None:
-    made = trainer(tmp_path, "m3", "training.epochs=2")
-    best, _ = made.run()
-    before = outcome(made.folder)
-    again = resumed(made)
-    assert again.run()[0] == best
-    assert isinstance(again.reporter, Silent) and again.reporter.steps == 0
-    assert outcome(made.folder) == before
+def test_resuming_a_finished_run_changes_nothing(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, "m3", "training.epochs=2")
+    best, _ = trainer.run()
+    expected = run_outcome(trainer.folder)
+    resumed = resume_run(trainer)
+    assert resumed.run()[0] == best
+    assert isinstance(resumed.reporter, SilentReporter) and resumed.reporter.steps == 0
+    assert run_outcome(trainer.folder) == expected
 
 
-def test_a_state_of_something_else_is_refused(tmp_path: Path) -> None:
-    made = trainer(tmp_path, "m3", "training.epochs=1")
-    made.run()
+def test_state_of_another_run_is_refused(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, "m3", "training.epochs=1")
+    trainer.run()
     options: dict[str, Any] = {
-        "store": made.store,
-        "folder": made.folder,
-        "device": made.device,
-        "reporter": Silent(),
+        "store": trainer.store,
+        "folder": trainer.folder,
+        "device": trainer.device,
+        "reporter": SilentReporter(),
         "resume": True,
     }
     with pytest.raises(CheckpointError, match="the state of a run with another data; give the data"):
-        Trainer(made.recipe, videos=made.videos[2:], **options)
-    other = load_recipe("m3-small", [*TRAINING, "training.epochs=3"])
+        Trainer(trainer.recipe, videos=trainer.videos[2:], **options)
+    other_recipe = load_recipe("m3-small", [*TRAINING, "training.epochs=3"])
     with pytest.raises(CheckpointError, match="the state of a run with another recipe"):
-        Trainer(other, videos=made.videos, **options)
-    state = made.folder / "last" / STATE
+        Trainer(other_recipe, videos=trainer.videos, **options)
+    state = trainer.folder / "last" / STATE
     state.write_bytes(state.read_bytes()[:-100])
     with pytest.raises(CheckpointError, match="damaged, no state to resume from") as error:
-        resumed(made)
+        resume_run(trainer)
     assert "\n" not in str(error.value)
 
 
-def test_a_new_run_forgets_the_state_of_an_old_one(tmp_path: Path) -> None:
-    made = trainer(tmp_path, "m3", "training.epochs=1")
-    made.run()
-    anew = trainer(tmp_path, "m3", "training.epochs=1")
-    anew.reporter = Breaks(1)
-    with pytest.raises(BrokenError):
-        anew.run()
-    assert resumed(made).progress.epoch == 1
+def test_new_run_replaces_the_old_state(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, "m3", "training.epochs=1")
+    trainer.run()
+    new_trainer = make_trainer(tmp_path, "m3", "training.epochs=1")
+    new_trainer.reporter = StopAfterSteps(1)
+    with pytest.raises(StoppedError):
+        new_trainer.run()
+    assert resume_run(trainer).progress.epoch == 1
 
 
-def test_a_loss_that_is_no_number_ends_the_run_and_the_best_stays(tmp_path: Path) -> None:
-    made = trainer(tmp_path, "m3", "training.epochs=3")
+def test_nan_loss_stops_the_run_and_keeps_the_best(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, "m3", "training.epochs=3")
 
-    class Spoils(Silent):
+    class NanWeights(SilentReporter):
         def finished_epoch(self, result: Any) -> None:
-            made.captioner.state_dict()["cell.word.weight"].fill_(float("nan"))
+            trainer.captioner.state_dict()["cell.word.weight"].fill_(float("nan"))
 
-    made.reporter = Spoils()
+    trainer.reporter = NanWeights()
     with pytest.raises(TrainingError, match=r"the loss is nan in epoch 2, batch 1; .*best keeps epoch 1"):
-        made.run()
-    assert all(t.isfinite().all() for t in load_file(made.folder / "best" / WEIGHTS).values())
+        trainer.run()
+    assert all(t.isfinite().all() for t in load_file(trainer.folder / "best" / WEIGHTS).values())
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="SIGKILL")
-def test_after_ten_kills_the_weights_are_those_of_an_unbroken_run(tmp_path: Path) -> None:
-    generator = torch.Generator().manual_seed(3)
+def test_killed_and_resumed_run_equals_an_undisturbed_one(tmp_path: Path) -> None:
+    feature_generator = torch.Generator().manual_seed(3)
     features, lines = {}, []
     for number in range(60):
         split = "train" if number % 3 else "val"
-        features[f"v{number}"] = torch.randn(4, 12, generator=generator)
+        features[f"v{number}"] = torch.randn(4, 12, generator=feature_generator)
         caption = f"a {NOUNS[number % 5]} {VERBS[number % 4]}"
         lines.append(json.dumps({"id": f"v{number}", "split": split, "captions": [caption] * 5}))
     save_file(features, tmp_path / "features.safetensors")
     (tmp_path / "data.jsonl").write_text("\n".join(lines))
 
     def command(run: str) -> list[object]:
-        settings = ["batch_size=8", "epochs=14", "patience=99", "save_every=0.0005"]
-        chosen = [*SMALL, *(f"training.{setting}" for setting in settings)]
-        options = [part for setting in chosen for part in ("--set", setting)]
+        training_settings = ["batch_size=8", "epochs=14", "patience=99", "save_every=0.0005"]
+        settings = [*SMALL_M3, *(f"training.{setting}" for setting in training_settings)]
+        options = [part for setting in settings for part in ("--set", setting)]
         files = ["--data", f"jsonl:{tmp_path}/data.jsonl", "--features", f"{tmp_path}/features.safetensors"]
-        where = ["-o", tmp_path / run, "--device", "cpu", "--resume"]
-        return ["train", "m3-small", *files, *options, *where]
+        run_options = ["-o", tmp_path / run, "--device", "cpu", "--resume"]
+        return ["train", "m3-small", *files, *options, *run_options]
 
-    chance, kills = random.Random(7), 0
-    state = tmp_path / "broken" / "last" / STATE
-    with Ready("torch._dynamo") as ready:  # which optimizers import
-        ready.start(command("whole"))
-        assert ready.wait() == 0
+    generator, kills = random.Random(7), 0
+    state = tmp_path / "killed" / "last" / STATE
+    with CommandServer("torch._dynamo") as server:  # imported by optimizers
+        server.start(command("undisturbed"))
+        assert server.wait() == 0
         for _ in range(KILLS):
-            before = state.stat().st_mtime_ns if state.exists() else 0
-            process, start = ready.start(command("broken")), time.monotonic()
-            while not state.exists() or state.stat().st_mtime_ns == before:
+            last_mtime = state.stat().st_mtime_ns if state.exists() else 0
+            process, start = server.start(command("killed")), time.monotonic()
+            while not state.exists() or state.stat().st_mtime_ns == last_mtime:
                 assert time.monotonic() - start < 60
                 time.sleep(0.002)
-            time.sleep(chance.uniform(0, 0.1))
+            time.sleep(generator.uniform(0, 0.1))
             os.kill(process, signal.SIGKILL)
-            kills += ready.wait() == -signal.SIGKILL
-        assert kills == KILLS  # it was killed at work, each time
-        ready.start(command("broken"))
-        assert ready.wait() == 0
-    assert outcome(tmp_path / "whole") == outcome(tmp_path / "broken")
+            kills += server.wait() == -signal.SIGKILL
+        assert kills == KILLS  # each kill hit a working process
+        server.start(command("killed"))
+        assert server.wait() == 0
+    assert run_outcome(tmp_path / "undisturbed") == run_outcome(tmp_path / "killed")

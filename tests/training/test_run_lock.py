@@ -13,7 +13,7 @@ from capvid.cli.app import main
 from capvid.errors import UsageError
 from capvid.training.run_folder import locked_run
 
-HOLD = """
+LOCK_HOLDER = """
 import sys, time
 from pathlib import Path
 from capvid.training.run_folder import locked_run
@@ -23,7 +23,7 @@ with locked_run(Path(sys.argv[1])):
 """
 
 
-def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:
+def test_locked_folder_is_refused(tmp_path: Path) -> None:
     run = tmp_path / "run"
     with locked_run(run):
         (run / "best").mkdir()
@@ -35,12 +35,10 @@ def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:
             pass
     with locked_run(run):
         pass
-    assert not (tmp_path / "other").exists()  # nothing came of it
+    assert not (tmp_path / "other").exists()  # an unused folder is removed
 
 
-def test_processes_of_accelerate_leave_the_lock_to_the_first(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_the_first_process_takes_the_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "0")
     with locked_run(tmp_path):
         monkeypatch.setenv("RANK", "1")
@@ -49,9 +47,9 @@ def test_processes_of_accelerate_leave_the_lock_to_the_first(
         monkeypatch.setenv("RANK", "0")
 
 
-def test_a_killed_process_holds_nothing(tmp_path: Path) -> None:
+def test_killed_process_releases_the_lock(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    command = [sys.executable, "-c", HOLD, str(tmp_path)]
+    command = [sys.executable, "-c", LOCK_HOLDER, str(tmp_path)]
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "held\n"
@@ -65,19 +63,19 @@ def test_a_killed_process_holds_nothing(tmp_path: Path) -> None:
         pass
 
 
-def test_a_folder_that_cannot_be_made_is_reported_by_training(tmp_path: Path) -> None:
+def test_lock_ignores_a_folder_that_cannot_be_created(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with locked_run(tmp_path / "file" / "run"):
         pass
 
 
-@pytest.mark.parametrize("extra", [(), ("--resume",), ("--overwrite",), ("--search", "2")])
-def test_a_second_command_is_refused_at_once(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], extra: tuple[str, ...]
+@pytest.mark.parametrize("options", [(), ("--resume",), ("--overwrite",), ("--search", "2")])
+def test_train_refuses_a_locked_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: tuple[str, ...]
 ) -> None:
     with locked_run(tmp_path):
-        command = ["train", "m3-small", "--data", "jsonl:none.jsonl", "--features", "none", *extra]
+        command = ["train", "m3-small", "--data", "jsonl:none.jsonl", "--features", "none", *options]
         assert main([*command, "-o", str(tmp_path)]) == 2
-    said = capsys.readouterr().err
-    assert said.startswith(f"error: {tmp_path}: in use by another capvid train (process {os.getpid()})")
-    assert said.count("\n") == 1
+    stderr = capsys.readouterr().err
+    assert stderr.startswith(f"error: {tmp_path}: in use by another capvid train (process {os.getpid()})")
+    assert stderr.count("\n") == 1

@@ -8,8 +8,17 @@ from typing import Any
 
 import pytest
 import torch
-from test_loop import NOUNS, SMALL, VERBS, Silent, data, trainer
-from test_resume import Breaks, BrokenError, outcome
+from small_training import (
+    NOUNS,
+    SMALL_M3,
+    VERBS,
+    SilentReporter,
+    StopAfterSteps,
+    StoppedError,
+    make_trainer,
+    run_outcome,
+    write_dataset,
+)
 
 from capvid.captioners.checkpoint import Checkpoint, load_checkpoint
 from capvid.decoding.beam_search import decode
@@ -22,7 +31,7 @@ from capvid.training.optimization import shards_of
 from capvid.training.recipe import load_recipe
 from capvid.training.trainer import Trainer
 
-RATE = [
+FINE_TUNING = [
     "self_critical.learning_rate=4e-3",
     "self_critical.epochs=10",
     "self_critical.patience=10",
@@ -33,162 +42,170 @@ RATE = [
 
 @pytest.fixture
 def half_trained(tmp_path: Path) -> Trainer:
-    """A captioner that has seen its twenty captions a few times and knows them by half."""
-    made = trainer(tmp_path, "m3", "training.epochs=6", "training.average=0.0", "decoding.beam_size=5")
-    made.run()
-    return made
+    """Return the trainer of a captioner that knows its twenty captions by half."""
+    trainer = make_trainer(
+        tmp_path, "m3", "training.epochs=6", "training.average=0.0", "decoding.beam_size=5"
+    )
+    trainer.run()
+    return trainer
 
 
-def fine_tuner(before: Trainer, *settings: str, reporter: Any = None, **options: Any) -> Trainer:
+def make_fine_tuner(trained: Trainer, *settings: str, reporter: Any = None, **options: Any) -> Trainer:
     return Trainer(
-        load_recipe("m3-small", [*SMALL, "training.average=0.0", *RATE, *settings]),
-        start=load_checkpoint(before.folder),
+        load_recipe("m3-small", [*SMALL_M3, "training.average=0.0", *FINE_TUNING, *settings]),
+        start=load_checkpoint(trained.folder),
         **{
-            "videos": before.videos,
-            "store": before.store,
-            "folder": before.folder.parent / "fine",
-            "device": before.device,
-            "reporter": reporter or Silent(),
+            "videos": trained.videos,
+            "store": trained.store,
+            "folder": trained.folder.parent / "fine",
+            "device": trained.device,
+            "reporter": reporter or SilentReporter(),
             **options,
         },
     )
 
 
 @pytest.mark.slow
-def test_it_raises_what_it_is_rewarded_with(half_trained: Trainer) -> None:
-    made = fine_tuner(half_trained)
-    best, _ = made.run()
-    log = [json.loads(line) for line in (made.folder / "metrics.jsonl").read_text().splitlines()]
+def test_fine_tuning_raises_the_reward(half_trained: Trainer) -> None:
+    fine_tuned = make_fine_tuner(half_trained)
+    best, _ = fine_tuned.run()
+    log = [json.loads(line) for line in (fine_tuned.folder / "metrics.jsonl").read_text().splitlines()]
     start = json.loads((half_trained.folder / "metrics.jsonl").read_text().splitlines()[-1])["val_cider"]
-    assert log[-1]["loss"] < log[0]["loss"] - 0.2  # minus the CIDEr-D of what is drawn
+    assert log[-1]["loss"] < log[0]["loss"] - 0.2  # the loss is minus the CIDEr-D of the samples
     assert best.cider > start
-    assert load_checkpoint(made.folder).info["val_cider"] == best.cider
+    assert load_checkpoint(fine_tuned.folder).info["val_cider"] == best.cider
 
 
 @pytest.mark.slow
-def test_the_captioner_it_begins_with_stays_the_best_until_there_is_a_better(half_trained: Trainer) -> None:
+def test_start_stays_the_best_until_it_is_surpassed(half_trained: Trainer) -> None:
     start = load_checkpoint(half_trained.folder)
-    made = fine_tuner(half_trained, "self_critical.learning_rate=0.0", "self_critical.epochs=2")
-    best, _ = made.run()
-    assert best.epoch == 0 and [result.best for result in made.reporter.results] == [False, False]  # type: ignore[attr-defined]
-    kept = load_checkpoint(made.folder)
-    assert kept.info["val_cider"] == pytest.approx(start.info["val_cider"])
+    fine_tuned = make_fine_tuner(half_trained, "self_critical.learning_rate=0.0", "self_critical.epochs=2")
+    best, _ = fine_tuned.run()
+    assert best.epoch == 0 and [result.best for result in fine_tuned.reporter.results] == [False, False]  # type: ignore[attr-defined]
+    checkpoint = load_checkpoint(fine_tuned.folder)
+    assert checkpoint.info["val_cider"] == pytest.approx(start.info["val_cider"])
     for name, tensor in start.captioner.state_dict().items():
-        assert torch.equal(kept.captioner.state_dict()[name], tensor)
+        assert torch.equal(checkpoint.captioner.state_dict()[name], tensor)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
-def test_the_loss_is_that_of_the_papers(
+def test_loss_matches_the_papers(
     half_trained: Trainer, monkeypatch: pytest.MonkeyPatch, temperature: float
 ) -> None:
-    """Word by word: each sample's CIDEr-D less the mean of the video's other samples, times -log p."""
-    drawn: list[Sequence[Sequence[Hypothesis]]] = []
+    """Per word: -log p times the sample's CIDEr-D minus the mean of the video's other samples."""
+    sampled: list[Sequence[Sequence[Hypothesis]]] = []
 
-    def noted(*arguments: Any) -> Sequence[Sequence[Hypothesis]]:
+    def record(*arguments: Any) -> Sequence[Sequence[Hypothesis]]:
         assert arguments[3].temperature == temperature
-        drawn.append(decode(*arguments))
-        return drawn[-1]
+        sampled.append(decode(*arguments))
+        return sampled[-1]
 
-    monkeypatch.setattr(module, "decode", noted)
+    monkeypatch.setattr(module, "decode", record)
     settings = ["self_critical.samples=3", f"self_critical.temperature={temperature}"]
-    made = fine_tuner(half_trained, "decoding.max_length=4", *settings)
-    shard = next(shards_of(made.batches, 1, 0, 1, made.accelerator))
-    micro_batches = made.objective.micro_batches(shard, 1, bf16=False)
+    fine_tuned = make_fine_tuner(half_trained, "decoding.max_length=4", *settings)
+    shard = next(shards_of(fine_tuned.batches, 1, 0, 1, fine_tuned.accelerator))
+    micro_batches = fine_tuned.objective.micro_batches(shard, 1, bf16=False)
     ((learned, weights),) = micro_batches.pairs
-    batch = shard.micro_batches[0].to(made.device)
-    loss = made.loss(learned, weights)
+    batch = shard.micro_batches[0].to(fine_tuned.device)
+    loss = fine_tuned.loss(learned, weights)
     loss = loss / micro_batches.divisor
-    told = {video.id: list(video.captions) for video in made.videos if video.split == "train"}
-    scorer = CiderD(told)
-    total, words, rewards = 0.0, 0, []
-    for place, (name, samples) in enumerate(zip(batch.ids, drawn[0], strict=True)):
-        said = [" ".join(made.vocabulary.decode(sample.tokens)) for sample in samples]
-        scores = [scorer.score({**dict.fromkeys(told, "x"), name: text})[1][name] for text in said]
+    references = {video.id: list(video.captions) for video in fine_tuned.videos if video.split == "train"}
+    scorer = CiderD(references)
+    total, word_count, rewards = 0.0, 0, []
+    for row, (name, samples) in enumerate(zip(batch.ids, sampled[0], strict=True)):
+        texts = [" ".join(fine_tuned.vocabulary.decode(sample.tokens)) for sample in samples]
+        scores = [scorer.score({**dict.fromkeys(references, "x"), name: text})[1][name] for text in texts]
         rewards += scores
         for number, (sample, score) in enumerate(zip(samples, scores, strict=True)):
-            others = [other for another, other in enumerate(scores) if another != number]
+            other_scores = [other for index, other in enumerate(scores) if index != number]
             with torch.no_grad():
-                read = torch.tensor([[BOS, *sample.tokens]])
-                logits = made.captioner(batch.features[[place]], batch.mask[[place]], read)[0]  # (words, V)
-            spoken = torch.tensor([*sample.tokens, EOS][:4])  # no end where cut off
-            logprobs = (logits / temperature).log_softmax(-1)[torch.arange(len(spoken)), spoken]
-            total -= (score - sum(others) / len(others)) * logprobs.sum().item()
-            words += len(spoken)
+                features, mask = batch.features[[row]], batch.mask[[row]]
+                inputs = torch.tensor([[BOS, *sample.tokens]])
+                (logits,) = fine_tuned.captioner(features, mask, inputs)  # (words, V)
+            targets = torch.tensor([*sample.tokens, EOS][:4])  # no EOS in truncated samples
+            logprobs = (logits / temperature).log_softmax(-1)[torch.arange(len(targets)), targets]
+            total -= (score - sum(other_scores) / len(other_scores)) * logprobs.sum().item()
+            word_count += len(targets)
     assert max(rewards) > 0 and len(set(rewards)) > 5
-    assert any(len(s.tokens) == 4 for some in drawn[0] for s in some)
-    assert loss.item() == pytest.approx(total / words, rel=1e-4)
+    assert any(len(s.tokens) == 4 for samples in sampled[0] for s in samples)
+    assert loss.item() == pytest.approx(total / word_count, rel=1e-4)
     assert micro_batches.logged is not None and micro_batches.count == len(rewards)
     assert micro_batches.logged.item() == pytest.approx(-sum(rewards))
 
 
-def test_what_fits_other_videos_too_is_worth_less(half_trained: Trainer) -> None:
-    """Each sample's CIDEr-D, less 1.5 times its mean for the four videos that follow its own in the batch."""
-    made = fine_tuner(half_trained, "self_critical.contrast=1.5", "self_critical.samples=3")
-    train = [video for video in made.videos if video.split == "train"][:7]
+def test_contrast_lowers_rewards_of_generic_captions(half_trained: Trainer) -> None:
+    """Reward: CIDEr-D minus 1.5 times the mean CIDEr-D for the next four videos of the batch."""
+    fine_tuned = make_fine_tuner(half_trained, "self_critical.contrast=1.5", "self_critical.samples=3")
+    train = [video for video in fine_tuned.videos if video.split == "train"][:7]
     ids = [video.id for video in train]
     samples = [
-        [Hypothesis(made.vocabulary.encode(text.split()), [], 0.0) for text in (own, other, f"{own} {own}")]
+        [
+            Hypothesis(fine_tuned.vocabulary.encode(text.split()), [], 0.0)
+            for text in (own, other, f"{own} {own}")
+        ]
         for own, other in ((v.captions[0], w.captions[0]) for v, w in zip(train, train[::-1], strict=True))
     ]
-    found = made.objective.rewards(ids, samples)
-    told = {video.id: list(video.captions) for video in made.videos if video.split == "train"}
-    scorer = CiderD(told)
-    for place in range(len(ids)):
-        for number, sample in enumerate(samples[place]):
-            said = " ".join(made.vocabulary.decode(sample.tokens))
-            scores = scorer.score(dict.fromkeys(told, said))[1]
-            others = [scores[ids[(place + shift) % len(ids)]] for shift in (1, 2, 3, 4)]
-            assert found[place, number].item() == pytest.approx(scores[ids[place]] - 1.5 * sum(others) / 4)
-    assert found.min() < 0 < found.max()
+    rewards = fine_tuned.objective.rewards(ids, samples)
+    references = {video.id: list(video.captions) for video in fine_tuned.videos if video.split == "train"}
+    scorer = CiderD(references)
+    for row in range(len(ids)):
+        for number, sample in enumerate(samples[row]):
+            text = " ".join(fine_tuned.vocabulary.decode(sample.tokens))
+            scores = scorer.score(dict.fromkeys(references, text))[1]
+            other_scores = [scores[ids[(row + shift) % len(ids)]] for shift in (1, 2, 3, 4)]
+            assert rewards[row, number].item() == pytest.approx(
+                scores[ids[row]] - 1.5 * sum(other_scores) / 4
+            )
+    assert rewards.min() < 0 < rewards.max()
 
 
 @pytest.mark.slow
-def test_broken_off_and_resumed(half_trained: Trainer, tmp_path: Path) -> None:
+def test_fine_tuning_resumes_exactly(half_trained: Trainer, tmp_path: Path) -> None:
     settings = ["self_critical.epochs=3", "training.save_every=0.0", "self_critical.batch_size=6"]
-    whole = fine_tuner(half_trained, *settings, folder=tmp_path / "whole")
-    whole.run()
-    with pytest.raises(BrokenError):
-        fine_tuner(half_trained, *settings, reporter=Breaks(6)).run()
-    again = fine_tuner(half_trained, *settings, resume=True)
-    assert (again.progress.epoch, again.progress.batch) == (2, 2)
-    again.run()
-    assert outcome(tmp_path / "whole") == outcome(again.folder)
+    undisturbed = make_fine_tuner(half_trained, *settings, folder=tmp_path / "undisturbed")
+    undisturbed.run()
+    with pytest.raises(StoppedError):
+        make_fine_tuner(half_trained, *settings, reporter=StopAfterSteps(6)).run()
+    resumed = make_fine_tuner(half_trained, *settings, resume=True)
+    assert (resumed.progress.epoch, resumed.progress.batch) == (2, 2)
+    resumed.run()
+    assert run_outcome(tmp_path / "undisturbed") == run_outcome(resumed.folder)
 
 
-def test_what_cannot_be_fine_tuned(half_trained: Trainer, tmp_path: Path) -> None:
+def test_invalid_fine_tuning_is_refused(half_trained: Trainer, tmp_path: Path) -> None:
     start = load_checkpoint(half_trained.folder)
     options: dict[str, Any] = {
         "videos": half_trained.videos,
         "store": half_trained.store,
         "folder": tmp_path / "fine",
         "device": half_trained.device,
-        "reporter": Silent(),
+        "reporter": SilentReporter(),
     }
     with pytest.raises(UsageError, match="holds m3, and soft-attention-small is a recipe of soft-attention"):
         Trainer(load_recipe("soft-attention-small"), start=start, **options)
-    alone = load_recipe("m3-small", [*SMALL, "self_critical.samples=1"])
+    one_sample = load_recipe("m3-small", [*SMALL_M3, "self_critical.samples=1"])
     with pytest.raises(UsageError, match=r"self_critical.samples = 1: .*; draw at least 2"):
-        Trainer(alone, start=start, **options)
-    cold = load_recipe("m3-small", [*SMALL, "self_critical.temperature=0"])
+        Trainer(one_sample, start=start, **options)
+    zero_temperature = load_recipe("m3-small", [*SMALL_M3, "self_critical.temperature=0"])
     with pytest.raises(UsageError, match=r"self_critical.temperature = 0.0: .*; give one above 0"):
-        Trainer(cold, start=start, **options)
+        Trainer(zero_temperature, start=start, **options)
     paragraphs = tmp_path / "p"
     paragraphs.mkdir()
-    told = trainer(paragraphs, "mart", "training.epochs=1")
-    told.run()
+    mart = make_trainer(paragraphs, "mart", "training.epochs=1")
+    mart.run()
     with pytest.raises(UsageError, match="mart writes paragraphs, and only single captions are fine-tuned"):
-        Trainer(load_recipe("mart-small"), start=load_checkpoint(told.folder), **options)
-    other: Checkpoint = replace(start, header=replace(start.header, sampling="uniform:3"))
-    options["store"] = data(tmp_path)[1]
+        Trainer(load_recipe("mart-small"), start=load_checkpoint(mart.folder), **options)
+    other_sampling: Checkpoint = replace(start, header=replace(start.header, sampling="uniform:3"))
+    options["store"] = write_dataset(tmp_path)[1]
     options["store"].header = replace(options["store"].header, sampling="uniform:9")
     with pytest.raises(FeatureMismatchError, match="sampling: trained on uniform:3, got uniform:9"):
-        Trainer(load_recipe("m3-small", SMALL), start=other, **options)
+        Trainer(load_recipe("m3-small", SMALL_M3), start=other_sampling, **options)
 
 
-def test_several_captions_of_a_video_are_scored_as_one_by_one() -> None:
+def test_captions_of_a_batch_score_like_single_ones() -> None:
     references = {f"v{n}": [f"a {noun} {VERBS[n % 4]}"] for n, noun in enumerate(NOUNS)}
     scorer = CiderD(references)
-    said = ["a man runs very fast", "a man sings", "nothing of that"]
-    alone = [scorer.score({**dict.fromkeys(references, "x"), "v0": text})[1]["v0"] for text in said]
-    assert scorer.score_captions(["v0"] * 3, said) == alone and alone[0] > alone[1] > alone[2]
+    captions = ["a man runs very fast", "a man sings", "nothing of that"]
+    expected = [scorer.score({**dict.fromkeys(references, "x"), "v0": text})[1]["v0"] for text in captions]
+    assert scorer.score_captions(["v0"] * 3, captions) == expected and expected[0] > expected[1] > expected[2]

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from test_loop import SMALL, Silent, trainer
+from small_training import SMALL_M3, SilentReporter, make_trainer
 
 from capvid.captioners.checkpoint import load_checkpoint
 from capvid.errors import TrainingError, UsageError
@@ -21,7 +21,7 @@ K = 5
 
 def run_teacher(folder: Path, seed: int) -> Trainer:
     folder.mkdir()
-    teacher = trainer(
+    teacher = make_trainer(
         folder, "m3", "training.epochs=2", f"training.seed={seed}", f"training.soft_targets={K}"
     )
     teacher.run()
@@ -34,14 +34,14 @@ def teachers(tmp_path_factory: pytest.TempPathFactory) -> list[Trainer]:
     return [run_teacher(folder / str(seed), seed) for seed in (1, 2)]
 
 
-def student(folder: Path, teachers: list[Trainer], *settings: str, resume: bool = False) -> Trainer:
+def build_student(folder: Path, teachers: list[Trainer], *settings: str, resume: bool = False) -> Trainer:
     return Trainer(
-        load_recipe("m3-small", [*SMALL, "training.epochs=2", *settings]),
+        load_recipe("m3-small", [*SMALL_M3, "training.epochs=2", *settings]),
         videos=teachers[0].videos,
         store=teachers[0].store,
         folder=folder,
         device=torch.device("cpu"),
-        reporter=Silent(),
+        reporter=SilentReporter(),
         teachers=[teacher.folder for teacher in teachers],
         resume=resume,
     )
@@ -59,7 +59,7 @@ def stepwise_probabilities(folder: Path, frames: torch.Tensor, caption: list[int
     return torch.stack(rows)
 
 
-def test_soft_targets_are_the_most_probable_words_of_the_best_epoch(teachers: list[Trainer]) -> None:
+def test_soft_targets_are_the_most_probable_words(teachers: list[Trainer]) -> None:
     teacher = teachers[0]
     stored = load_file(teacher.folder / SOFT_TARGETS)
     start = 0
@@ -69,21 +69,23 @@ def test_soft_targets_are_the_most_probable_words_of_the_best_epoch(teachers: li
             for position, row in enumerate(expected, start):
                 best = sorted(range(len(row)), key=lambda word, row=row: -row[word])[:K]
                 assert stored["words"][position].tolist() == best
-                kept = row[best] / row[best].sum()
-                torch.testing.assert_close(stored["probabilities"][position].float(), kept, rtol=0, atol=1e-3)
+                normalised = row[best] / row[best].sum()
+                torch.testing.assert_close(
+                    stored["probabilities"][position].float(), normalised, rtol=0, atol=1e-3
+                )
             start += len(expected)
     assert start == len(stored["words"])
 
 
 def test_loss_mixes_references_and_the_mean_of_the_teachers(tmp_path: Path, teachers: list[Trainer]) -> None:
-    made = student(tmp_path / "run", teachers, "training.distillation=0.3")
-    plan = next(iter(made.batches.epoch(1)))
+    student = build_student(tmp_path / "run", teachers, "training.distillation=0.3")
+    plan = next(iter(student.batches.epoch(1)))
     batch = plan.part(0, 1)()
-    loss = TeacherForcedLoss(made.captioner.eval(), 0.0, distillation=0.3)
+    loss = TeacherForcedLoss(student.captioner.eval(), 0.0, distillation=0.3)
     with torch.no_grad():
         actual = float(loss(batch.to(torch.device("cpu"))))
-        z = made.captioner.teacher_forced(batch.features.float(), batch.mask, batch.inputs)
-        logprobs = made.captioner.logits(z).log_softmax(-1)  # (B, L, V)
+        z = student.captioner.teacher_forced(batch.features.float(), batch.mask, batch.inputs)
+        logprobs = student.captioner.logits(z).log_softmax(-1)  # (B, L, V)
     expected = 0.0
     for row, item in enumerate(plan.rows):
         caption = item.example.captions[item.choice]
@@ -102,16 +104,16 @@ def test_student_follows_its_teacher(tmp_path: Path, teachers: list[Trainer]) ->
     """With all the weight on the teacher, the student's distribution moves towards it."""
     teacher = teachers[:1]
 
-    def distance(made: Trainer) -> float:
-        loss = TeacherForcedLoss(made.captioner.eval(), 0.0, distillation=1.0)
+    def distance(student: Trainer) -> float:
+        loss = TeacherForcedLoss(student.captioner.eval(), 0.0, distillation=1.0)
         with torch.no_grad():
-            plans = made.batches.epoch(1)
+            plans = student.batches.epoch(1)
             return sum(float(loss(plan.part(0, 1)().to(torch.device("cpu")))) for plan in plans)
 
-    made = student(tmp_path / "run", teacher, "training.distillation=1.0", "training.epochs=8")
-    before = distance(made)
-    made.run()
-    assert distance(made) < 0.7 * before
+    student = build_student(tmp_path / "run", teacher, "training.distillation=1.0", "training.epochs=8")
+    initial = distance(student)
+    student.run()
+    assert distance(student) < 0.7 * initial
 
 
 def test_validation_loss_is_the_mean_over_all_words(teachers: list[Trainer]) -> None:
@@ -129,32 +131,32 @@ def test_validation_loss_is_the_mean_over_all_words(teachers: list[Trainer]) -> 
 
 
 def test_finished_run_adds_soft_targets_on_resume(tmp_path: Path) -> None:
-    first = trainer(tmp_path, "m3", "training.epochs=1")
+    first = make_trainer(tmp_path, "m3", "training.epochs=1")
     first.run()
     assert not (first.folder / SOFT_TARGETS).exists()
-    recipe = load_recipe("m3-small", [*SMALL, "training.epochs=1", "training.soft_targets=3"])
-    same = {"videos": first.videos, "store": first.store, "folder": first.folder, "device": first.device}
-    Trainer(recipe, reporter=Silent(), resume=True, **same).run()
+    recipe = load_recipe("m3-small", [*SMALL_M3, "training.epochs=1", "training.soft_targets=3"])
+    inputs = {"videos": first.videos, "store": first.store, "folder": first.folder, "device": first.device}
+    Trainer(recipe, reporter=SilentReporter(), resume=True, **inputs).run()
     assert load_file(first.folder / SOFT_TARGETS)["words"].shape[1] == 3
 
 
 def test_resumed_student_needs_the_same_teachers(tmp_path: Path, teachers: list[Trainer]) -> None:
-    student(tmp_path / "run", teachers[:1]).run()
-    student(tmp_path / "run", teachers[:1], resume=True).run()
+    build_student(tmp_path / "run", teachers[:1]).run()
+    build_student(tmp_path / "run", teachers[:1], resume=True).run()
     with pytest.raises(Exception, match="teachers"):
-        student(tmp_path / "run", teachers[1:], resume=True)
+        build_student(tmp_path / "run", teachers[1:], resume=True)
 
 
 def test_unusable_teachers_are_reported(tmp_path: Path, teachers: list[Trainer]) -> None:
-    plain = trainer(tmp_path, "m3", "training.epochs=1")
+    plain = make_trainer(tmp_path, "m3", "training.epochs=1")
     plain.run()
     with pytest.raises(UsageError, match=r"no soft targets.*training\.soft_targets"):
-        student(tmp_path / "student", [plain])
+        build_student(tmp_path / "student", [plain])
     with pytest.raises(UsageError, match="other captions or of another vocabulary"):
-        student(tmp_path / "student", teachers, "data.min_count=5")
+        build_student(tmp_path / "student", teachers, "data.min_count=5")
     (plain.folder / SOFT_TARGETS).write_bytes(b"\xff" * 100)
     with pytest.raises(TrainingError, match="damaged"):
-        student(tmp_path / "student", [plain])
+        build_student(tmp_path / "student", [plain])
 
 
 def test_paragraph_captioners_have_no_soft_targets() -> None:

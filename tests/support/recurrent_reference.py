@@ -1,6 +1,6 @@
-"""The papers' equations once more: one video, one word, plain Python lists of floats, no batching.
+"""Reference implementations of recurrent captioners: one video, plain lists of floats, no batching.
 
-Written from the papers alone; shares nothing with the modules but their weights, which it takes by name.
+Written from the papers alone; only the weights, taken by name, are shared with the package.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def total(*vectors: Vector) -> Vector:
 
 
 def rows(matrix: Sequence, first: int, count: int) -> list:
-    """A head's own parameters: some rows of a matrix that holds those of several."""
+    """Return the rows of a matrix that belong to one head or gate."""
     return list(matrix[first : first + count])
 
 
@@ -63,7 +63,7 @@ def lstm(w: Weights, word: Vector, extra: Vector, h: Vector, c: Vector) -> tuple
 
 
 def attend(w: Weights, query: Vector, frames: Matrix) -> tuple[Vector, Vector]:
-    """M3, Eq. 11-13: the attended frame and the weights."""
+    """M3, Eq. 11-13: return the attended frame and the weights."""
     scores = []
     for frame in frames:
         hidden = total(
@@ -91,14 +91,14 @@ def next_word(w: Weights, context: Vector, h: Vector, word: Vector) -> Vector:
 
 
 def start(w: Weights, frames: Matrix) -> tuple[Vector, Vector]:
-    """h_0 and c_0 from the mean frame."""
+    """Return h_0 and c_0 from the mean frame."""
     mean = [sum(frame[d] for frame in frames) / len(frames) for d in range(len(frames[0]))]
     both = [math.tanh(x) for x in total(product(w["initial.weight"], mean), w["initial.bias"])]
     return both[: len(both) // 2], both[len(both) // 2 :]
 
 
 def project(w: Weights, features: Matrix) -> Matrix:
-    """Standardised and projected frames, where the captioner has such layers."""
+    """Return standardised and projected frames, if the captioner has these layers."""
     frames = features
     if "standardise.mean" in w:
         frames = [
@@ -111,16 +111,16 @@ def project(w: Weights, features: Matrix) -> Matrix:
 
 
 def soft_attention(w: Weights, features: Matrix, tokens: Sequence[int]) -> list[Vector]:
-    """Log-probabilities of the next word after each token."""
+    """Return the log-probabilities of the next word after each token."""
     frames = project(w, features)
     h, c = start(w, frames)
-    said = []
+    logprobs = []
     for token in tokens:
         word = w["embedding.weight"][token]
         context, _ = attend(w, h, frames)
         h, c = lstm(w, word, context, h, c)
-        said.append(next_word(w, context, h, word))
-    return said
+        logprobs.append(next_word(w, context, h, word))
+    return logprobs
 
 
 def address(memory: Matrix, key: Vector, beta: float) -> Vector:
@@ -150,7 +150,7 @@ def head(matrix: Matrix, bias: Vector, source: Vector, first: int, count: int) -
 
 
 def m3(w: Weights, features: Matrix, tokens: Sequence[int]) -> tuple[list[Vector], list[dict[str, Vector]]]:
-    """Log-probabilities after each token, and the five weight vectors of each step."""
+    """Return the log-probabilities after each token, and the five weight vectors of each step."""
     frames = project(w, features)
     h, c = start(w, frames)
     frames = [*frames, [0.0] * len(frames[0])]  # the blank feature, Eq. 14
@@ -158,7 +158,7 @@ def m3(w: Weights, features: Matrix, tokens: Sequence[int]) -> tuple[list[Vector
     m = len(memory[0])
     text, text_bias = w["text_heads.weight"], w["text_heads.bias"]
     visual, visual_bias = w["visual_head.weight"], w["visual_head.bias"]
-    said, traces = [], []
+    logprobs, traces = [], []
     for token in tokens:
         word = w["embedding.weight"][token]
         # Write the text (Eq. 8) by heads from h_{t-1}.
@@ -172,7 +172,7 @@ def m3(w: Weights, features: Matrix, tokens: Sequence[int]) -> tuple[list[Vector
         key = [math.tanh(x) for x in head(text, text_bias, h, m, m)]
         read_attention = address(memory, key, softplus(head(text, text_bias, h, 5 * m + 1, 1)[0]))
         context, attention = attend(w, read(memory, read_attention), frames)
-        # Write what was seen (Eq. 15) by a head from V_t.
+        # Write the visual memory (Eq. 15) by a head from V_t.
         key = [math.tanh(x) for x in head(visual, visual_bias, context, 0, m)]
         add = [math.tanh(x) for x in head(visual, visual_bias, context, m, m)]
         erase = [sigmoid(x) for x in head(visual, visual_bias, context, 2 * m, m)]
@@ -182,7 +182,7 @@ def m3(w: Weights, features: Matrix, tokens: Sequence[int]) -> tuple[list[Vector
         key = [math.tanh(x) for x in head(text, text_bias, h, 2 * m, m)]
         read_decoder = address(memory, key, softplus(head(text, text_bias, h, 5 * m + 2, 1)[0]))
         h, c = lstm(w, word, read(memory, read_decoder), h, c)
-        said.append(next_word(w, context, h, word))
+        logprobs.append(next_word(w, context, h, word))
         traces.append(
             {
                 "write_text": write_text,
@@ -192,4 +192,4 @@ def m3(w: Weights, features: Matrix, tokens: Sequence[int]) -> tuple[list[Vector
                 "read_decoder": read_decoder,
             }
         )
-    return said, traces
+    return logprobs, traces

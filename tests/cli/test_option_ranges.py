@@ -1,4 +1,4 @@
-"""Values of options that no command can use: usage errors before any work is done."""
+"""Option values out of range are usage errors before any work is done."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from capvid.decoding.decoding_options import DecodingOptions
 from capvid.errors import UsageError
 
 HUGE = "1" + "0" * 30
-DIGITS = "9" * 5000  # more than Python converts
+DIGITS = "9" * 5000  # more digits than int() converts
 UNBOUNDED = {("data check", "--min-count")}  # only compared with counts
 
 
@@ -33,7 +33,7 @@ COMMANDS: list[tuple[str, Callable[..., None]]] = [
 
 
 def numeric_options() -> Iterator[tuple[str, str]]:
-    """The options that take a number, each with its command."""
+    """Yield the command and name of every option that takes a number."""
     for command, function in COMMANDS:
         for name, hint in get_type_hints(function, include_extras=True).items():
             plain, *extras = get_args(hint) if get_origin(hint) is Annotated else (hint,)
@@ -44,7 +44,7 @@ def numeric_options() -> Iterator[tuple[str, str]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("command", "option"), list(numeric_options()))
-def test_every_number_has_a_range(
+def test_numeric_options_reject_out_of_range_values(
     capvid: Run, command: str, option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -81,28 +81,28 @@ def test_every_number_has_a_range(
         ["--shard", "0/4"],
     ],
 )
-def test_samplings_and_shards(capvid: Run, arguments: list[str], tmp_path: Path) -> None:
+def test_invalid_samplings_and_shards(capvid: Run, arguments: list[str], tmp_path: Path) -> None:
     command = ["extract", "no.mp4", "--backbone", "colour-grid", "-o", tmp_path / "out", *arguments]
     code, out, err = capvid(*command)
-    if arguments == ["--sampling", ""]:  # as if it were left out
+    if arguments == ["--sampling", ""]:  # an empty value means the default
         assert "no.mp4" in err
         return
     assert (code, out) == (2, "") and err.startswith("error: ") and err.count("\n") == 1, err
 
 
 @pytest.mark.parametrize("count", ["0", "-1", "1000000000000", HUGE])
-def test_numbers_of_segments(capvid: Run, count: str) -> None:
+def test_invalid_numbers_of_segments(capvid: Run, count: str) -> None:
     code, out, err = capvid("caption", Path(__file__), f"--segments={count}")
     assert (code, out) == (2, "") and f"{count} segments cannot be made" in err
 
 
-@pytest.mark.parametrize("more", [[], ["a.mp4"]])
+@pytest.mark.parametrize("other_inputs", [[], ["a.mp4"]])
 @pytest.mark.parametrize("command", [["caption"], ["extract", "--backbone", "colour-grid", "-o", "out"]])
-def test_an_empty_input(
-    capvid: Run, command: list[str], more: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_empty_input_argument(
+    capvid: Run, command: list[str], other_inputs: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert capvid(*command, "", *more) == (
+    assert capvid(*command, "", *other_inputs) == (
         2,
         "",
         "error: an INPUT is empty; give a video, a folder or an address, . for this folder\n",
@@ -110,7 +110,7 @@ def test_an_empty_input(
 
 
 @pytest.mark.parametrize("command", [("caption", "--output-dir"), ("extract", "--backbone", "toy", "-o")])
-def test_an_empty_output_folder(
+def test_empty_output_folder_name(
     capvid: Run, toy: Toy, video_files: list[Path], command: tuple[str, ...]
 ) -> None:
     name, *options = command
@@ -136,13 +136,13 @@ def test_an_empty_output_folder(
         ({"seed": 10**30}, "seed must be an integer between 0 and 9223372036854775807, got 1000"),
     ],
 )
-def test_the_library_refuses_the_same(values: dict[str, Any], message: str) -> None:
+def test_decoding_options_check_their_ranges(values: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError) as raised:
         DecodingOptions(**values)
     assert message in str(raised.value)
 
 
-def test_a_list_on_stdin_that_does_not_end(capvid: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_list_on_stdin_above_the_size_limit(capvid: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CAPVID_LIMIT_LIST_BYTES", "100")
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"a.mp4\n" * 1000)))
     code, _, err = capvid("caption", "--from-file", "-")
@@ -152,8 +152,8 @@ def test_a_list_on_stdin_that_does_not_end(capvid: Run, monkeypatch: pytest.Monk
     )
 
 
-@pytest.mark.skipif(os.name != "posix", reason="FIFOs are made in another way")
-def test_a_list_that_is_a_pipe(capvid: Run, tmp_path: Path) -> None:
+@pytest.mark.skipif(os.name != "posix", reason="needs os.mkfifo")
+def test_list_from_a_fifo_is_refused(capvid: Run, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "list.txt")
     code, _, err = capvid("caption", "--from-file", tmp_path / "list.txt")
     assert code == 2 and "list.txt: the list cannot be read (not a regular file" in err

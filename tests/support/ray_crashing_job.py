@@ -1,4 +1,4 @@
-"""Features on a Ray cluster, where each process dies that computes those of a video called poison."""
+"""Feature extraction on a Ray cluster whose processes die on videos with poison in their path."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from capvid.video.input_set import iter_videos
 
 
 @dataclass(frozen=True, kw_only=True)
-class Poisoned(ExtractJob):
+class CrashingJob(ExtractJob):
     def rows(self, videos: Iterable[Video]) -> Iterator[Row]:
         def checked() -> Iterator[Video]:
             for video in videos:
@@ -30,17 +30,17 @@ class Poisoned(ExtractJob):
 
 
 def main(address: str, out: str, *videos: str) -> None:
-    """Extract, and print what is counted of each video."""
+    """Extract features and print each video and its error as JSON."""
     on_ray._TRIES = 1
-    job = Poisoned(backbones=[load_backbone("colour-grid")], sampling=UniformSampling(4))
+    job = CrashingJob(backbones=[load_backbone("colour-grid")], sampling=UniformSampling(4))
     folder = ShardFolder(out, kind=job.kind, form=WebDataset(), head=job.head)
     folder.begin(overwrite=False)
     inputs = iter_videos(videos)
-    for counted in on_ray.run_on_ray(job, folder, inputs, per_file=16, timeout=None, address=address):
-        print(json.dumps([counted.video, counted.error]))
+    for result in on_ray.run_on_ray(job, folder, inputs, per_file=16, timeout=None, address=address):
+        print(json.dumps([result.video, result.error]))
 
 
 if __name__ == "__main__":
-    import poison  # as the cluster's processes know it
+    import ray_crashing_job  # under the name that the cluster's processes import
 
-    poison.main(*sys.argv[1:])
+    ray_crashing_job.main(*sys.argv[1:])

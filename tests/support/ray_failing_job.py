@@ -1,4 +1,4 @@
-"""Features on Ray where the row of a video called bad cannot be made, and the shard row of one called odd."""
+"""Extraction on Ray that fails to make the rows of ``bad`` videos and to encode those of ``odd`` ones."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from capvid.video.input_set import iter_videos
 
 
 @dataclass(frozen=True, kw_only=True)
-class Raising(ExtractJob):
+class FailingJob(ExtractJob):
     def rows(self, videos: Iterable[Video]) -> Iterator[Row]:
         def row(result: ExtractionResult) -> Row:
             if result.features is not None and "bad" in result.name:
@@ -31,7 +31,7 @@ class Raising(ExtractJob):
         return super().rows(videos)
 
 
-class RaisingDataset(WebDataset):
+class FailingWebDataset(WebDataset):
     def encode(self, rows: Sequence[Row]) -> bytes:
         if any("odd" in row.video and row.features is not None for row in rows):
             raise ValueError("boom")
@@ -39,16 +39,16 @@ class RaisingDataset(WebDataset):
 
 
 def main(out: str, *videos: str) -> None:
-    """Extract, and print what is counted of each video."""
-    job = Raising(backbones=[load_backbone("colour-grid")], sampling=UniformSampling(4))
-    folder = ShardFolder(out, kind=job.kind, form=RaisingDataset(), head=job.head)
+    """Extract features and print each video, its error and its traceback as JSON."""
+    job = FailingJob(backbones=[load_backbone("colour-grid")], sampling=UniformSampling(4))
+    folder = ShardFolder(out, kind=job.kind, form=FailingWebDataset(), head=job.head)
     folder.begin(overwrite=False)
     inputs: Any = iter_videos(videos)
-    for counted in run_on_ray(job, folder, inputs, per_file=16, timeout=None, address="local"):
-        print(json.dumps([counted.video, counted.error, counted.trace]))
+    for result in run_on_ray(job, folder, inputs, per_file=16, timeout=None, address="local"):
+        print(json.dumps([result.video, result.error, result.trace]))
 
 
 if __name__ == "__main__":
-    import raising  # as the processes of Ray know it
+    import ray_failing_job  # under the name that Ray's processes import
 
-    raising.main(*sys.argv[1:])
+    ray_failing_job.main(*sys.argv[1:])

@@ -1,4 +1,4 @@
-"""Results for pages, and what a browser makes of these, as far as tests ask."""
+"""Caption results for HTML reports, and a parser of the reports."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ def pictures(count: int, *, seed: int = 0) -> tuple[bytes, ...]:
     return encode_jpegs(np.random.default_rng(seed).integers(0, 256, (count, 12, 16, 3), dtype=np.uint8))
 
 
-def told(*, frames: int = 4, words: str = "a dog runs", seed: int = 0, slots: int = 3) -> Caption:
-    """A caption with traces of so many frames and memory slots, drawn at random."""
+def make_caption(*, frames: int = 4, words: str = "a dog runs", seed: int = 0, slots: int = 3) -> Caption:
+    """Return a caption with random traces over ``frames`` frames and ``slots`` memory slots."""
     random = np.random.default_rng(seed)
     scores = tuple(WordScore(word=word, logprob=-random.random()) for word in words.split())
     rows = len(scores) + 1
-    shares = random.dirichlet(np.ones(frames + 1), rows)
+    weights = random.dirichlet(np.ones(frames + 1), rows)
     traces = {
-        "attention": shares[:, :-1],
-        "blank": shares[:, -1:],
+        "attention": weights[:, :-1],
+        "blank": weights[:, -1:],
         "write_text": random.dirichlet(np.ones(slots), rows),
     }
     total = sum(score.logprob for score in scores) - random.random()
@@ -44,9 +44,9 @@ def told(*, frames: int = 4, words: str = "a dog runs", seed: int = 0, slots: in
 
 
 def video(*, frames: int = 4, seed: int = 0, with_pictures: bool = True, **changes: Any) -> CaptionResult:
-    """A whole video of which every frame was looked at."""
-    captions = tuple(told(frames=frames, seed=seed + more) for more in range(2))
-    made = CaptionResult(
+    """Return the result of a video captioned as one segment, with every frame sampled."""
+    captions = tuple(make_caption(frames=frames, seed=seed + more) for more in range(2))
+    result = CaptionResult(
         path=Path("in/v.mp4"),
         status="ok",
         captions=captions,
@@ -57,46 +57,46 @@ def video(*, frames: int = 4, seed: int = 0, with_pictures: bool = True, **chang
         times=np.arange(frames) / 2 + 1 / 3,
         thumbnails=pictures(frames, seed=seed) if with_pictures else (),
     )
-    return replace(made, **changes)
+    return replace(result, **changes)
 
 
 def story(*, segments: int, frames: int = 3, layers: int = 2) -> CaptionResult:
-    """A video in segments that captions with a memory."""
-    parts = [
+    """Return the result of a video in segments, captioned with a memory."""
+    results = [
         Segment(
             start=2.0 * at,
             end=2.0 * (at + 1),
-            captions=(told(frames=frames, seed=at),),
+            captions=(make_caption(frames=frames, seed=at),),
             frames=np.arange(frames) + frames * at,
             memory_change=tuple(np.random.default_rng(at).random(layers).tolist()),
         )
         for at in range(segments)
     ]
-    one = pictures(frames)
+    segment_pictures = pictures(frames)
     return video(
-        captions=(paragraph([part.captions[0] for part in parts]),),
-        segments=tuple(parts),
+        captions=(paragraph([result.captions[0] for result in results]),),
+        segments=tuple(results),
         paragraph=True,
         times=np.arange(frames * segments) * 2 / frames,
-        thumbnails=one * segments,
+        thumbnails=segment_pictures * segments,
         duration=2.0 * segments,
     )
 
 
-def failure(name: str = "w.mp4", said: str = "no such file") -> CaptionResult:
-    error = MissingVideoError(name, said, remedy="check the name")
+def failure(name: str = "w.mp4", message: str = "no such file") -> CaptionResult:
+    error = MissingVideoError(name, message, remedy="check the name")
     return CaptionResult(path=Path(name), status="error", captions=(), error=error, model=MODEL)
 
 
 class Page(HTMLParser):
-    """What a browser makes of a page, as far as the tests ask."""
+    """The tags, texts, scripts and data of an HTML report."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
         self.text = text
         self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.data: list[dict[str, Any]] = []  # of the videos
-        self.articles: list[str] = []  # their text
+        self.data: list[dict[str, Any]] = []  # of each video
+        self.articles: list[str] = []  # text of each article
         self.scripts: list[str] = []
         self.styles: list[str] = []
         self._inside: list[str] = []
@@ -106,10 +106,10 @@ class Page(HTMLParser):
         self.close()
 
     def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
-        found = dict(attributes)
-        self.tags.append((tag, found))
-        self._inside.append(f"json {tag}" if found.get("type") == "application/json" else tag)
-        self._id = found.get("id") or ""
+        attribute_values = dict(attributes)
+        self.tags.append((tag, attribute_values))
+        self._inside.append(f"json {tag}" if attribute_values.get("type") == "application/json" else tag)
+        self._id = attribute_values.get("id") or ""
         if tag == "article":
             self.articles.append("")
 
@@ -140,6 +140,6 @@ def written(path: Path, *results: CaptionResult, settings: Mapping[str, Any] = S
 
 
 def images(page: Page) -> list[bytes]:
-    """All pictures of a page, in their order."""
-    found = re.findall(r"data:image/jpeg;base64,([A-Za-z0-9+/=]+)", page.text)
-    return [base64.b64decode(each, validate=True) for each in found]
+    """Return all images of a page, in order."""
+    encoded = re.findall(r"data:image/jpeg;base64,([A-Za-z0-9+/=]+)", page.text)
+    return [base64.b64decode(data, validate=True) for data in encoded]

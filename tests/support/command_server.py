@@ -1,6 +1,6 @@
-"""The command line in processes that have imported everything already, to be killed again and again.
+"""Runs of the command line that start at once, for tests that kill them repeatedly.
 
-One process imports what takes long and then forks a child for each command, so that a command begins at once.
+A server process imports the slow modules and forks a child for each command.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ for line in sys.stdin:
 """
 
 
-class Ready:
+class CommandServer:
     """Starts commands one after the other.
 
     Args:
-        modules: what they need besides.
+        modules: further modules to import in the server.
     """
 
     def __init__(self, *modules: str) -> None:
         self._modules = modules
 
-    def __enter__(self) -> Ready:
+    def __enter__(self) -> CommandServer:
         command = [sys.executable, "-c", SERVE, *self._modules]
         self._server = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         return self
@@ -63,7 +63,7 @@ class Ready:
         self._server.communicate()
 
     def start(self, arguments: Sequence[object], *, stderr: object = "") -> int:
-        """Start a command and give the number of its process; :meth:`wait` must follow."""
+        """Start a command and return its process id; :meth:`wait` must follow."""
         assert self._server.stdin is not None
         command = {"arguments": [str(argument) for argument in arguments], "stderr": str(stderr)}
         self._server.stdin.write(json.dumps(command) + "\n")
@@ -71,7 +71,7 @@ class Ready:
         return int(self._line())
 
     def wait(self) -> int:
-        """Wait for the command's end: its exit code, or minus the signal that ended it."""
+        """Wait for the command; return its exit code, or minus the signal that ended it."""
         return int(self._line())
 
     def _line(self) -> str:
