@@ -1,4 +1,4 @@
-"""How long one ``capvid caption`` takes from the shell, beside ``import torch`` and its own parts: medians.
+"""Median time of one ``capvid caption`` command, of ``import torch``, and of each stage.
 
 python benchmarks/caption_time.py [RUNS] [VIDEO]
 """
@@ -24,8 +24,8 @@ def median(runs: int, work: Callable[[], object]) -> float:
     return statistics.median(times)
 
 
-def parts(runs: int, video: Path) -> dict[str, float]:
-    """Seconds of decoding, backbone and captioner, each after a first run."""
+def stage_seconds(runs: int, video: Path) -> dict[str, float]:
+    """Return the seconds of decoding, backbone and captioner, each after a warm-up run."""
     import torch
 
     import capvid
@@ -48,13 +48,13 @@ def main() -> None:
     runs = int(sys.argv[1]) if len(sys.argv) > 1 else 5
     video = Path(sys.argv[2]) if len(sys.argv) > 2 else CLIP
 
-    def run(*command: str) -> None:
-        subprocess.run(command, check=True, capture_output=True)
+    def run(*arguments: str) -> None:
+        subprocess.run(arguments, check=True, capture_output=True)
 
-    whole = median(runs, lambda: run(sys.executable, "-m", "capvid", "caption", str(video)))
+    command = median(runs, lambda: run(sys.executable, "-m", "capvid", "caption", str(video)))
     torch_alone = median(runs, lambda: run(sys.executable, "-c", "import torch"))
-    print(f"capvid caption {video.name}: {whole:.2f} s; import torch: {torch_alone:.2f} s")
-    for name, seconds in parts(runs, video).items():
+    print(f"capvid caption {video.name}: {command:.2f} s; import torch: {torch_alone:.2f} s")
+    for name, seconds in stage_seconds(runs, video).items():
         print(f"{name}: {seconds:.3f} s")
 
 

@@ -1,7 +1,7 @@
-"""A thousand short clips captioned in one run: memory, descriptors, processes, and videos per second.
+"""Throughput, memory, descriptors and processes of captioning a thousand short clips in one run.
 
-The clips of a folder, as often as it takes, captioned by one captioner; and each stage alone with the same
-processes and threads: decoding, the backbone, the captioner. ``python benchmarks/captioning.py --help``.
+The clips of a folder are repeated and captioned by one captioner. Each stage (decoding, backbone, captioner)
+is also timed alone, with the same processes and threads. ``python benchmarks/captioning.py --help``.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ EVERY = 100
 
 
 class Stages:
-    """Each stage alone, over the same videos."""
+    """The stages of the pipeline, to be timed separately on the same videos."""
 
     def __init__(self, pipeline: CaptionPipeline, paths: Sequence[Path], pool: WorkerPool) -> None:
         self.pipeline = pipeline
@@ -39,24 +39,24 @@ class Stages:
         self.crops: list[np.ndarray] = []
 
     def decoding(self) -> None:
-        """Frames of all videos, cut and resized in the pool's processes."""
+        """Decode, crop and resize the frames of all videos in the pool's processes."""
         views = [View.of(self.backbone.entry)]
         stage = DecodeStage(sampling=self.pipeline.sampling, views=tuple(views), frames=32)
         self.crops = [v.decoded.crops[0] for v in stage.videos(self.pool, self.paths) if v.decoded]
 
     def model(self) -> None:
-        """The backbone, from crops that are in memory."""
+        """Run the backbone on crops in memory."""
         self.backbone.compute(np.concatenate(self.crops), batch_size=32)
 
     def captioner(self) -> None:
-        """Captions, from features that are in memory."""
+        """Generate captions from features in memory."""
         size = self.pipeline.batch_size
         for start in range(0, len(self.results), size):
             list(self.pipeline.describe(self.results[start : start + size]))
 
 
 def seconds(run: Callable[[], None], repeats: int = 3) -> float:
-    """The least time that it takes, after a first time that is not counted."""
+    """Return the shortest time of ``run``, after a warm-up run."""
     run()
     taken = []
     for _ in range(repeats):
@@ -67,7 +67,7 @@ def seconds(run: Callable[[], None], repeats: int = 3) -> float:
 
 
 def state(process: psutil.Process) -> str:
-    """Resident memory, open descriptors and processes of the run at this moment."""
+    """Return the current resident memory, open descriptors, threads and processes."""
     children = process.children(recursive=True)
     own, theirs = process.memory_info().rss, sum(child.memory_info().rss for child in children)
     return (
@@ -82,14 +82,14 @@ def main() -> None:
     parser.add_argument("videos", type=Path, nargs="+", help="videos, or folders of them")
     parser.add_argument("--model")
     parser.add_argument("--weights", type=Path)
-    parser.add_argument("--number", type=int, default=1000, help="of videos captioned in the long run")
+    parser.add_argument("--number", type=int, default=1000, help="number of videos to caption")
     parser.add_argument("--workers", type=int, default=1)
-    parser.add_argument("--threads", type=int, default=1, help="of backbone and captioner")
-    parser.add_argument("--segments", help="cut the videos")
+    parser.add_argument("--threads", type=int, default=1, help="threads of backbone and captioner")
+    parser.add_argument("--segments", help="segment the videos, as capvid caption does")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    given = {"weights": options.weights, "workers": options.workers, "segments": options.segments}
-    pipeline = capvid.load(options.model, **given)
+    settings = {"weights": options.weights, "workers": options.workers, "segments": options.segments}
+    pipeline = capvid.load(options.model, **settings)
     paths = [video.path for video in find_videos(options.videos)]
     print(f"{len(paths)} clips, {pipeline.model}, {options.workers} workers, {options.threads} threads")
 
@@ -101,7 +101,7 @@ def main() -> None:
             print(f"{done:5} captioned, {time.perf_counter() - start:6.1f} s, {state(process)}")
     taken = time.perf_counter() - start
     rate = done / taken
-    print(f"pipeline: {done} captioned in {taken:.1f} s, {rate:.2f} a second")
+    print(f"pipeline: {done} captioned in {taken:.1f} s, {rate:.2f} per second")
 
     if options.segments is None:
         with WorkerPool(options.workers) as pool:
@@ -111,8 +111,8 @@ def main() -> None:
                 for name in ("decoding", "model", "captioner")
             }
         for name, speed in alone.items():
-            print(f"{name + ' alone:':16} {speed:7.2f} videos a second")
-        print(f"the pipeline has {rate / min(alone.values()):.2f} of the speed of the slowest stage alone")
+            print(f"{name + ' alone:':16} {speed:7.2f} videos/s")
+        print(f"the pipeline runs at {rate / min(alone.values()):.2f} of the speed of the slowest stage")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""Large runs: videos per second of the local engine, of Ray with one node, and of Ray with two, in one run.
+"""Throughput of sharded runs: the local engine, Ray with one node, and Ray with two nodes.
 
-Each captions the same clips, as often as it takes, into shards, on the same cores: Ray's one node has all of
-them, its two nodes half each. ``python benchmarks/cluster.py FOLDER --clips 600``. Two rates are given: of
-the whole command, and from the first shard to the last, without the start. What was held in memory at most is
-given too; ``--inputs 2000 20000`` captions so many copies of tiny videos instead, for the memory alone.
+Each captions the same repeated clips into shards, on the same cores: one Ray node has all of them, two nodes
+half each. ``python benchmarks/cluster.py FOLDER --clips 600``. Prints the rate of the command, the rate from
+the first shard to the last (without start-up), and the peak memory. ``--inputs 2000 20000`` instead captions
+that many copies of tiny videos, to measure memory only.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ import psutil
 from capvid.utils.options import RuntimeOptions
 from capvid.video.input_set import EXTENSIONS
 
-STORE = 400 << 20  # bytes of the object stores of all nodes
-EVERY = 0.5  # seconds between two looks at the memory
+STORE = 400 << 20  # total bytes of the object stores of all nodes
+EVERY = 0.5  # seconds between two memory samples
 
 
 @dataclass
-class Watch:
-    """What processes held at most, in MiB: the command itself, and the object stores."""
+class MemoryWatch:
+    """Peak memory in MiB of the command and of the object stores."""
 
     driver: float = 0.0
     store: float = 0.0
     _end: threading.Event = field(default_factory=threading.Event)
 
-    def look(self, process: psutil.Process) -> None:
-        """Look until it is enough."""
+    def sample(self, process: psutil.Process) -> None:
+        """Sample the memory until stopped."""
         while not self._end.wait(EVERY):
             try:
                 self.driver = max(self.driver, process.memory_info().rss / 2**20)
@@ -50,46 +50,46 @@ class Watch:
                 return
 
     def stop(self) -> None:
-        """Enough."""
+        """Stop sampling."""
         self._end.set()
 
 
 @contextmanager
 def cluster(nodes: int, cores: int) -> Iterator[str]:
-    """Nodes that share the cores and the memory; gives the address."""
+    """Start nodes that share the cores and the memory; yield the address."""
     from ray.cluster_utils import Cluster
 
     each: dict[str, Any] = {"num_cpus": max(1, cores // nodes), "object_store_memory": STORE // nodes}
-    found = Cluster(initialize_head=True, head_node_args={**each, "include_dashboard": False})
+    ray_cluster = Cluster(initialize_head=True, head_node_args={**each, "include_dashboard": False})
     try:
         for _ in range(nodes - 1):
-            found.add_node(**each)
-        yield found.address
+            ray_cluster.add_node(**each)
+        yield ray_cluster.address
     finally:
-        found.shutdown()
+        ray_cluster.shutdown()
 
 
 def measure(name: str, inputs: Path, count: int, options: Sequence[object]) -> None:
-    """Caption, and print both rates."""
+    """Caption the inputs and print both rates and the peak memory."""
     with tempfile.TemporaryDirectory() as folder:
         shards = max(10, count // 20)
         command = [sys.executable, "-m", "capvid", "caption", "--from-file", inputs, "--output-dir", folder]
         command += ["--videos-per-file", shards, *options]
-        watch, begun = Watch(), time.monotonic()
+        watch, begun = MemoryWatch(), time.monotonic()
         wall = time.time()
         process = subprocess.Popen([*map(str, command)], stderr=subprocess.PIPE, text=True)
-        thread = threading.Thread(target=watch.look, args=(psutil.Process(process.pid),))
+        thread = threading.Thread(target=watch.sample, args=(psutil.Process(process.pid),))
         thread.start()
-        _, said = process.communicate()
+        _, stderr = process.communicate()
         seconds = time.monotonic() - begun
         watch.stop()
         thread.join()
         if process.returncode not in (0, 3):
-            raise SystemExit(said)
+            raise SystemExit(stderr)
         written = sorted(path.stat().st_mtime for path in Path(folder).glob("captions-*"))
         steady = (count - shards) / max(1e-9, written[-1] - written[0])
         print(
-            f"{name:24} {count / seconds:6.2f} a second in all ({seconds:.0f} s), "
+            f"{name:24} {count / seconds:6.2f} per second overall ({seconds:.0f} s), "
             f"{steady:6.2f} from the first shard ({written[0] - wall:.0f} s) on; "
             f"{watch.driver:.0f} MiB in the command, "
             f"{watch.store:.0f} MiB in /dev/shm",
@@ -98,7 +98,7 @@ def measure(name: str, inputs: Path, count: int, options: Sequence[object]) -> N
 
 
 def copies(clips: Sequence[Path], count: int, folder: Path) -> Path:
-    """A list of so many names of clips, each a link of its own."""
+    """Write a list of ``count`` links to the clips and return its path."""
     names = []
     for number, clip in zip(range(count), itertools.cycle(clips), strict=False):
         link = folder / f"{number // 1000}" / f"{number}{clip.suffix}"
@@ -111,21 +111,21 @@ def copies(clips: Sequence[Path], count: int, folder: Path) -> Path:
 
 
 def main() -> None:
-    """Measure."""
+    """Measure and print."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("folder", type=Path, help="with clips")
+    parser.add_argument("folder", type=Path, help="folder of clips")
     parser.add_argument("--clips", type=int, default=600)
     parser.add_argument(
-        "--inputs", type=int, nargs="*", help="numbers of inputs, for the memory of Ray alone"
+        "--inputs", type=int, nargs="*", help="numbers of inputs; measures the memory of Ray only"
     )
     parser.add_argument("--model", default=None)
     options = parser.parse_args()
     clips = sorted(path for path in options.folder.iterdir() if path.suffix.lower() in EXTENSIONS)
     model = ["--model", options.model] if options.model else []
     os.environ["OMP_NUM_THREADS"] = str(cores := RuntimeOptions().num_workers)
-    print(f"{len(clips)} clips, {cores} cores, object stores of {STORE >> 20} MiB in all", flush=True)
+    print(f"{len(clips)} clips, {cores} cores, object stores of {STORE >> 20} MiB in total", flush=True)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         if options.inputs:
@@ -133,11 +133,11 @@ def main() -> None:
                 with cluster(1, cores) as address:
                     ray = ["--engine", "ray", "--ray-address", address, *model]
                     measure(f"Ray, {count} inputs", copies(clips, count, folder), count, ray)
-                for part in folder.iterdir():
-                    subprocess.run(["rm", "-rf", str(part)], check=True)
+                for path in folder.iterdir():
+                    subprocess.run(["rm", "-rf", str(path)], check=True)
             return
         listed = copies(clips, options.clips, folder)
-        measure("here", listed, options.clips, model)
+        measure("local", listed, options.clips, model)
         for nodes in (1, 2):
             with cluster(nodes, cores) as address:
                 ray = ["--engine", "ray", "--ray-address", address, *model]

@@ -1,8 +1,8 @@
-"""Captions per second of every captioner, greedy and with five beams, and what cached words save MART.
+"""Captions per second of every captioner, greedy and with five beams, and the gain from MART's cache.
 
-64 videos at once (of paragraphs: three segments each), sentences of nine words, random weights at the sizes
-of the small recipes; medians of interleaved runs. The matrix products of the five beams are also timed by
-themselves: the search takes no less. ``python benchmarks/decoding.py --help`` for options.
+Batches of 64 videos (paragraphs: three segments each), sentences of nine words, random weights at the sizes
+of the small recipes; medians of interleaved runs. The matrix products of the five beams are also timed
+alone, as a lower bound of the search. ``python benchmarks/decoding.py --help`` for options.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ VIDEOS, WORDS = 64, 9
 
 
 def medians(runs: Mapping[str, Callable[[], object]], device: torch.device, repeats: int) -> dict[str, float]:
-    """Median seconds of every run, taken in turns."""
+    """Return the median seconds of every run; the runs are interleaved."""
     seconds: dict[str, list[float]] = {name: [] for name in runs}
     for _ in range(repeats + 1):
         for name, run in runs.items():
@@ -41,27 +41,27 @@ def medians(runs: Mapping[str, Callable[[], object]], device: torch.device, repe
 
 
 def options_for(beams: int) -> DecodingOptions:
-    """Search with so many beams for sentences of nine words."""
+    """Return search options with ``beams`` beams for sentences of nine words."""
     return DecodingOptions(beam_size=beams, min_length=WORDS, max_length=WORDS)
 
 
 def decoding(captioner: Captioner, device: torch.device, beams: int) -> Callable[[], object]:
-    """Captions for all videos."""
+    """Return a function that generates captions for all videos."""
     options = options_for(beams)
     if isinstance(captioner, ParagraphCaptioner):
         features, mask = features_for(captioner, VIDEOS, SEGMENTS)
         segments = torch.full((VIDEOS,), SEGMENTS, device=device)
-        paragraphs, given = captioner, (features.to(device), mask.to(device), segments)
-        return lambda: decode_paragraphs(paragraphs, *given, options)
+        paragraphs, inputs = captioner, (features.to(device), mask.to(device), segments)
+        return lambda: decode_paragraphs(paragraphs, *inputs, options)
     features, mask = features_for(captioner, VIDEOS)
-    seen = features.to(device), mask.to(device)
-    return lambda: decode(captioner, *seen, options)
+    arguments = features.to(device), mask.to(device)
+    return lambda: decode(captioner, *arguments, options)
 
 
 @torch.inference_mode()
-def whole_stack(captioner: ParagraphCaptioner, features: Tensor, mask: Tensor) -> Tensor:
-    """Greedy paragraphs (B, S, words) by running the whole stack over video and text for every word."""
-    carried, said = None, []
+def uncached(captioner: ParagraphCaptioner, features: Tensor, mask: Tensor) -> Tensor:
+    """Return greedy paragraphs (B, S, words), running the full stack over video and text for every word."""
+    carried, sentences = None, []
     for segment in range(SEGMENTS):
         tokens = torch.full((VIDEOS, 1), BOS, device=features.device)
         for _ in range(WORDS):
@@ -71,12 +71,12 @@ def whole_stack(captioner: ParagraphCaptioner, features: Tensor, mask: Tensor) -
             tokens = torch.cat([tokens, word.unsqueeze(1)], 1)
         state = captioner.encode(features[:, segment], mask[:, segment], carried)
         carried = captioner.remember(state, tokens)
-        said.append(tokens[:, 1:])
-    return torch.stack(said, 1)
+        sentences.append(tokens[:, 1:])
+    return torch.stack(sentences, 1)
 
 
 def cached_words(device: torch.device, frames: int, repeats: int) -> dict[str, float]:
-    """Seconds for the paragraphs of all videos by MART, greedy, with cached words and without."""
+    """Return the seconds of MART's greedy paragraphs for all videos, cached and uncached."""
     captioner = make(load_recipe("mart-small")).to(device).eval()
     if not isinstance(captioner, ParagraphCaptioner):
         raise TypeError("mart writes paragraphs")
@@ -85,11 +85,11 @@ def cached_words(device: torch.device, frames: int, repeats: int) -> dict[str, f
     segments = torch.full((VIDEOS,), SEGMENTS, device=device)
     runs = {
         "cached": lambda: decode_paragraphs(paragraphs, features, mask, segments, options_for(1)),
-        "whole": lambda: whole_stack(paragraphs, features, mask),
+        "uncached": lambda: uncached(paragraphs, features, mask),
     }
-    found = decode_paragraphs(paragraphs, features, mask, segments, options_for(1))
-    same = [[sentence[0].tokens for sentence in video] for video in found]
-    if same != whole_stack(paragraphs, features, mask).tolist():
+    hypotheses = decode_paragraphs(paragraphs, features, mask, segments, options_for(1))
+    same = [[sentence[0].tokens for sentence in video] for video in hypotheses]
+    if same != uncached(paragraphs, features, mask).tolist():
         raise RuntimeError("cached and uncached decoding differ")
     return medians(runs, device, repeats)
 
@@ -104,7 +104,7 @@ def main() -> None:
     device = torch.device(options.device)
     keep_freed_memory()  # as the command does
     print(f"{device}, {torch.get_num_threads()} threads, torch {torch.__version__}; captions per second")
-    heads = ("time, beam 5 : greedy", "its products : greedy")
+    heads = ("beam 5 / greedy time", "products / greedy time")
     print(f"{'captioner':20} {'greedy':>8} {'beam 5':>8} {heads[0]:>22} {heads[1]:>22}")
     for name in options.captioner or CAPTIONERS:
         torch.manual_seed(1)
@@ -113,14 +113,14 @@ def main() -> None:
         seconds = medians({**runs, "products": products_of(runs["5"])}, device, options.repeats)
         count = VIDEOS * (SEGMENTS if captioner.paragraphs else 1)
         speeds = " ".join(f"{count / seconds[beams]:8.0f}" for beams in ("1", "5"))
-        ratios = " ".join(f"{seconds[part] / seconds['1']:22.1f}" for part in ("5", "products"))
+        ratios = " ".join(f"{seconds[key] / seconds['1']:22.1f}" for key in ("5", "products"))
         print(f"{name:20} {speeds} {ratios}", flush=True)
     for frames in (8, 100):
         seconds = cached_words(device, frames, options.repeats)
-        ratio = seconds["whole"] / seconds["cached"]
+        ratio = seconds["uncached"] / seconds["cached"]
         print(
-            f"mart, {frames} frames a segment, {VIDEOS} paragraphs, greedy: {seconds['cached']:.2f} s; "
-            f"the whole stack for every word {seconds['whole']:.2f} s, {ratio:.1f} times as long"
+            f"mart, {frames} frames per segment, {VIDEOS} paragraphs, greedy: {seconds['cached']:.2f} s; "
+            f"full stack for every word {seconds['uncached']:.2f} s, {ratio:.1f} times as long"
         )
 
 

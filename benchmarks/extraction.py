@@ -1,7 +1,7 @@
-"""Decoding alone, the model alone, and both as the pipeline runs them; and a plain loop.
+"""Throughput of decoding alone, the model alone, the pipeline, and a plain loop.
 
-The videos of a folder, each with 28 frames, in one run. "Alone" has the same processes and threads as in the
-pipeline. The plain loop does what one writes first: for one video after the other it decodes with decord's
+All process the videos of a folder, 28 frames each, in one run. Each stage alone has the same processes and
+threads as in the pipeline. The plain loop is the naive version: it decodes one video at a time with decord's
 own threads and runs the network in float32 on its frames. ``python benchmarks/extraction.py --help``.
 """
 
@@ -28,7 +28,7 @@ SAMPLING = UniformSampling(FRAMES)
 
 
 class Runs:
-    """What is measured, for one backbone."""
+    """The measured stages, for one backbone."""
 
     def __init__(self, paths: Sequence[Path], backbone: Backbone, plain: Backbone, batch_size: int) -> None:
         self.paths = paths
@@ -38,33 +38,33 @@ class Runs:
         self.crops: list[np.ndarray] = []
 
     def decoding(self, pool: WorkerPool) -> int:
-        """Decode alone: frames of all videos, cut and resized in the pool's processes."""
+        """Decode, crop and resize the frames of all videos in the pool's processes."""
         views = (View.of(self.backbone.entry),)
         stage = DecodeStage(views=views, sampling=SAMPLING, frames=self.batch_size)
         self.crops = [v.decoded.crops[0] for v in stage.videos(pool, self.paths) if v.decoded]
         return sum(map(len, self.crops))
 
     def model(self) -> int:
-        """Compute alone, from crops that are in memory."""
+        """Run the backbone on crops in memory."""
         return len(self.backbone.compute(np.concatenate(self.crops), batch_size=self.batch_size))
 
     def pipeline(self, pool: WorkerPool) -> int:
-        """Both, overlapping."""
+        """Run both stages, overlapping."""
         results = extract(self.paths, [self.backbone], SAMPLING, batch_size=self.batch_size, pool=pool)
         return sum(len(result.features) for result in results if result.features)
 
     @torch.inference_mode()
     def loop(self) -> int:
-        """Decode a video, run the network on its frames, and go on to the next."""
+        """Decode each video and run the network on its frames, one after another."""
         import decord
 
         decord.logging.set_level(decord.logging.QUIET)
-        seen = 0
+        count = 0
         for path in self.paths:
             try:
                 reader = decord.VideoReader(str(path))
-                places = np.linspace(0, len(reader) - 1, min(FRAMES, len(reader))).astype(int)
-                frames = reader.get_batch(list(places)).asnumpy()
+                indices = np.linspace(0, len(reader) - 1, min(FRAMES, len(reader))).astype(int)
+                frames = reader.get_batch(list(indices)).asnumpy()
             except (decord.DECORDError, RuntimeError):
                 continue
             images = torch.from_numpy(frames).permute(0, 3, 1, 2).float()
@@ -75,12 +75,12 @@ class Runs:
             images = images[:, :, top : top + 224, left : left + 224].flip(1)
             images = images - torch.tensor([104.0, 117.0, 123.0]).view(3, 1, 1)
             self.plain.module(images.to(self.plain.device)).cpu()
-            seen += len(images)
-        return seen
+            count += len(images)
+        return count
 
 
 def timed(run: Callable[[], int]) -> tuple[float, int]:
-    """Seconds that it takes, and the frames that it says it did."""
+    """Return the seconds of ``run`` and the number of frames it reports."""
     start = time.perf_counter()
     frames = run()
     if torch.cuda.is_available():
@@ -93,11 +93,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("videos", type=Path, nargs="+", help="videos, or folders of them")
     parser.add_argument("--backbone", default="googlenet")
-    parser.add_argument("--weights", type=Path, help="default: where capvid finds them")
+    parser.add_argument("--weights", type=Path, help="default: the usual places")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--precision", default="auto")
     parser.add_argument("--workers", type=int, action="append", help="default: 1 and 2")
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="of the model")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="threads of the model")
     parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--repeats", type=int, default=3)
     options = parser.parse_args()
@@ -132,8 +132,8 @@ def main() -> None:
             print(f"  {name:15} {seconds:7.2f} s {frames[name] / seconds:8.0f} frames/s")
         slower = max(seconds_of["decoding alone"], seconds_of["model alone"])
         both = seconds_of["decoding alone"] + seconds_of["model alone"]
-        print(f"  pipeline: {slower / seconds_of['pipeline']:.2f} of the slower of the two alone,", end=" ")
-        print(f"{both / seconds_of['pipeline']:.2f} times one after the other,", end=" ")
+        print(f"  pipeline: {slower / seconds_of['pipeline']:.2f} of the speed of the slower stage,", end=" ")
+        print(f"{both / seconds_of['pipeline']:.2f} times the stages in sequence,", end=" ")
         per_frame = {name: seconds_of[name] / frames[name] for name in ("plain loop", "pipeline")}
         print(f"{per_frame['plain loop'] / per_frame['pipeline']:.2f} times the plain loop")
 

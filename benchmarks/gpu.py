@@ -1,10 +1,10 @@
-"""Everything that only a machine with CUDA can show, as one JSON file, in less than ten minutes.
+"""All tests and benchmarks that need CUDA, reported in one JSON file in less than ten minutes.
 
     python benchmarks/gpu.py [--output FILE.json]
 
-runs the tests marked ``gpu`` and the decoding, extraction and training benchmarks, each in a process of its
-own with a time budget: a stage that fails or takes too long loses neither its first results nor the other
-stages. Needs neither data nor a network. Without a GPU it says so and exits with 1.
+runs the tests marked ``gpu`` and the decoding, extraction and training benchmarks, each in a separate
+process with a time budget: if a stage fails or times out, its first results and the other stages are kept.
+Needs neither data nor a network. Without a GPU it prints an error and exits with 1.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ import torch
 
 ROOT = Path(__file__).resolve().parents[1]
 BUDGETS = {"tests": 260, "decoding": 100, "extraction": 80, "training": 80}  # seconds
-GRACE = 10  # seconds that a stage has to write its results after the interrupt
+GRACE = 10  # seconds for a stage to write its results after the interrupt
 CLIPS, BATCH = 64, 64
-Result = tuple[str, Any]  # name and figures; results are written one by one, as soon as they are there
+Result = tuple[str, Any]  # name and figures; each result is written as soon as it is available
 
 
 def environment(device: torch.device) -> dict[str, Any]:
@@ -64,7 +64,7 @@ def environment(device: torch.device) -> dict[str, Any]:
 
 
 def decoding(device: torch.device, *, quick: bool) -> Iterator[Result]:
-    """Captions per second of every captioner, greedy and with five beams."""
+    """Yield captions per second of every captioner, greedy and with five beams."""
     import decoding as benchmark
     from made import SEGMENTS, make
 
@@ -89,7 +89,7 @@ def decoding(device: torch.device, *, quick: bool) -> Iterator[Result]:
 
 
 def extraction(device: torch.device, *, quick: bool) -> Iterator[Result]:
-    """Frames per second of decoding, of the bundled backbone, and of both in the pipeline."""
+    """Yield frames per second of decoding, of the bundled backbone, and of both in the pipeline."""
     from extraction import Runs, timed
 
     from capvid.backbones.backbone import load_backbone
@@ -115,7 +115,7 @@ def extraction(device: torch.device, *, quick: bool) -> Iterator[Result]:
 
 
 def training(device: torch.device, *, quick: bool) -> Iterator[Result]:
-    """Samples per second of every captioner, in float32 and under bfloat16 autocast."""
+    """Yield samples per second of every captioner, in float32 and under bfloat16 autocast."""
     from training import samples_per_second
 
     from capvid.captioners.base import CAPTIONERS
@@ -152,7 +152,7 @@ def junit_results(path: Path) -> dict[str, Any]:
 
 
 def run_stage(name: str, device: torch.device, folder: Path, *, quick: bool) -> dict[str, Any]:
-    """Run one stage in a process of its own, within its budget; return its results and how it ended."""
+    """Run one stage in a separate process within its budget; return its results and exit status."""
     output = folder / name
     if name == "tests":
         command = run_tests(device, output, quick=quick)
@@ -178,12 +178,12 @@ def run_stage(name: str, device: torch.device, folder: Path, *, quick: bool) -> 
             status = f"exit status {process.wait(BUDGETS[name])}"
         except subprocess.TimeoutExpired:
             status = f"stopped after {BUDGETS[name]} s"
-            process.send_signal(signal.SIGINT)  # pytest still writes the results that it has
+            process.send_signal(signal.SIGINT)  # pytest still writes the results so far
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(GRACE)
         finally:
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)  # what the stage has started
+                os.killpg(process.pid, signal.SIGKILL)  # also ends the stage's children
             process.wait()
     result: dict[str, Any] = {"status": status, "seconds": round(time.monotonic() - start, 1), "results": {}}
     try:
@@ -192,7 +192,7 @@ def run_stage(name: str, device: torch.device, folder: Path, *, quick: bool) -> 
         else:
             result["results"] = dict(json.loads(line) for line in output.read_text().splitlines())
     except (OSError, ElementTree.ParseError, ValueError) as error:
-        result["status"] += f", no whole results ({error})"
+        result["status"] += f", incomplete results ({error})"
     if status != "exit status 0":
         result["log"] = log.read_text(errors="replace")[-4000:]
     return result

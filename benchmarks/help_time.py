@@ -1,4 +1,4 @@
-"""How long ``capvid --help`` takes beside ``python -c "import typer, rich"``: medians of paired runs.
+"""Median time of ``capvid --help`` and of ``python -c "import typer, rich"``, in interleaved runs.
 
 python benchmarks/help_time.py [RUNS]
 """

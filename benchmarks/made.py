@@ -1,4 +1,4 @@
-"""Captioners of their small recipes with random weights, and random features for them."""
+"""Captioners of the small recipes with random weights, and random features."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ VOCABULARY, FRAMES, WIDTH, LOCATIONS, SEGMENTS = 5000, 8, 1024, 49, 3
 
 
 def make(recipe: Recipe) -> Captioner:
-    """The recipe's captioner for GoogLeNet's features, maps if it looks at maps."""
+    """Build the recipe's captioner for GoogLeNet features, with maps if it needs them."""
     sizes = {"vocabulary_size": VOCABULARY, "feature_width": WIDTH, **recipe.model}
     kind = CAPTIONERS[recipe.captioner]
     maps = kind.needs_maps(kind.config_class.from_dict(sizes))
@@ -20,7 +20,7 @@ def make(recipe: Recipe) -> Captioner:
 
 
 def features_for(captioner: Captioner, *shape: int, frames: int = FRAMES) -> tuple[Tensor, Tensor]:
-    """Features (*shape, frames, ...) and mask (*shape, frames); maps in half precision, as they are kept."""
-    places = (LOCATIONS,) if captioner.config.locations else ()
-    features = torch.randn(*shape, frames, *places, WIDTH)
-    return features.half() if places else features, torch.ones(*shape, frames, dtype=torch.bool)
+    """Return features (*shape, frames, ...) and mask (*shape, frames); maps in half precision."""
+    locations = (LOCATIONS,) if captioner.config.locations else ()
+    features = torch.randn(*shape, frames, *locations, WIDTH)
+    return features.half() if locations else features, torch.ones(*shape, frames, dtype=torch.bool)

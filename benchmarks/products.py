@@ -1,4 +1,4 @@
-"""The matrix products of a run, and how long they take by themselves."""
+"""Recording and replay of the matrix products of a run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _PRODUCTS = {"linear", "addmm", "mm", "bmm", "baddbmm"}
 
 
 class _Recorded(TorchDispatchMode):
-    """Keeps every matrix product that is computed, with its operands."""
+    """Dispatch mode that records every matrix product with its operands."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -26,16 +26,16 @@ class _Recorded(TorchDispatchMode):
 
 
 def products_of(run: Callable[[], object]) -> Callable[[], None]:
-    """What computes the matrix products of ``run`` once more, and nothing else.
+    """Return a function that repeats only the matrix products of ``run``.
 
-    Those within a fused attention are left out: what is found is no more than ``run`` needs.
+    Those inside fused attention are not recorded, so the result is a lower bound.
     """
     with torch.inference_mode(), _Recorded() as recorded:
         run()
 
     @torch.inference_mode()
-    def again() -> None:
+    def replay() -> None:
         for function, args, named in recorded.products:
             function(*args, **named)
 
-    return again
+    return replay

@@ -1,10 +1,10 @@
-"""How fast captions are scored beside pycocoevalcap: tokenizer, BLEU, ROUGE_L and CIDEr-D, in seconds.
+"""Seconds of tokenizer, BLEU, ROUGE_L and CIDEr-D, in capvid and in pycocoevalcap.
 
 python benchmarks/scoring.py CASE.json PYTHON [VIDEOS] [REFERENCES]
 
-CASE.json holds ``{"references": {id: [caption]}, "predictions": {id: caption}}``; its captions are drawn
-again until there are 2990 videos with 20 references. PYTHON is an interpreter with pycocoevalcap and Java;
-both score the same captions in turn, three times, and the best time of each part counts.
+CASE.json holds ``{"references": {id: [caption]}, "predictions": {id: caption}}``; its captions are resampled
+to 2990 videos with 20 references. PYTHON is an interpreter with pycocoevalcap and Java;
+both score the same captions, alternating, three times; the best time of each part counts.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from typing import Any
 RUNS = 3
 
 
-def drawn(case: dict[str, Any], videos: int, count: int) -> dict[str, Any]:
-    """Captions of a case for so many videos with so many references each, the same at every call."""
+def resample(case: dict[str, Any], videos: int, count: int) -> dict[str, Any]:
+    """Resample a case to ``videos`` videos with ``count`` references each, deterministically."""
     draw = random.Random(0)
     ids = list(case["references"])
     chosen = [ids[i % len(ids)] for i in range(videos)]
@@ -35,7 +35,7 @@ def drawn(case: dict[str, Any], videos: int, count: int) -> dict[str, Any]:
 
 
 def theirs(case: dict[str, Any]) -> dict[str, tuple[float, float]]:
-    """Seconds and corpus score of each part of pycocoevalcap."""
+    """Return seconds and corpus score of each part of pycocoevalcap."""
     from pycocoevalcap.bleu.bleu import Bleu
     from pycocoevalcap.cider.cider import Cider
     from pycocoevalcap.rouge.rouge import Rouge
@@ -58,7 +58,7 @@ def theirs(case: dict[str, Any]) -> dict[str, tuple[float, float]]:
 
 
 def ours(case: dict[str, Any]) -> dict[str, tuple[float, float]]:
-    """Seconds and corpus score of each part of capvid."""
+    """Return seconds and corpus score of each part of capvid."""
     from capvid.metrics.bleu import bleu_scores
     from capvid.metrics.cider import CiderD
     from capvid.metrics.rouge import rouge_l
@@ -100,7 +100,7 @@ def main() -> None:
     videos, count = (int(text) for text in (*sys.argv[3:5], "2990", "20")[:2])
     with tempfile.TemporaryDirectory() as folder:
         path = f"{folder}/case.json"
-        case = drawn(json.loads(Path(source).read_text(encoding="utf-8")), videos, count)
+        case = resample(json.loads(Path(source).read_text(encoding="utf-8")), videos, count)
         Path(path).write_text(json.dumps(case), encoding="utf-8")
         runs = [
             (in_process(python, path, "theirs"), in_process(sys.executable, path, "ours"))

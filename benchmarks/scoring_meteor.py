@@ -1,8 +1,8 @@
-"""Seconds and peak memory of METEOR, capvid's own against the published program's, on captions of one size.
+"""Time and peak memory of METEOR in capvid and in the published program.
 
-Captions are drawn with repetition from a file of the form ``{"references": {video: [caption]}}``, perhaps
-within ``"tokenized"``; a prediction is a caption of its video that is not among the references kept for it.
-Each run is a process of its own, loading included: ``python benchmarks/scoring_meteor.py captions.json``.
+Captions are sampled with replacement from a file of the form ``{"references": {video: [caption]}}``,
+optionally inside ``"tokenized"``; a prediction is a caption of its video that is not among its references.
+Each run is a separate process, loading included: ``python benchmarks/scoring_meteor.py captions.json``.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ WAYS = ("capvid", "java")
 def captions_of_size(
     pools: dict[str, list[str]], videos: int, each: int
 ) -> tuple[dict[str, str], dict[str, list[str]]]:
-    """Predictions and references of so many videos, with so many references each."""
+    """Return predictions and references of ``videos`` videos, ``each`` references per video."""
     draw = random.Random(0)
     names = sorted(name for name, pool in pools.items() if len(pool) > 1)
     predictions, references = {}, {}
     for number in range(videos):
         pool = draw.sample(pools[names[number % len(names)]], k=len(pools[names[number % len(names)]]))
         predictions[str(number)] = pool[0]
-        references[str(number)] = [pool[1 + place % (len(pool) - 1)] for place in range(each)]
+        references[str(number)] = [pool[1 + index % (len(pool) - 1)] for index in range(each)]
     return predictions, references
 
 
-def peak_memory(stop: threading.Event, found: list[int]) -> None:
-    """Follow the resident bytes of this process and its children."""
+def peak_memory(stop: threading.Event, peak: list[int]) -> None:
+    """Track the peak resident bytes of this process and its children."""
     own = psutil.Process(os.getpid())
     while not stop.wait(0.02):
         total = 0
@@ -47,13 +47,13 @@ def peak_memory(stop: threading.Event, found: list[int]) -> None:
                 total += process.memory_info().rss
             except psutil.NoSuchProcess:
                 continue
-        found[0] = max(found[0], total)
+        peak[0] = max(peak[0], total)
 
 
 def measure(
     way: str, predictions: dict[str, str], references: dict[str, list[str]]
 ) -> tuple[float, float, int]:
-    """Seconds, corpus score and peak bytes of one way to score; imports count."""
+    """Return seconds (with imports), corpus score and peak bytes of one implementation."""
     stop, peak = threading.Event(), [0]
     watcher = threading.Thread(target=peak_memory, args=(stop, peak))
     watcher.start()

@@ -25,7 +25,7 @@ WORDS = 9
 
 
 def random_batch(captioner: Captioner, size: int) -> Batch:
-    """A batch of ``size`` captions, or paragraphs."""
+    """Return a batch of ``size`` captions, or paragraphs."""
     outer = (size, SEGMENTS) if captioner.paragraphs else (size,)
     features, mask = features_for(captioner, *outer)
     tokens = torch.randint(EOS + 2, VOCABULARY, (*outer, WORDS))
@@ -35,7 +35,7 @@ def random_batch(captioner: Captioner, size: int) -> Batch:
 
 
 def samples_per_second(name: str, device: torch.device, *, bf16: bool, steps: int) -> tuple[float, int]:
-    """The median speed of ``steps`` steps, and the number of parameters."""
+    """Return the median speed of ``steps`` steps and the number of parameters."""
     torch.manual_seed(1)
     recipe = load_recipe(f"{name}-small")
     captioner = make(recipe).to(device).train()
@@ -44,7 +44,7 @@ def samples_per_second(name: str, device: torch.device, *, bf16: bool, steps: in
     objective = TeacherForcedLoss(captioner, recipe.training.label_smoothing)
     words = int((batch.targets != PAD).sum())
     seconds = []
-    for _ in range(steps + 2):  # two to warm up
+    for _ in range(steps + 2):  # two warm-up steps
         start = time.perf_counter()
         with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
             loss = objective(batch) / words
@@ -73,9 +73,9 @@ def main() -> None:
     print(f"{device}, {torch.get_num_threads()} threads, torch {torch.__version__}")
     print(f"{'captioner':20} {'weights':>9} " + " ".join(f"{'bf16' if b else 'fp32':>8}" for b in precisions))
     for name in options.captioner or CAPTIONERS:
-        found = [samples_per_second(name, device, bf16=b, steps=options.steps) for b in precisions]
-        weights = f"{found[0][1] / 1e6:.2f} M"
-        print(f"{name:20} {weights:>9} " + " ".join(f"{speed:8.0f}" for speed, _ in found), flush=True)
+        results = [samples_per_second(name, device, bf16=b, steps=options.steps) for b in precisions]
+        weights = f"{results[0][1] / 1e6:.2f} M"
+        print(f"{name:20} {weights:>9} " + " ".join(f"{speed:8.0f}" for speed, _ in results), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""What a training run makes of its features: against a plain loop, and as the data set grows.
+"""Training throughput from feature files, compared with a plain loop, as the dataset grows.
 
-The features of N videos are drawn at random and written as ``capvid extract`` writes them, a file each; then
-``m3-small`` (or another recipe of captions) is trained on them for some steps. The plain loop reads one file,
-takes one caption, and goes forward and backward, with an optimizer step as often as the recipe's.
+Random features of N videos are written in the format of ``capvid extract``, one file each; then ``m3-small``
+(or another caption recipe) is trained on them for a number of steps. The plain loop reads one file, takes one
+caption, and runs forward and backward passes, with an optimizer step per batch size of the recipe.
 ``python benchmarks/training_loop.py --help`` for options.
 """
 
@@ -35,7 +35,7 @@ VALIDATION = 4
 
 
 def write_data(folder: Path, count: int) -> list[CaptionedVideo]:
-    """Features (28, 1024) of ``count`` videos in ``folder``, and the videos with 20 captions each."""
+    """Write features (28, 1024) of ``count`` videos; return the videos with 20 captions each."""
     draw, chance = np.random.default_rng(0), random.Random(0)
     stream = StreamHeader(backbone="made", layer="top", width=WIDTH)
     header = FeatureHeader(
@@ -59,36 +59,36 @@ def write_data(folder: Path, count: int) -> list[CaptionedVideo]:
 
 
 class Timed:
-    """Notes how long the steps took."""
+    """Reporter that records the time of every step."""
 
     def __init__(self) -> None:
         self.times: list[float] = []
         self.result: EpochResult | None = None
 
     def started(self, **_: int) -> None:
-        """Training begins."""
+        """Record the start."""
         self.times.append(time.perf_counter())
 
     def stepped(self, **_: Any) -> None:
-        """One batch is done."""
+        """Record a step."""
         self.times.append(time.perf_counter())
 
     def finished_epoch(self, result: EpochResult) -> None:
-        """The epoch is done."""
+        """Keep the result of the epoch."""
         self.result = result
 
     def finished(self, *_: Any) -> None:
-        """Training is over."""
+        """Do nothing."""
 
 
 def train(
     recipe: Recipe, folder: Path, videos: list[CaptionedVideo], steps: int, device: torch.device
 ) -> None:
-    """Train for ``steps`` steps or a little more, and print how long they took."""
+    """Train for at least ``steps`` steps and print their times."""
     draws = -(-steps * recipe.training.batch_size // len(videos))
     chosen = load_recipe(recipe.name, [*SETTINGS, f"data.captions_per_video={min(CAPTIONS, max(1, draws))}"])
     assert isinstance(chosen, Recipe)
-    told = Timed()
+    timed = Timed()
     begun = time.perf_counter()
     with tempfile.TemporaryDirectory() as run:
         trainer = Trainer(
@@ -97,17 +97,17 @@ def train(
             store=FeatureStore([folder]),
             folder=Path(run),
             device=device,
-            reporter=Reporters(told),
+            reporter=Reporters(timed),
         )
         ready = time.perf_counter()
         trainer.captioner.train()
-        told.started()
+        timed.started()
         _, waited = trainer._train()
-    spent = np.diff(told.times)
+    spent = np.diff(timed.times)
     median = float(np.median(spent))
     early, late = np.median(spent[: len(spent) // 2]), np.median(spent[len(spent) // 2 :])
     print(
-        f"{len(videos):7} videos  {ready - begun:6.1f} s to begin  {len(spent):4} steps of "
+        f"{len(videos):7} videos  {ready - begun:6.1f} s set-up  {len(spent):4} steps of "
         f"{1000 * median:6.1f} ms (median; first half {1000 * early:6.1f}, second {1000 * late:6.1f})  "
         f"{chosen.training.batch_size / median:6.0f} captions/s  waited {100 * waited / spent.sum():4.1f} %",
         flush=True,
@@ -117,7 +117,7 @@ def train(
 def plain(
     recipe: Recipe, folder: Path, videos: list[CaptionedVideo], captions: int, device: torch.device
 ) -> None:
-    """One caption after another, each with its file, and a step for every batch's worth of them."""
+    """Train on one caption and one file at a time, with a step per batch size of captions."""
     with tempfile.TemporaryDirectory() as run:
         trainer = Trainer(
             recipe,
@@ -134,10 +134,12 @@ def plain(
         video = chance.choice(videos[VALIDATION:200])
         words = vocabulary.encode(chance.choice(video.captions).split())
         read = torch.from_numpy(load_features(folder / f"{video.id}.safetensors").concatenated())
-        seen = read[torch.randperm(len(read))[: recipe.data.max_frames].sort().values].unsqueeze(0).to(device)
-        mask = torch.ones(seen.shape[:2], dtype=torch.bool, device=device)
+        features = (
+            read[torch.randperm(len(read))[: recipe.data.max_frames].sort().values].unsqueeze(0).to(device)
+        )
+        mask = torch.ones(features.shape[:2], dtype=torch.bool, device=device)
         with torch.autocast(device.type, torch.bfloat16, enabled=trainer.bf16):
-            z = captioner.teacher_forced(seen, mask, torch.tensor([[BOS, *words]], device=device))
+            z = captioner.teacher_forced(features, mask, torch.tensor([[BOS, *words]], device=device))
             logits = captioner.logits(z[0]).float()
         targets = torch.tensor([*words, EOS], device=device)
         loss = F.cross_entropy(logits, targets, label_smoothing=options.label_smoothing)
@@ -175,8 +177,8 @@ def main() -> None:
             if count == options.videos[0]:
                 plain(recipe, made, videos, options.plain, device)
             for share, kept in (
-                (frames.SHARE, "kept in memory once read"),
-                (0.0, "read anew for every batch"),
+                (frames.SHARE, "cached after first read"),
+                (0.0, "read for every batch"),
             ):
                 frames.SHARE = share
                 print(f"features {kept}:", end=" ")

@@ -25,20 +25,21 @@ from distillation.recipe import load_distil_recipe
 def distil(
     recipe: Annotated[str, typer.Argument(help="capvid-small-backbone, or a .toml file.")],
     data: Annotated[list[str], typer.Option(help="Captions, as for capvid train. May be repeated.")],
-    pictures: Annotated[
+    images: Annotated[
         list[Path],
         typer.Option(
-            help="Folder or zip file of images; a folder in it holds the frames of a video. May be repeated."
+            "--pictures",
+            help="Folder or zip file of images; a folder in it holds the frames of a video. May be repeated.",
         ),
     ],
     output: Annotated[Path, typer.Option("-o", "--output", help="Run folder to write.")],
     features: Annotated[
         list[str] | None,
-        typer.Option(help="Features of the teachers that exist already. May be repeated."),
+        typer.Option(help="Precomputed features of the teachers. May be repeated."),
     ] = None,
     settings: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Change the recipe: training.epochs=20, say."),
+        typer.Option("--set", metavar="KEY=VALUE", help="Override a value, such as training.epochs=20."),
     ] = None,
     weights: Annotated[Path | None, typer.Option(help="Folder with the weights of the teachers.")] = None,
     device: Annotated[str, typer.Option(help="Device: auto, cpu, cuda or cuda:N.")] = "auto",
@@ -55,7 +56,7 @@ def distil(
             )
         with locked_run(output), _Progress(chosen.training.epochs) as reporter:
             inputs = DistilInputs(
-                pictures=pictures,
+                images=images,
                 videos=load_captions(data),
                 features=[FeatureStore([source]) for source in features or []],
                 weights=weights,
@@ -103,19 +104,19 @@ class _Progress:
             seconds = time.monotonic() - self.begun
             self.print(f"{what}: {total} images, {seconds:.0f} s since the start")
 
-    def started(self, *, pictures: int, validation: int, batches: int, epoch: int) -> None:
+    def started(self, *, images: int, validation: int, batches: int, epoch: int) -> None:
         """Print the sizes of both splits."""
         self.batches = batches
         self.bar.reset(self.task, total=batches * self.epochs, completed=(epoch - 1) * batches)
-        self.print(f"{pictures} images to learn from, {validation} to validate on; from epoch {epoch}")
+        self.print(f"{images} training images, {validation} validation images; starting at epoch {epoch}")
 
-    def stepped(self, *, epoch: int, batch: int, loss: float, pictures_per_second: float) -> None:
+    def stepped(self, *, epoch: int, batch: int, loss: float, images_per_second: float) -> None:
         """Move the bar."""
         self.bar.update(
             self.task,
             completed=(epoch - 1) * self.batches + batch,
             description=f"epoch {epoch}/{self.epochs}",
-            note=f"loss {loss:.3f}  {pictures_per_second:.0f} images/s",
+            note=f"loss {loss:.3f}  {images_per_second:.0f} images/s",
         )
 
     def finished_epoch(self, record: Mapping[str, Any]) -> None:

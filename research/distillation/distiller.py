@@ -1,6 +1,6 @@
-"""The loop of distillation: epochs, validation, resume.
+"""Training loop of the distillation: data preparation, epochs, validation and resuming.
 
-Notation for tensor shapes: N pictures, B of a batch.
+Notation for tensor shapes: N images, B of a batch.
 """
 
 from __future__ import annotations
@@ -30,62 +30,62 @@ from capvid.features.feature_store import FeatureStore
 from capvid.training.optimization import AveragedWeights, one_cycle, wants_bf16
 from capvid.utils.files import atomic_path, atomic_write_text, open_regular
 from capvid.utils.validation import parse_json
-from distillation.pictures import (
-    Picture,
+from distillation.images import (
+    ImageSource,
     View,
-    find_pictures,
+    find_images,
+    image_array,
+    image_size,
     make_view,
-    picture_array,
-    picture_size,
     plain_name,
-    views,
-    whole,
+    random_views,
+    resize_images,
 )
 from distillation.recipe import DistilRecipe
-from distillation.student import begin, fast_depthwise, known_network
+from distillation.student import fast_depthwise, initial_network, initialise
 from distillation.targets import (
+    BatchTargets,
     DistilData,
-    Lesson,
-    Lessons,
+    DistillationLoss,
     Shown,
     TeacherLoss,
     caption_words,
     class_head,
-    given_features,
+    stored_features,
     teacher_features,
     video_of,
 )
 
 STATE = "state.safetensors"
 CLIP_NORM = 5.0
-# least share of a whole picture and of a view that is shown where there are views: so little is cut off that
-# what the teachers saw still holds
+# smallest share of an original image and of a view that the student sees if there are views: the crops lose
+# so little that the teachers' targets still hold
 WHOLE_AREA, VIEW_AREA = 0.8, 0.9
 MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 
 
 class DistilReporter(Protocol):
-    """Is told how distillation goes on."""
+    """Callbacks for the progress of a distillation."""
 
-    def started(self, *, pictures: int, validation: int, batches: int, epoch: int) -> None:
-        """Training begins with ``epoch``."""
+    def started(self, *, images: int, validation: int, batches: int, epoch: int) -> None:
+        """Report the start of training at ``epoch``."""
 
-    def stepped(self, *, epoch: int, batch: int, loss: float, pictures_per_second: float) -> None:
-        """One batch is done."""
+    def stepped(self, *, epoch: int, batch: int, loss: float, images_per_second: float) -> None:
+        """Report a finished batch."""
 
     def finished_epoch(self, record: Mapping[str, Any]) -> None:
-        """One epoch is done, validated and saved."""
+        """Report an epoch that is trained, validated and saved."""
 
 
 class Distiller:
-    """Trains a backbone to tell what its teachers see.
+    """Trainer of a backbone that predicts its teachers' features.
 
-    The folder gets ``recipe.json``, ``metrics.jsonl``, ``state.safetensors`` after each epoch, from which
-    ``resume`` goes on, and at the end the averaged weights in half precision under the backbone's file name.
+    The folder gets ``recipe.json``, ``metrics.jsonl``, ``state.safetensors`` after each epoch (to resume),
+    and at the end the averaged weights in half precision under the backbone's file name.
 
     Raises:
-        CheckpointError: ``resume`` is asked for and the folder holds no state of this recipe and data.
-        DataError: fewer pictures than a batch takes.
+        CheckpointError: ``resume`` is set and the folder holds no state of this recipe and data.
+        DataError: fewer images than a batch.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class Distiller:
         *,
         student: nn.Module,
         entry: BackboneEntry,
-        lessons: Lessons,
+        lessons: DistillationLoss,
         data: DistilData,
         folder: Path,
         device: torch.device,
@@ -116,8 +116,8 @@ class Distiller:
         self.batches = len(data.train) // options.batch_size
         if not self.batches:
             raise DataError(
-                f"{len(data.train)} pictures to learn from do not fill a batch of {options.batch_size}",
-                remedy="give more, or --set training.batch_size=8, say",
+                f"{len(data.train)} training images do not fill a batch of {options.batch_size}",
+                remedy="add images, or --set training.batch_size=8, say",
             )
         self.factor = one_cycle(options.warmup, options.epochs * self.batches)
         self.average = AveragedWeights(self.model, options.average)
@@ -128,12 +128,12 @@ class Distiller:
             self._resume()
 
     def run(self) -> dict[str, Any]:
-        """Train to the end and keep the backbone; returns the last epoch's record, empty if none was left."""
+        """Train the remaining epochs, save the backbone and return the last record, empty if none."""
         self.folder.mkdir(parents=True, exist_ok=True)
         atomic_write_text(self.folder / "recipe.json", json.dumps(self.recipe.to_dict(), indent=1))
         options = self.recipe.training
         self.reporter.started(
-            pictures=len(self.data.train),
+            images=len(self.data.train),
             validation=len(self.data.val),
             batches=self.batches,
             epoch=self.epoch + 1,
@@ -164,12 +164,12 @@ class Distiller:
         for number, rows in enumerate(
             order[: self.batches * options.batch_size].split(options.batch_size), 1
         ):
-            loss = self._step(rows.sort().values, generator)  # neighbours on the disk together
+            loss = self._step(rows.sort().values, generator)  # sorted for sequential disk reads
             if math.isfinite(loss):
                 total, taken = total + loss, taken + 1
             speed = number * options.batch_size / (time.monotonic() - start)
             self.reporter.stepped(
-                epoch=self.epoch, batch=number, loss=total / max(1, taken), pictures_per_second=speed
+                epoch=self.epoch, batch=number, loss=total / max(1, taken), images_per_second=speed
             )
         if not taken:
             raise DivergedError(
@@ -178,12 +178,12 @@ class Distiller:
         return total / taken
 
     def _step(self, rows: Tensor, generator: torch.Generator) -> float:
-        """Learn from a batch; the weights stay as they are if a gradient is not finite. Returns the loss."""
+        """Take an optimizer step, skipped if a gradient is not finite, and return the loss."""
         fast: AbstractContextManager[None] = nullcontext()
         if self.bf16 and self.device.type == "cpu":
             fast = fast_depthwise(self.student, generator)
         with fast:
-            loss, _ = self._loss(*self._seen(rows, generator), rows)
+            loss, _ = self._loss(*self._augmented_batch(rows, generator), rows)
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), CLIP_NORM)
@@ -195,27 +195,27 @@ class Distiller:
             self.average.update(self.model)
         return float(loss.detach())
 
-    def _seen(self, rows: Tensor, generator: torch.Generator) -> tuple[Tensor, Shown]:
-        """Return the images of a batch, (B, 3, h, w) from 0 to 255, and their pictures or views."""
+    def _augmented_batch(self, rows: Tensor, generator: torch.Generator) -> tuple[Tensor, Shown]:
+        """Return augmented images (B, 3, h, w) from 0 to 255, and the view they come from."""
         shown, least_area = self.data.shown[0], self.recipe.training.least_area
         if len(self.data.shown) > 1:
             kind = int(torch.randint(len(self.data.shown), (), generator=generator))
             shown, least_area = self.data.shown[kind], VIEW_AREA if kind else WHOLE_AREA
-        size = picture_size(self.entry.preprocess)
-        seen = views(self._pictures(shown, rows), size, least_area=least_area, generator=generator)
-        return seen, shown
+        size = image_size(self.entry.preprocess)
+        augmented = random_views(self._images(shown, rows), size, least_area=least_area, generator=generator)
+        return augmented, shown
 
-    def _pictures(self, shown: Shown, rows: Tensor) -> Tensor:
-        """Pictures (B, 3, H, W) uint8 on the device."""
-        return torch.from_numpy(shown.pictures[rows.numpy()]).to(self.device)
+    def _images(self, shown: Shown, rows: Tensor) -> Tensor:
+        """Return images (B, 3, H, W) uint8 on the device."""
+        return torch.from_numpy(shown.images[rows.numpy()]).to(self.device)
 
-    def _loss(self, pictures: Tensor, shown: Shown, rows: Tensor) -> tuple[Tensor, dict[str, float]]:
-        """Return the loss of pictures (B, 3, h, w) from 0 to 255, the rows (B,) of what is shown."""
-        inputs = normalise(pictures, self.entry.preprocess)
+    def _loss(self, images: Tensor, shown: Shown, rows: Tensor) -> tuple[Tensor, dict[str, float]]:
+        """Return the loss of images (B, 3, h, w) from 0 to 255, rows (B,) of ``shown``."""
+        inputs = normalise(images, self.entry.preprocess)
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16):
             embedding = self.student(inputs)
         words = self.data.words
-        lesson = Lesson(
+        lesson = BatchTargets(
             {
                 name: values[rows].to(self.device).float().clamp_min(0)
                 for name, values in shown.features.items()
@@ -227,13 +227,13 @@ class Distiller:
 
     @torch.inference_mode()
     def _validate(self) -> dict[str, float]:
-        """Mean of each part of the loss over the validation pictures, seen whole."""
-        size = picture_size(self.entry.preprocess)
+        """Return the mean of each loss term over the uncropped validation images."""
+        size = image_size(self.entry.preprocess)
         self.model.eval()
         sums: dict[str, float] = defaultdict(float)
         for rows in self.data.val.split(self.recipe.training.batch_size):
             shown = self.data.shown[0]
-            _, parts = self._loss(whole(self._pictures(shown, rows), size), shown, rows)
+            _, parts = self._loss(resize_images(self._images(shown, rows), size), shown, rows)
             for name, value in parts.items():
                 sums[f"val_{name}"] += value * len(rows)
         return {name: value / len(self.data.val) for name, value in sums.items()}
@@ -247,7 +247,7 @@ class Distiller:
             save_file(tensors, temporary, metadata={"format": "pt"})
 
     def _save(self) -> None:
-        """Keep everything that the next epoch depends on."""
+        """Save everything that the next epoch depends on."""
         learned = [p for p in self.model.parameters() if p.requires_grad]
         tensors = {f"model.{name}": t.contiguous() for name, t in self.model.state_dict().items()}
         tensors |= {f"average.{n}": t.contiguous() for n, t in enumerate(self.average.weights)}
@@ -276,7 +276,7 @@ class Distiller:
             self.average.steps = int(note["averaged"])
         except (OSError, SafetensorError, KeyError, ValueError) as error:
             raise CheckpointError(f"{path}: no state to resume from ({error})") from error
-        if _but_epochs(recipe) != _but_epochs(json.loads(self._recipe())):
+        if _without_epochs(recipe) != _without_epochs(json.loads(self._recipe())):
             raise CheckpointError(
                 f"{path}: the state of another recipe",
                 remedy="give the same recipe and --set; only training.epochs may differ",
@@ -286,49 +286,49 @@ class Distiller:
         except RuntimeError as error:
             raise CheckpointError(
                 f"{path}: the state of a run on other data (tensors of other shapes)",
-                remedy="give the data that it was begun with",
+                remedy="use the data that the run was started with",
             ) from error
         for number, tensor in enumerate(self.average.weights):
             tensor.copy_(tensors[f"average.{number}"])
         for number, parameter in enumerate(p for p in self.model.parameters() if p.requires_grad):
             kept = {key: tensors[f"{key}.{number}"] for key in MOMENTS}
-            for key in ("exp_avg", "exp_avg_sq"):  # laid out in memory as the parameter is
+            for key in ("exp_avg", "exp_avg_sq"):  # same memory layout as the parameter
                 kept[key] = torch.empty_like(parameter).copy_(kept[key])
             self.optimizer.state[parameter] = kept
         log = self.folder / "metrics.jsonl"  # may lag behind the state by an epoch
         self.log = log.read_text(encoding="utf-8").splitlines() if log.exists() else []
 
 
-def _but_epochs(recipe: dict[str, Any]) -> dict[str, Any]:
+def _without_epochs(recipe: dict[str, Any]) -> dict[str, Any]:
     """Return a recipe without its number of epochs, which may change when a run is resumed."""
     training = {key: value for key, value in recipe["training"].items() if key != "epochs"}
     return {**recipe, "training": training}
 
 
-MARGIN = 1.125  # pictures are kept a little larger than the student sees them, to cut views from
+MARGIN = 1.125  # stored images are a little larger than the student's input, to allow random crops
 
 
 class Progress(Protocol):
-    """Is told how far the preparation of pictures or of a teacher's features is."""
+    """Callback for the preparation of images or of a teacher's features."""
 
     def __call__(self, what: str, done: int, total: int) -> None:
-        """``done`` of ``total`` pictures are done."""
+        """Report that ``done`` of ``total`` images are prepared."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DistilInputs:
-    """What a distillation learns from.
+    """Inputs of a distillation.
 
     Attributes:
-        pictures: folders and zip files.
-        videos: captions and splits of pictures (by name) or of the videos they are frames of.
-        features: teachers' features that were computed before, each store with the streams of some videos.
-        weights: folder with the teachers' weights; None looks where backbones' weights are always sought.
-            Those that the student begins with are sought in both.
-        workers: threads that decode pictures.
+        images: folders and zip files.
+        videos: captions and splits of images (by name) or of the videos they are frames of.
+        features: precomputed teacher features; each store holds the streams of a set of videos.
+        weights: folder with the teachers' weights; None searches the usual places. The student's
+            initial weights are searched in both.
+        workers: threads that decode images.
     """
 
-    pictures: Sequence[Path]
+    images: Sequence[Path]
     videos: Sequence[CaptionedVideo]
     features: Sequence[FeatureStore] = ()
     weights: Path | None = None
@@ -345,44 +345,44 @@ def make_distiller(
     progress: Progress = lambda what, done, total: None,
     resume: bool = False,
 ) -> Distiller:
-    """Decode the pictures, compute what the teachers see of them, and build student and losses.
+    """Decode the images, compute the teachers' features, and build the student and the losses.
 
-    Pictures, views and features are kept in ``folder / "cache"`` and found there again.
+    Images, views and features are cached in ``folder / "cache"``.
 
     Raises:
-        DataError: pictures cannot be read, or there are none to learn from or to validate on.
-        RecipeError: the student cannot begin with the weights named, or a teacher not see views.
-        WeightsError: a teacher's weights, or those to begin with, are missing.
+        DataError: images cannot be read, or a split has none.
+        RecipeError: the student cannot start from the named weights, or a teacher does not accept views.
+        WeightsError: a teacher's weights, or the student's initial weights, are missing.
         CheckpointError: there is nothing to resume.
     """
     torch.manual_seed(recipe.training.seed)
     entry = backbone_entry(recipe.backbone)
-    network = None if recipe.begin is None or resume else known_network(recipe, inputs.weights)
+    network = None if recipe.begin is None or resume else initial_network(recipe, inputs.weights)
     if entry.kind != "capvid-small":
         raise RecipeError(f"{recipe.name}: backbone = {entry.name}: only capvid-small can be distilled")
-    height, width = picture_size(entry.preprocess)
+    height, width = image_size(entry.preprocess)
     stored = replace(entry.preprocess, size=(round(height * MARGIN), round(width * MARGIN)))
     cache = folder / "cache"
     cache.mkdir(parents=True, exist_ok=True)
-    pictures, train, val = _splits(find_pictures(inputs.pictures), inputs.videos)
-    array = picture_array(
-        pictures,
+    images, train, val = _splits(find_images(inputs.images), inputs.videos)
+    array = image_array(
+        images,
         stored,
         cache / "pictures.u8",
         workers=inputs.workers,
-        progress=lambda done: progress("pictures", done, len(pictures)),
+        progress=lambda done: progress("images", done, len(images)),
     )
-    see = _Teachers(recipe, inputs, pictures, cache, device, progress)
+    see = _Teachers(recipe, inputs, images, cache, device, progress)
     shown = [
-        Shown(array, see.pictures()),
+        Shown(array, see.images()),
         *(see.view(k, entry.preprocess) for k in range(recipe.training.views)),
     ]
     captions = {plain_name(video.id): video.captions for video in inputs.videos if video.split != "test"}
-    words = caption_words(pictures, captions, recipe.training.words)
+    words = caption_words(images, captions, recipe.training.words)
     data = DistilData(shown, words, train, val)
     student, lessons = build_network(entry, entry.default_layer), _lessons(recipe, inputs, data, entry)
     if network is not None:
-        begin(cast(Student, student), lessons, network, recipe=recipe, data=data, device=device)
+        initialise(cast(Student, student), lessons, network, recipe=recipe, data=data, device=device)
     return Distiller(
         recipe,
         student=student,
@@ -396,8 +396,10 @@ def make_distiller(
     )
 
 
-def _lessons(recipe: DistilRecipe, inputs: DistilInputs, data: DistilData, entry: BackboneEntry) -> Lessons:
-    """Return the losses of all teachers and of the words, in units of the pictures to learn from."""
+def _lessons(
+    recipe: DistilRecipe, inputs: DistilInputs, data: DistilData, entry: BackboneEntry
+) -> DistillationLoss:
+    """Return the losses of all teachers and of the words, standardised on the training split."""
     embedding = entry.layers[entry.default_layer].width
     losses = {
         name: TeacherLoss(
@@ -409,7 +411,7 @@ def _lessons(recipe: DistilRecipe, inputs: DistilInputs, data: DistilData, entry
         )
         for name, options in recipe.teachers.items()
     }
-    return Lessons(
+    return DistillationLoss(
         losses,
         embedding=embedding,
         words=len(data.words.vocabulary),
@@ -419,25 +421,25 @@ def _lessons(recipe: DistilRecipe, inputs: DistilInputs, data: DistilData, entry
 
 @dataclass(frozen=True)
 class _Teachers:
-    """What the teachers see, in features of each (N, D) float16: given, kept from before, or computed."""
+    """Teacher features (N, D) float16: supplied, cached or computed."""
 
     recipe: DistilRecipe
     inputs: DistilInputs
-    all: Sequence[Picture]
+    all: Sequence[ImageSource]
     cache: Path
     device: torch.device
     progress: Progress
 
-    def pictures(self) -> dict[str, torch.Tensor]:
-        """In the whole pictures."""
-        given = given_features(self.all, self.inputs.features)
+    def images(self) -> dict[str, torch.Tensor]:
+        """Return the features of the original images."""
+        given = stored_features(self.all, self.inputs.features)
         return {
-            name: self._see(name, known=given.get(f"{backbone_entry(name).name}:{options.layer}", {}))
+            name: self._features(name, known=given.get(f"{backbone_entry(name).name}:{options.layer}", {}))
             for name, options in self.recipe.teachers.items()
         }
 
     def view(self, number: int, how: Preprocess) -> Shown:
-        """In a view of each picture, that the student gets by ``how``."""
+        """Return a view of each image, prepared for the student by ``how``, with its features."""
         view = make_view(
             self.all,
             number,
@@ -446,9 +448,9 @@ class _Teachers:
             workers=self.inputs.workers,
             progress=partial(self.progress, f"view {number}", total=len(self.all)),
         )
-        return Shown(view.pictures, {name: self._see(name, view=view) for name in self.recipe.teachers})
+        return Shown(view.images, {name: self._features(name, view=view) for name in self.recipe.teachers})
 
-    def _see(
+    def _features(
         self, teacher: str, *, known: Mapping[int, np.ndarray] | None = None, view: View | None = None
     ) -> torch.Tensor:
         known = known or {}
@@ -470,25 +472,20 @@ class _Teachers:
 
 
 def _splits(
-    pictures: Sequence[Picture], videos: Sequence[CaptionedVideo]
-) -> tuple[list[Picture], torch.Tensor, torch.Tensor]:
-    """Leave out pictures of the test split; rows to learn from, rows to validate on.
+    images: Sequence[ImageSource], videos: Sequence[CaptionedVideo]
+) -> tuple[list[ImageSource], torch.Tensor, torch.Tensor]:
+    """Return the images outside the test split, the training rows and the validation rows.
 
-    Pictures without captions are learned from.
+    Images without captions belong to the training split.
     """
     split = {plain_name(video.id): video.split for video in videos}
-    of = {
-        picture.name: split.get(picture.name, split.get(video_of(picture.name), "train"))
-        for picture in pictures
-    }
-    kept = [picture for picture in pictures if of[picture.name] != "test"]
+    of = {image.name: split.get(image.name, split.get(video_of(image.name), "train")) for image in images}
+    kept = [image for image in images if of[image.name] != "test"]
     rows = {
         name: torch.tensor([row for row, p in enumerate(kept) if of[p.name] == name], dtype=torch.long)
         for name in ("train", "val")
     }
-    for name, found in rows.items():
-        if not len(found):
-            raise DataError(
-                f"no picture belongs to the {name} split", remedy="give its pictures and its data"
-            )
+    for name, indices in rows.items():
+        if not len(indices):
+            raise DataError(f"no image belongs to the {name} split", remedy="give its images and its data")
     return kept, rows["train"], rows["val"]

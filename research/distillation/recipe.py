@@ -1,4 +1,4 @@
-"""Recipes of distillation: which student, which teachers, how."""
+"""Distillation recipes: student, teachers and options."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from capvid.utils.validation import bounded, checked_fields, choice, short
 
 @dataclass(frozen=True, kw_only=True)
 class TeacherOptions:
-    """A teacher, and how much it counts.
+    """A teacher and the weights of its losses.
 
     Attributes:
-        layer: whose features the student is to tell.
-        head: the tensors' names of the fully connected layers that lead from there to the class scores, with
-            ReLU between them; none leaves the class distribution out.
-        features: weight of the squared error of the features, each in units of its standard deviation.
+        layer: layer whose features the student predicts.
+        head: tensor names of the fully connected layers from there to the class scores, with ReLU between
+            them; empty omits the class distribution.
+        features: weight of the squared error of the features, in units of their standard deviations.
         classes: weight of the divergence of the class distributions.
     """
 
@@ -33,23 +33,23 @@ class TeacherOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class DistilOptions:
-    """How the student is trained.
+    """Training options of the student.
 
     Attributes:
-        words: most frequent words of the captions that the student learns to tell; 0 for none.
-        word_weight: weight of that loss.
-        temperature: by which class scores are divided.
-        least_area: least share of the picture that an augmented view shows, where there are no ``views``, and
-            that batch normalisation is measured on, where the student begins with known weights.
-        views: views of each picture about which the teachers are asked, beside the whole; 0 for none.
-        learning_rate: the highest one, of AdamW; one cycle over all epochs.
-        warmup: share of all steps in which it rises.
-        epochs: passes over the pictures.
-        batch_size: pictures.
-        weight_decay: of convolutions and fully connected layers.
-        average: decay of the running average of the weights, which is validated and kept.
-        precision: fp32, bf16, or auto (bf16 where the processor multiplies it in hardware).
-        seed: of weights and views.
+        words: number of frequent caption words that the student predicts; 0 for none.
+        word_weight: weight of the word loss.
+        temperature: divisor of the class scores.
+        least_area: smallest share of the image that an augmented view covers, if ``views`` is 0, and in the
+            batches that re-estimate batch normalisation, if the student starts from pretrained weights.
+        views: views of each image with teacher targets, besides the original; 0 for none.
+        learning_rate: peak learning rate of AdamW; one cycle over all epochs.
+        warmup: share of all steps in which the learning rate rises.
+        epochs: passes over the images.
+        batch_size: images per step.
+        weight_decay: weight decay of convolutions and fully connected layers.
+        average: decay of the running average of the weights, which are validated and saved.
+        precision: fp32, bf16, or auto (bf16 if the processor multiplies it in hardware).
+        seed: random seed for weights and views.
     """
 
     words: int = bounded(1000, minimum=0)
@@ -71,7 +71,7 @@ class DistilOptions:
 class DistilRecipe:
     """A backbone to train, its teachers and options.
 
-    ``begin`` names the backbone with whose weights it begins; without, it learns from scratch.
+    ``begin`` names the backbone whose weights initialise it; None trains from scratch.
     """
 
     name: str
@@ -82,7 +82,7 @@ class DistilRecipe:
     description: str = ""
 
     def to_dict(self) -> dict[str, Any]:
-        """All values, as they are saved with a run."""
+        """Return all values as saved with a run."""
         return asdict(self)
 
 
@@ -90,7 +90,7 @@ def load_distil_recipe(name: str, overrides: Sequence[str] = ()) -> DistilRecipe
     """Read a recipe of this folder by name, or any ``.toml`` file, with ``section.key=value`` overrides.
 
     Raises:
-        RecipeError: no such recipe, or a value that does not fit.
+        RecipeError: no such recipe, or an invalid value.
     """
     path = Path(name if name.endswith(".toml") else Path(__file__).with_name(f"{name}.toml"))
     values = recipe_values(str(path), overrides)
@@ -100,10 +100,10 @@ def load_distil_recipe(name: str, overrides: Sequence[str] = ()) -> DistilRecipe
 
 
 def distil_recipe(name: str, values: Mapping[str, Any]) -> DistilRecipe:
-    """Make a recipe of the tables of a TOML file.
+    """Build a recipe from the tables of a TOML file.
 
     Raises:
-        RecipeError: a table or value that does not fit.
+        RecipeError: an invalid table or value.
     """
     unknown = set(values) - {"backbone", "begin", "description", "teachers", "training"}
     if unknown:

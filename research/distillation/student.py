@@ -1,10 +1,10 @@
-"""A student that begins with known weights, and teachers' lessons that begin with what it tells already.
+"""Initial weights of the student and of the prediction layers, and fast depthwise convolutions.
 
-The batch normalisation of the network that the weights are of is measured anew on the pictures, then folded
-into the convolutions: with fixed mean m, variance v, scale g and shift b it is a convolution's affine map,
+The batch normalisation of the pretrained network is re-estimated on the images, then folded into the
+convolutions: with fixed mean m, variance v, scale g and shift b it is an affine map,
 weights times g / sqrt(v + eps) and bias b - m g / sqrt(v + eps).
 
-Notation for tensor shapes: B pictures, H and W their height and width, N pictures in all, E width of the
+Notation for tensor shapes: B images, H and W their height and width, N images in all, E width of the
 student's embedding, D of a teacher's features.
 """
 
@@ -28,25 +28,27 @@ from capvid.backbones.preprocessing import normalise
 from capvid.backbones.weights import fill, find_weights
 from capvid.errors import RecipeError
 from capvid.training.optimization import wants_bf16
-from distillation.pictures import picture_size, views, whole
+from distillation.images import image_size, random_views, resize_images
 from distillation.recipe import DistilRecipe
-from distillation.targets import DistilData, Lessons
+from distillation.targets import DistilData, DistillationLoss
 
-NETWORK = "efficientnet_lite0"  # timm's name; padded alike on all sides, as the student is
-BATCHES = 8  # on which batch normalisation is measured
-TOLD = 4096  # pictures from which the lessons begin
-STRENGTHS = torch.logspace(-4, 2, 25, dtype=torch.float64)  # of ridge regression, by the mean variance
+NETWORK = "efficientnet_lite0"  # timm's name; padded equally on all sides, like the student
+BATCHES = 8  # batches that re-estimate batch normalisation
+RIDGE_IMAGES = 4096  # images that initialise the prediction layers
+STRENGTHS = torch.logspace(
+    -4, 2, 25, dtype=torch.float64
+)  # of ridge regression, relative to the mean variance
 
 
-def known_network(recipe: DistilRecipe, weights: Path | None) -> nn.Module:
-    """Return the network, with the weights that ``recipe.begin`` names, that the student begins as.
+def initial_network(recipe: DistilRecipe, weights: Path | None) -> nn.Module:
+    """Return the pretrained network, named by ``recipe.begin``, that initialises the student.
 
-    The weights are looked for in the folder ``weights`` first, then where backbones' weights always are.
+    The weights are searched in the folder ``weights`` first, then in the usual places.
 
     Raises:
-        RecipeError: the backbone to train cannot begin as that one.
-        WeightsError: there are no such weights.
-        HubError: they should come from the Hugging Face Hub and do not.
+        RecipeError: the backbone cannot be initialised from that network.
+        WeightsError: the weights are missing.
+        HubError: the download from the Hugging Face Hub failed.
     """
     entry, student = backbone_entry(recipe.begin or ""), backbone_entry(recipe.backbone)
     if student.kind != "capvid-small" or (entry.architecture or "").removeprefix("tf_") != NETWORK:
@@ -60,21 +62,21 @@ def known_network(recipe: DistilRecipe, weights: Path | None) -> nn.Module:
     return network.network  # type: ignore[return-value]
 
 
-def begin(
+def initialise(
     student: Student,
-    lessons: Lessons,
+    lessons: DistillationLoss,
     network: nn.Module,
     *,
     recipe: DistilRecipe,
     data: DistilData,
     device: torch.device,
 ) -> None:
-    """Give the student the weights of ``network``, and the lessons what best tells the targets from there.
+    """Initialise the student from ``network`` and fit the prediction layers by ridge regression.
 
-    Words begin with the frequency that their biases say, whatever the picture.
+    The word layer starts with zero weights, so that only its biases determine the scores.
     """
     options, how = recipe.training, backbone_entry(recipe.backbone).preprocess
-    size, pictures = picture_size(how), data.shown[0].pictures
+    size, images = image_size(how), data.shown[0].images
     generator = torch.Generator().manual_seed(options.seed)
     bf16 = wants_bf16(options.precision, device, student)
 
@@ -84,22 +86,24 @@ def begin(
     def augmented() -> Iterator[Tensor]:
         for _ in range(BATCHES):
             rows = shuffled()[: options.batch_size].sort().values
-            some = torch.from_numpy(pictures[rows.numpy()]).to(device)
-            yield normalise(views(some, size, least_area=options.least_area, generator=generator), how)
+            batch = torch.from_numpy(images[rows.numpy()]).to(device)
+            yield normalise(
+                random_views(batch, size, least_area=options.least_area, generator=generator), how
+            )
 
     with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
         measure(network.to(device).to(memory_format=torch.channels_last), augmented())
     fold(network.cpu(), student)
     student.to(device).to(memory_format=torch.channels_last)
-    rows, embeddings = shuffled()[:TOLD].sort().values, []
-    for part in rows.split(options.batch_size):
-        inputs = normalise(whole(torch.from_numpy(pictures[part.numpy()]).to(device), size), how)
+    rows, embeddings = shuffled()[:RIDGE_IMAGES].sort().values, []
+    for batch in rows.split(options.batch_size):
+        inputs = normalise(resize_images(torch.from_numpy(images[batch.numpy()]).to(device), size), how)
         with torch.no_grad(), torch.autocast(device.type, torch.bfloat16, enabled=bf16):
             embeddings.append(student(inputs).float().cpu())
-    told = torch.cat(embeddings)
+    inputs = torch.cat(embeddings)
     with torch.no_grad():
         for name, teacher in lessons.named_teachers():
-            weight, bias = ridge(told, teacher.wanted(data.shown[0].features[name][rows].float()))
+            weight, bias = ridge(inputs, teacher.standardised(data.shown[0].features[name][rows].float()))
             teacher.tell.weight.copy_(weight)
             teacher.tell.bias.copy_(bias)
         lessons.words.weight.zero_()
@@ -107,7 +111,7 @@ def begin(
 
 @torch.no_grad()
 def measure(network: nn.Module, batches: Iterable[Tensor]) -> None:
-    """Measure the statistics of batch normalisation anew: their means over batches (B, 3, H, W)."""
+    """Re-estimate batch normalisation statistics as means over batches (B, 3, H, W)."""
     norms = [module for module in network.modules() if isinstance(module, nn.BatchNorm2d)]
     for norm in norms:
         norm.reset_running_stats()
@@ -120,7 +124,7 @@ def measure(network: nn.Module, batches: Iterable[Tensor]) -> None:
 
 @torch.no_grad()
 def fold(network: nn.Module, student: Student) -> None:
-    """Give the student the weights of timm's EfficientNet-Lite0, its batch normalisation folded in."""
+    """Copy timm's EfficientNet-Lite0 into the student, folding in batch normalisation."""
     for conv, norm, ours in _pairs(network, student):
         scale = norm.weight / (norm.running_var + norm.eps).sqrt()
         ours.weight.copy_(conv.weight * scale.view(-1, 1, 1, 1))
@@ -128,7 +132,7 @@ def fold(network: nn.Module, student: Student) -> None:
 
 
 def _pairs(network: Any, student: Any) -> Iterator[tuple[Any, Any, Any]]:
-    """Each convolution of timm's network, what normalises it, and the student's in its place."""
+    """Yield each convolution of timm's network, its normalisation, and the student's convolution."""
     yield network.conv_stem, network.bn1, student.stem
     blocks = [block for stage in network.blocks for block in stage]
     for block, ours in zip(blocks, student.blocks, strict=True):
@@ -143,14 +147,14 @@ def _pairs(network: Any, student: Any) -> Iterator[tuple[Any, Any, Any]]:
 
 
 def ridge(inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the linear map that tells ``targets`` from ``inputs``, by ridge regression.
+    """Return the linear map from ``inputs`` to ``targets``, by ridge regression.
 
-    Its strength is the one of ``STRENGTHS`` with the least error by generalised cross-validation (Golub,
-    Heath and Wahba, Technometrics 1979): too little, from few pictures, would tell worse than the mean.
+    The strength is the one of ``STRENGTHS`` with the lowest error by generalised cross-validation (Golub,
+    Heath and Wahba, Technometrics 1979): with few images, too little would be worse than the mean.
 
     Args:
-        inputs: (N, E).
-        targets: (N, D).
+        inputs: embeddings, (N, E).
+        targets: teacher features, (N, D).
 
     Returns:
         The weight (D, E) and the bias (D,), float32.
@@ -160,8 +164,8 @@ def ridge(inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     x, y = x - x_mean, y - y_mean
     values, vectors = torch.linalg.eigh(x.T @ x)  # (E,), (E, E)
     values = values.clamp_min(0)
-    seen = vectors.T @ (x.T @ y)  # (E, D)
-    power, total = seen.square().sum(1), y.square().sum()
+    projected = vectors.T @ (x.T @ y)  # (E, D)
+    power, total = projected.square().sum(1), y.square().sum()
     errors = []
     for strength in STRENGTHS * values.sum() / len(values):
         shrunk = values + strength
@@ -169,15 +173,15 @@ def ridge(inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         free = len(x) - 1 - (values / shrunk).sum()
         errors.append(left / free.square())
     strength = STRENGTHS[int(torch.stack(errors).argmin())] * values.sum() / len(values)
-    weight = (vectors @ (seen / (values + strength).unsqueeze(1))).T  # (D, E)
+    weight = (vectors @ (projected / (values + strength).unsqueeze(1))).T  # (D, E)
     return weight.float(), (y_mean - weight @ x_mean).float()
 
 
-SHARE = 8  # the kernels' gradients are estimated from every eighth picture
+SHARE = 8  # kernel gradients are estimated from every eighth image
 
 
 class DepthwiseConv(torch.autograd.Function):
-    """A depthwise convolution, padded by k // 2, whose kernel's gradient comes from some of the pictures.
+    """A depthwise convolution, padded by k // 2, with a kernel gradient estimated from some images.
 
     Over all ``start`` from 0 to ``share - 1`` the estimates have the true gradient as their mean; all other
     gradients are exact.
@@ -187,9 +191,9 @@ class DepthwiseConv(torch.autograd.Function):
     def forward(
         ctx: Any, maps: Tensor, weight: Tensor, bias: Tensor, stride: int, share: int, start: int
     ) -> Tensor:
-        """(B, C, H, W), (C, 1, k, k) and (C,) -> (B, C, h, w) in the numbers of ``maps``.
+        """Convolve maps (B, C, H, W) with (C, 1, k, k) and bias (C,) in the precision of ``maps``.
 
-        The kernel's gradient is ``share`` times that of the pictures ``start``, ``start + share``, and so on.
+        The kernel's gradient is ``share`` times that of the images ``start``, ``start + share``, and so on.
         """
         ctx.save_for_backward(maps[start::share], weight)
         ctx.shape, ctx.stride, ctx.share, ctx.start = maps.shape, stride, share, start
@@ -198,8 +202,8 @@ class DepthwiseConv(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        """(B, C, h, w) -> the gradients of maps, kernel and bias, the latter two in single precision."""
-        some, weight = ctx.saved_tensors
+        """Return the gradients of maps, kernel and bias; the latter two in single precision."""
+        subset, weight = ctx.saved_tensors
         stride, padding, groups = ctx.stride, weight.shape[-1] // 2, len(weight)
         spread = gradient
         if stride > 1:
@@ -210,7 +214,7 @@ class DepthwiseConv(torch.autograd.Function):
             spread.contiguous(memory_format=torch.channels_last), turned, None, 1, padding, groups=groups
         )
         of_weight = conv2d_weight(
-            some.float(),
+            subset.float(),
             weight.shape,
             gradient[ctx.start :: ctx.share].float(),
             stride=stride,
@@ -222,12 +226,12 @@ class DepthwiseConv(torch.autograd.Function):
 
 @contextmanager
 def fast_depthwise(network: nn.Module, generator: torch.Generator, *, share: int = SHARE) -> Iterator[None]:
-    """Let the depthwise convolutions of ``network`` compute so while gradients are wanted in bfloat16.
+    """Use ``DepthwiseConv`` in ``network`` for bfloat16 inputs that need gradients.
 
     Args:
-        network: whose convolutions of one channel each, with bias, are meant.
-        generator: of what is drawn, once for each convolution and batch.
-        share: a kernel's gradient is estimated from one of so many pictures.
+        network: network whose depthwise convolutions with bias are replaced.
+        generator: chooses the subset for each convolution and batch.
+        share: kernel gradients are estimated from one in ``share`` images.
     """
     changed = [module for module in network.modules() if _is_depthwise(module)]
     for module in changed:
@@ -253,5 +257,5 @@ def _forward(module: Any, generator: torch.Generator, share: int, maps: Tensor) 
         return nn.Conv2d.forward(module, maps)
     share = min(share, len(maps))
     start = int(torch.randint(share, (), generator=generator))
-    found: Tensor = DepthwiseConv.apply(maps, module.weight, module.bias, module.stride[0], share, start)
-    return found
+    output: Tensor = DepthwiseConv.apply(maps, module.weight, module.bias, module.stride[0], share, start)
+    return output

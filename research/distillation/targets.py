@@ -1,6 +1,6 @@
-"""What the student is to tell of each picture: the teachers' features, and words of captions.
+"""Training targets of the student, teacher features and caption words, and the losses.
 
-Notation for tensor shapes: N pictures, D width of a teacher's features, W words, K classes.
+Notation for tensor shapes: N images, D width of a teacher's features, W words, K classes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from capvid.features.feature_file import open_safetensors
 from capvid.features.feature_store import FeatureStore
 from capvid.text.tokenization import words
 from capvid.utils.files import atomic_path
-from distillation.pictures import Picture, View, decoded, view_crops
+from distillation.images import ImageSource, View, decode_images, view_crops
 from distillation.recipe import TeacherOptions
 
 BATCH = 32
@@ -33,12 +33,12 @@ BATCH = 32
 
 @dataclass(frozen=True)
 class Words:
-    """Words to tell from pictures.
+    """Caption words as prediction targets.
 
     Attributes:
         vocabulary: W words, the most frequent first.
-        shares: (N, W) float16, share of a picture's captions that hold the word.
-        known: (N,) bool, whether the picture has captions.
+        shares: (N, W) float16, share of an image's captions that contain the word.
+        known: (N,) bool, whether the image has captions.
     """
 
     vocabulary: tuple[str, ...]
@@ -47,24 +47,24 @@ class Words:
 
 
 def video_of(name: str) -> str:
-    """Return the video that a picture is a frame of: its name up to the last slash."""
+    """Return the video that an image is a frame of: its name up to the last slash."""
     return name.rpartition("/")[0]
 
 
-def given_features(
-    pictures: Sequence[Picture], stores: Sequence[FeatureStore]
+def stored_features(
+    images: Sequence[ImageSource], stores: Sequence[FeatureStore]
 ) -> dict[str, dict[int, np.ndarray]]:
-    """Features that were computed before: for each layer's name the vector (D,) of pictures by row.
+    """Return precomputed features by layer name: the vector (D,) of each image by row.
 
-    The t-th picture of a video, in the order of names, is frame t of the video's features.
+    The t-th image of a video, sorted by name, is frame t of the video's features.
 
     Raises:
-        DataError: a video has another number of pictures than of features.
+        DataError: the numbers of images and features of a video differ.
     """
     rows: dict[str, list[int]] = {}
-    for row, picture in enumerate(pictures):
-        rows.setdefault(video_of(picture.name), []).append(row)
-    found: dict[str, dict[int, np.ndarray]] = {}
+    for row, image in enumerate(images):
+        rows.setdefault(video_of(image.name), []).append(row)
+    features: dict[str, dict[int, np.ndarray]] = {}
     for store in stores:
         for video in store.ids():
             if video not in rows:
@@ -72,16 +72,16 @@ def given_features(
             for header, stream in zip(store.header.streams, store.get(video).streams, strict=True):
                 if len(stream) != len(rows[video]):
                     raise DataError(
-                        f"{video} has {len(rows[video])} pictures, but features of {len(stream)} frames",
-                        remedy="give the pictures that the features were computed from",
+                        f"{video} has {len(rows[video])} images, but features of {len(stream)} frames",
+                        remedy="give the images that the features were computed from",
                     )
-                layer = found.setdefault(f"{header.backbone}:{header.layer}", {})
+                layer = features.setdefault(f"{header.backbone}:{header.layer}", {})
                 layer.update(zip(rows[video], stream, strict=True))
-    return found
+    return features
 
 
 def teacher_features(
-    pictures: Sequence[Picture],
+    images: Sequence[ImageSource],
     teacher: str,
     layer: str,
     *,
@@ -93,29 +93,29 @@ def teacher_features(
     workers: int = 2,
     progress: Callable[[int], None] = lambda done: None,
 ) -> np.ndarray:
-    """Return a teacher's features of all pictures, (N, D) float16; those not ``known`` are computed.
+    """Return a teacher's features of all images, (N, D) float16; computing those not ``known``.
 
-    With a ``view`` they are those of the pictures' views, and none are known. The result is kept in the
-    safetensors file ``path``, and taken from there if pictures, view, layer and known features are the same.
+    With a ``view``, the features are those of the view, and none are known. The result is cached in the
+    safetensors file ``path`` and reused if images, view, layer and known features are the same.
 
     Raises:
-        RecipeError: the teacher sees clips of another size than the views'.
+        RecipeError: the views do not have the teacher's clip size.
         WeightsError: its weights are missing.
     """
-    key = _key(pictures, f"{teacher} {layer}" + (f" of {view.description}" if view else ""), known)
+    key = _key(images, f"{teacher} {layer}" + (f" of {view.description}" if view else ""), known)
     if path.exists():
         with open_safetensors(path) as file:
             if (file.metadata() or {}).get("of") == key:
                 return file.get_tensor("features")
     backbone = load_backbone(teacher, layer=layer, weights=weights, device=device, precision="fp32")
-    features = np.empty((len(pictures), backbone.header.width), np.float16)
+    features = np.empty((len(images), backbone.header.width), np.float16)
     for row, vector in known.items():
         features[row] = vector
-    left = [row for row in range(len(pictures)) if row not in known]
+    left = [row for row in range(len(images)) if row not in known]
     if view is not None:
-        crops = view_crops(view, pictures, backbone, workers)
+        crops = view_crops(view, images, backbone, workers)
     else:
-        crops = (backbone.prepare(image) for image in decoded([pictures[row] for row in left], workers))
+        crops = (backbone.prepare(image) for image in decode_images([images[row] for row in left], workers))
     waiting: list[np.ndarray] = []
     done = 0
     for crop in crops:
@@ -131,7 +131,7 @@ def teacher_features(
 
 
 def _vectors(backbone: Backbone, crops: np.ndarray) -> np.ndarray:
-    """Return what a teacher computes of crops (n, h, w, 3) or clips of them (n, C, h, w, 3): (n, D)."""
+    """Return a teacher's features of crops (n, h, w, 3) or clips (n, C, h, w, 3): (n, D)."""
     try:
         return backbone.compute(crops, batch_size=BATCH)
     except (RuntimeError, ValueError) as error:
@@ -139,45 +139,45 @@ def _vectors(backbone: Backbone, crops: np.ndarray) -> np.ndarray:
         if backbone.entry.clip is None or crops.shape[2:4] in (own, backbone.entry.preprocess.size):
             raise
         raise RecipeError(
-            f"the teacher {backbone.entry.name} cannot see views of "
+            f"the teacher {backbone.entry.name} does not accept views of "
             f"{crops.shape[2]} x {crops.shape[3]} pixels",
             remedy="leave it out, or set training.views = 0",
         ) from error
 
 
-def _key(pictures: Sequence[Picture], layer: str, known: Mapping[int, np.ndarray]) -> str:
-    """Return everything stored features depend on: picture names, teacher layer, given features."""
-    digest = hashlib.sha256("\n".join([layer, *(picture.name for picture in pictures)]).encode())
+def _key(images: Sequence[ImageSource], layer: str, known: Mapping[int, np.ndarray]) -> str:
+    """Return everything stored features depend on: image names, teacher layer, given features."""
+    digest = hashlib.sha256("\n".join([layer, *(image.name for image in images)]).encode())
     for row, vector in sorted(known.items()):
         digest.update(str(row).encode() + np.ascontiguousarray(vector).tobytes())
     return digest.hexdigest()
 
 
-def caption_words(pictures: Sequence[Picture], captions: Mapping[str, Sequence[str]], count: int) -> Words:
-    """Words of each picture's captions, or of its video's.
+def caption_words(images: Sequence[ImageSource], captions: Mapping[str, Sequence[str]], count: int) -> Words:
+    """Return the words of the captions of each image or its video.
 
-    The vocabulary holds the ``count`` words that most pictures' captions have, of three letters or more.
+    The vocabulary holds the ``count`` words that occur for the most images, of three letters or more.
     """
     sets = {name: [set(words(caption)) for caption in texts] for name, texts in captions.items()}
-    of_picture = [picture.name if picture.name in sets else video_of(picture.name) for picture in pictures]
-    seen = Counter(
+    of_picture = [image.name if image.name in sets else video_of(image.name) for image in images]
+    counts = Counter(
         word
         for name in dict.fromkeys(of_picture)
         for word in sorted(set().union(*sets.get(name, [])))
         if len(word) > 2
     )
-    vocabulary = tuple(word for word, _ in seen.most_common(count))
-    place = {word: column for column, word in enumerate(vocabulary)}
-    shares = np.zeros((len(pictures), len(vocabulary)), np.float16)
+    vocabulary = tuple(word for word, _ in counts.most_common(count))
+    column_of = {word: column for column, word in enumerate(vocabulary)}
+    shares = np.zeros((len(images), len(vocabulary)), np.float16)
     for row, name in enumerate(of_picture):
-        for found in sets.get(name, []):
-            columns = [place[word] for word in found if word in place]
+        for caption in sets.get(name, []):
+            columns = [column_of[word] for word in caption if word in column_of]
             shares[row, columns] += 1 / len(sets[name])
     return Words(vocabulary, shares, np.array([name in sets for name in of_picture]))
 
 
 class ClassHead(nn.Module):
-    """A teacher's own layers from its features to its class scores: (B, D) -> (B, K). Not trained."""
+    """A teacher's frozen layers from its features to its class scores: (B, D) -> (B, K)."""
 
     def __init__(self, tensors: Mapping[str, Tensor], names: Sequence[str]) -> None:
         super().__init__()
@@ -193,17 +193,17 @@ class ClassHead(nn.Module):
         self.requires_grad_(False)
 
     def forward(self, features: Tensor) -> Tensor:
-        """(B, D) -> class scores (B, K)."""
+        """Map features (B, D) to class scores (B, K)."""
         for number, layer in enumerate(self.layers):
             features = layer(F.relu(features) if number else features)
         return features
 
 
 def class_head(teacher: str, options: TeacherOptions, weights: Path | None) -> ClassHead | None:
-    """Return the teacher's class head as the recipe names it, or None.
+    """Return the teacher's class head named by the recipe, or None.
 
     Raises:
-        WeightsError: the teacher's weights are not here.
+        WeightsError: the teacher's weights are missing.
     """
     if not options.head:
         return None
@@ -216,13 +216,13 @@ def class_head(teacher: str, options: TeacherOptions, weights: Path | None) -> C
 
 
 @dataclass(frozen=True)
-class Lesson:
-    """What there is to learn from a batch.
+class BatchTargets:
+    """Targets of a batch.
 
     Attributes:
-        features: of each teacher, (B, D) float32, not negative.
-        shares: (B, W) share of the captions that hold the word.
-        known: (B,) whether the picture has captions.
+        features: each teacher's features, (B, D) float32, not negative.
+        shares: (B, W) share of the captions that contain the word.
+        known: (B,) whether the image has captions.
     """
 
     features: Mapping[str, Tensor]
@@ -231,11 +231,11 @@ class Lesson:
 
 
 class TeacherLoss(nn.Module):
-    """One teacher's features, told from the student's embedding.
+    """Loss of predicting one teacher's features from the student's embedding.
 
-    Features are compared as square roots (which makes their long-tailed distributions even) in units of each
-    one's standard deviation: an error of 1 is what telling the mean would give. From the features told, the
-    teacher's own class head makes a class distribution, to be like that of the true features
+    Features are compared as square roots (which evens out their long-tailed distributions) in units of their
+    standard deviations: an error of 1 corresponds to always predicting the mean. The teacher's class head
+    turns the predicted features into a class distribution, compared with that of the true features
     (Hinton et al., "Distilling the Knowledge in a Neural Network", 2015).
     """
 
@@ -260,19 +260,19 @@ class TeacherLoss(nn.Module):
         self.options = options
         self.temperature = temperature
 
-    def wanted(self, features: Tensor) -> Tensor:
-        """Return what is to be told of features (B, D): their square roots, less the mean, in deviations."""
+    def standardised(self, features: Tensor) -> Tensor:
+        """Return the standardised square roots of features (B, D)."""
         return (features.clamp_min(0).sqrt() - self.mean) / self.deviation
 
     def forward(self, embedding: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
-        """Embeddings (B, E) and true features (B, D) -> the loss, and the mean squared error in it."""
-        told = self.tell(embedding)  # (B, D), in units of the deviation
-        error = F.mse_loss(told, self.wanted(features))
+        """Return the loss and its mean squared error for embeddings (B, E) and true features (B, D)."""
+        predicted = self.tell(embedding)  # (B, D), in units of the deviation
+        error = F.mse_loss(predicted, self.standardised(features))
         loss = self.options.features * error
         if self.head is not None and self.options.classes:
-            seen = (told * self.deviation + self.mean).clamp_min(0).square()
+            features_predicted = (predicted * self.deviation + self.mean).clamp_min(0).square()
             divergence = F.kl_div(
-                (self.head(seen) / self.temperature).log_softmax(-1),
+                (self.head(features_predicted) / self.temperature).log_softmax(-1),
                 (self.head(features) / self.temperature).log_softmax(-1),
                 log_target=True,
                 reduction="batchmean",
@@ -281,8 +281,8 @@ class TeacherLoss(nn.Module):
         return loss, error
 
 
-class Lessons(nn.Module):
-    """All losses together, with what is learned for them beside the student."""
+class DistillationLoss(nn.Module):
+    """Sum of all losses, with the prediction layers that are trained alongside the student."""
 
     def __init__(
         self, teachers: Mapping[str, TeacherLoss], *, embedding: int, words: int, word_weight: float
@@ -290,16 +290,16 @@ class Lessons(nn.Module):
         super().__init__()
         self.teachers = nn.ModuleDict(teachers)
         self.words = nn.Linear(embedding, words)
-        nn.init.constant_(self.words.bias, -4.0)  # most words are not there
+        nn.init.constant_(self.words.bias, -4.0)  # most words are absent
         self.word_weight = word_weight
 
     def named_teachers(self) -> Iterator[tuple[str, TeacherLoss]]:
-        """Each teacher's name and loss."""
+        """Yield each teacher's name and loss."""
         for name, teacher in self.teachers.items():
             yield name, cast(TeacherLoss, teacher)
 
-    def forward(self, embedding: Tensor, lesson: Lesson) -> tuple[Tensor, dict[str, float]]:
-        """Embeddings (B, E) -> the loss, and each teacher's error and the words' loss for the log."""
+    def forward(self, embedding: Tensor, lesson: BatchTargets) -> tuple[Tensor, dict[str, float]]:
+        """Return the loss of embeddings (B, E), and the teachers' errors and the word loss for the log."""
         total = embedding.new_zeros(())
         parts = {}
         for name, teacher in self.named_teachers():
@@ -317,26 +317,26 @@ class Lessons(nn.Module):
 
 @dataclass(frozen=True)
 class Shown:
-    """The pictures, or one view of each, and what the teachers see in them.
+    """The original images, or one view of each, with the teachers' features.
 
     Attributes:
-        pictures: (N, 3, H, W) uint8.
-        features: of each teacher, (N, D) float16.
+        images: (N, 3, H, W) uint8.
+        features: each teacher's features, (N, D) float16.
     """
 
-    pictures: np.ndarray
+    images: np.ndarray
     features: Mapping[str, Tensor]
 
 
 @dataclass(frozen=True)
 class DistilData:
-    """Pictures and what the student is to tell of them.
+    """Images and their training targets.
 
     Attributes:
-        shown: the whole pictures, then views with targets of their own.
-        words: of the captions.
-        train: rows to learn from.
-        val: rows to validate on.
+        shown: the original images, then the views with their own targets.
+        words: caption words.
+        train: rows of the training split.
+        val: rows of the validation split.
     """
 
     shown: Sequence[Shown]

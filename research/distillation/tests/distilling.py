@@ -1,4 +1,4 @@
-"""A toy distillation: small pictures of two colours, and their colours as the teacher."""
+"""A toy distillation: small images of two colours, and their colours as the teacher."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ COLOURS = {"red": (220, 40, 30), "green": (30, 200, 60), "blue": (40, 60, 220), 
 
 
 class StoppedError(Exception):
-    """What ends a run before its time."""
+    """Raised to interrupt a run."""
 
 
 class Silent:
@@ -44,8 +44,8 @@ class Stopping(Silent):
             raise StoppedError
 
 
-def picture(seed: int) -> bytes:
-    """A picture of two colours, as PNG."""
+def two_colour_image(seed: int) -> bytes:
+    """Return a PNG image of two colours."""
     generator = np.random.default_rng(seed)
     colours = list(COLOURS.values())
     image = np.empty((48, 64, 3), np.uint8)
@@ -57,18 +57,18 @@ def picture(seed: int) -> bytes:
 
 
 def toy_inputs(tmp_path: Path) -> DistilInputs:
-    """32 pictures of 8 videos in a zip file, 8 without a video in a folder; the last two videos validate."""
+    """32 images of 8 videos in a zip file, 8 without a video in a folder; the last two videos validate."""
     with zipfile.ZipFile(tmp_path / "frames.zip", "w") as archive:
         for number in range(32):
-            archive.writestr(f"video{number // 4}/{number % 4:03}.png", picture(number))
+            archive.writestr(f"video{number // 4}/{number % 4:03}.png", two_colour_image(number))
     (tmp_path / "photos" / "set").mkdir(parents=True)
     for number in range(8):
-        (tmp_path / "photos" / "set" / f"{number}.png").write_bytes(picture(100 + number))
+        (tmp_path / "photos" / "set" / f"{number}.png").write_bytes(two_colour_image(100 + number))
     videos = [
         CaptionedVideo(f"video{n}", "val" if n >= 6 else "train", (f"a {name} thing", "something moves"))
         for n, name in enumerate([*COLOURS, *COLOURS])
     ]
-    return DistilInputs(pictures=[tmp_path / "frames.zip", tmp_path / "photos"], videos=videos, workers=1)
+    return DistilInputs(images=[tmp_path / "frames.zip", tmp_path / "photos"], videos=videos, workers=1)
 
 
 def recipe(*, begin: str | None = None, **training: object) -> DistilRecipe:

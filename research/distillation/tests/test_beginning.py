@@ -1,4 +1,4 @@
-"""How distillation begins, views with targets of their own, and depthwise convolutions in bfloat16."""
+"""Initial weights of distillation, views with their own targets, and depthwise convolutions in bfloat16."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 import torch
 from distillation import targets
 from distillation.distiller import DistilInputs, make_distiller
-from distillation.pictures import Picture, cut, find_pictures, make_view, view_crops
+from distillation.images import ImageSource, find_images, make_view, random_crop, view_crops
 from distillation.student import DepthwiseConv, fast_depthwise, fold, measure, ridge
 from distillation.targets import teacher_features
 from distilling import CPU, Silent, StoppedError, Stopping, recipe, run, toy_inputs
@@ -70,10 +70,10 @@ def student() -> Student:
 def test_folded_weights_compute_what_timm_does_with_batch_normalisation() -> None:
     network, ours = lite0(), student()
     fold(network, ours)
-    pictures = torch.randn(2, 3, 128, 176, generator=torch.Generator().manual_seed(1))
-    embedding = network(pictures)
+    images = torch.randn(2, 3, 128, 176, generator=torch.Generator().manual_seed(1))
+    embedding = network(images)
     assert float(embedding.std()) > 0.01
-    torch.testing.assert_close(ours(pictures), embedding, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(ours(images), embedding, atol=1e-4, rtol=1e-4)
 
 
 def test_statistics_are_those_of_all_batches_together() -> None:
@@ -153,40 +153,40 @@ def test_what_cannot_begin_is_said(inputs: DistilInputs, tmp_path: Path) -> None
 
 
 def ramps(height: int, width: int) -> np.ndarray:
-    """A picture (H, W, 3) whose pixels say where they are: row, column, 0."""
+    """An image (H, W, 3) whose pixels say where they are: row, column, 0."""
     rows, columns = np.mgrid[:height, :width]
     return np.stack([rows, columns, np.zeros_like(rows)], -1).astype(np.uint8)
 
 
 def test_views_are_parts_drawn_by_picture_and_number() -> None:
-    picture, mirrored, areas = ramps(96, 128), 0, []
+    image, mirrored, areas = ramps(96, 128), 0, []
     for row in range(60):
-        part = cut(picture, row, 0)
-        np.testing.assert_array_equal(part, cut(picture, row, 0))
+        part = random_crop(image, row, 0)
+        np.testing.assert_array_equal(part, random_crop(image, row, 0))
         rows, columns = part[:, 0, 0].astype(int), part[0, :, 1].astype(int)
         mirrored += columns[0] > columns[-1]
         top, left = rows[0], columns.min()
-        there = picture[top : top + len(rows), left : left + len(columns)]
+        there = image[top : top + len(rows), left : left + len(columns)]
         np.testing.assert_array_equal(part, there[:, ::-1] if columns[0] > columns[-1] else there)
         areas.append(len(rows) * len(columns) / (96 * 128))
     assert 15 < mirrored < 45
     assert 0.35 < min(areas) < 0.5 < 0.85 < max(areas) <= 1
-    assert cut(picture, 1, 0).tobytes() != cut(picture, 1, 1).tobytes()
-    assert cut(ramps(10, 20), 0, 0).shape == (10, 20, 3)  # nothing of a small one is cut off
+    assert random_crop(image, 1, 0).tobytes() != random_crop(image, 1, 1).tobytes()
+    assert random_crop(ramps(10, 20), 0, 0).shape == (10, 20, 3)  # nothing of a small one is cut off
 
 
-def part_of(pictures: list[Picture], row: int, number: int) -> np.ndarray:
-    """The view of one picture, cut from what is in its file: (1, h', w', 3)."""
-    image = np.asarray(Image.open(io.BytesIO(pictures[row].read())).convert("RGB"))
-    return cut(image, row, number)[None]
+def part_of(images: list[ImageSource], row: int, number: int) -> np.ndarray:
+    """The view of one image, cut from what is in its file: (1, h', w', 3)."""
+    image = np.asarray(Image.open(io.BytesIO(images[row].read())).convert("RGB"))
+    return random_crop(image, row, number)[None]
 
 
 def test_each_teacher_sees_the_view_itself(inputs: DistilInputs, tmp_path: Path) -> None:
     how = replace(backbone_entry("capvid-small").preprocess, trim=False)
     distiller = make_distiller(recipe(views=2), inputs, folder=tmp_path, device=CPU, reporter=Silent())
-    pictures, (whole, _, second) = find_pictures(inputs.pictures), distiller.data.shown
-    part, teacher = part_of(pictures, 5, 1), load_backbone("colour-grid")
-    np.testing.assert_array_equal(second.pictures[5], prepare(part, how)[0].transpose(2, 0, 1))
+    images, (whole, _, second) = find_images(inputs.images), distiller.data.shown
+    part, teacher = part_of(images, 5, 1), load_backbone("colour-grid")
+    np.testing.assert_array_equal(second.images[5], prepare(part, how)[0].transpose(2, 0, 1))
     seen = second.features["colour-grid"]
     np.testing.assert_array_equal(seen[5].numpy(), teacher(part)[0].astype(np.float16))
     assert not torch.allclose(seen[5], whole.features["colour-grid"][5], atol=0.01)
@@ -195,13 +195,13 @@ def test_each_teacher_sees_the_view_itself(inputs: DistilInputs, tmp_path: Path)
 
 
 def test_views_are_found_again(inputs: DistilInputs, tmp_path: Path) -> None:
-    pictures, how = find_pictures(inputs.pictures), backbone_entry("capvid-small").preprocess
+    images, how = find_images(inputs.images), backbone_entry("capvid-small").preprocess
     kept = tmp_path / "features.safetensors"
     states = []
     for number in (0, 0, 1):
-        view = make_view(pictures, number, how, tmp_path / "views.u8", workers=1)
-        seen = teacher_features(pictures, "colour-grid", "grid", known={}, path=kept, view=view)
-        states.append((view.pictures.tobytes(), seen.tobytes(), kept.stat().st_mtime_ns))
+        view = make_view(images, number, how, tmp_path / "views.u8", workers=1)
+        seen = teacher_features(images, "colour-grid", "grid", known={}, path=kept, view=view)
+        states.append((view.images.tobytes(), seen.tobytes(), kept.stat().st_mtime_ns))
     first, again, other = states
     assert first == again
     assert all(mine != theirs for mine, theirs in zip(first, other, strict=True))
@@ -217,13 +217,13 @@ def as_teacher(name: str, module: nn.Module) -> Backbone:
 
 @torch.inference_mode()
 def test_a_teacher_of_clips_sees_the_students_pixels_whole(inputs: DistilInputs, tmp_path: Path) -> None:
-    pictures = find_pictures(inputs.pictures)[:3]
-    view = make_view(pictures, 0, backbone_entry("capvid-small").preprocess, tmp_path / "v.u8", workers=1)
+    images = find_images(inputs.images)[:3]
+    view = make_view(images, 0, backbone_entry("capvid-small").preprocess, tmp_path / "v.u8", workers=1)
     torch.manual_seed(4)
     network = nn.Sequential(nn.Conv3d(3, 6, 3), nn.AdaptiveAvgPool3d(2), nn.Flatten())
-    crops = np.concatenate(list(view_crops(view, pictures, as_teacher("x3d-xs", network), 1)))
+    crops = np.concatenate(list(view_crops(view, images, as_teacher("x3d-xs", network), 1)))
     assert crops.shape == (3, 4, 128, 176, 3)
-    pixels = torch.from_numpy(np.array(view.pictures))
+    pixels = torch.from_numpy(np.array(view.images))
     still = ((pixels / 255 - 0.45) / 0.225).unsqueeze(2).expand(-1, -1, 4, -1, -1)
     found = as_teacher("x3d-xs", network).compute(crops)
     torch.testing.assert_close(torch.from_numpy(found), network(still), atol=1e-5, rtol=1e-4)
@@ -234,10 +234,10 @@ def test_a_teacher_of_clips_of_one_size_is_refused(
 ) -> None:
     network = nn.Sequential(nn.Flatten(), nn.Linear(3 * 16 * 112 * 112, 2))
     monkeypatch.setattr(targets, "load_backbone", lambda *_, **__: as_teacher("c3d", network))
-    pictures = find_pictures(inputs.pictures)[:2]
-    view = make_view(pictures, 0, backbone_entry("capvid-small").preprocess, tmp_path / "v.u8", workers=1)
-    with pytest.raises(RecipeError, match=r"c3d cannot see views of 128 x 176.*set training\.views = 0"):
-        teacher_features(pictures, "c3d", "fc6", known={}, path=tmp_path / "f", view=view)
+    images = find_images(inputs.images)[:2]
+    view = make_view(images, 0, backbone_entry("capvid-small").preprocess, tmp_path / "v.u8", workers=1)
+    with pytest.raises(RecipeError, match=r"c3d does not accept views of 128 x 176.*set training\.views = 0"):
+        teacher_features(images, "c3d", "fc6", known={}, path=tmp_path / "f", view=view)
 
 
 @pytest.mark.slow
@@ -269,7 +269,7 @@ def gradients(conv: nn.Conv2d, maps: Tensor, share: int, start: int) -> tuple[Te
 
 @pytest.mark.parametrize(("kernel", "stride", "size"), [(3, 1, (9, 12)), (5, 2, (8, 11)), (3, 2, (7, 10))])
 def test_depthwise_gradients_are_autograds(kernel: int, stride: int, size: tuple[int, int]) -> None:
-    """From all pictures exactly; from a share of them on average, for a batch that does not divide."""
+    """From all images exactly; from a share of them on average, for a batch that does not divide."""
     torch.manual_seed(5)
     conv = nn.Conv2d(6, 6, kernel, stride, kernel // 2, groups=6)
     maps = torch.randn(7, 6, *size)
@@ -286,13 +286,13 @@ def test_depthwise_gradients_are_autograds(kernel: int, stride: int, size: tuple
 def test_depthwise_convolutions_are_changed_for_bfloat16_alone_and_repeatably() -> None:
     torch.manual_seed(7)
     network = nn.Sequential(nn.Conv2d(3, 8, 1), nn.Conv2d(8, 8, 3, 2, 1, groups=8), nn.ReLU())
-    pictures = torch.randn(6, 3, 10, 10)
+    images = torch.randn(6, 3, 10, 10)
 
     def learned(seed: int | None, *, bf16: bool) -> list[Tensor]:
         network.zero_grad()
         fast = nullcontext() if seed is None else fast_depthwise(network, torch.Generator().manual_seed(seed))
         with fast, torch.autocast("cpu", torch.bfloat16, enabled=bf16):
-            found = network(pictures)
+            found = network(images)
         found.float().square().sum().backward()
         return [found.detach().float(), *(p.grad.clone() for p in network.parameters() if p.grad is not None)]
 

@@ -12,18 +12,18 @@ import torch
 import typer
 from distillation.__main__ import distil
 from distillation.distiller import DistilInputs, make_distiller
-from distillation.pictures import find_pictures, views
+from distillation.images import find_images, random_views
 from distillation.recipe import TeacherOptions, load_distil_recipe
 from distillation.targets import (
+    BatchTargets,
     ClassHead,
-    Lesson,
-    Lessons,
+    DistillationLoss,
     TeacherLoss,
     caption_words,
-    given_features,
+    stored_features,
     teacher_features,
 )
-from distilling import CPU, StoppedError, Stopping, picture, recipe, run, toy_inputs
+from distilling import CPU, StoppedError, Stopping, recipe, run, toy_inputs, two_colour_image
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
@@ -124,11 +124,11 @@ def test_teacher_loss_is_the_printed_arithmetic() -> None:
 
 
 def test_words_are_learned_from_pictures_with_captions_alone() -> None:
-    lessons = Lessons({}, embedding=2, words=3, word_weight=0.5)
+    lessons = DistillationLoss({}, embedding=2, words=3, word_weight=0.5)
     embedding = torch.randn(3, 2, generator=torch.Generator().manual_seed(1), requires_grad=True)
     shares = torch.tensor([[1.0, 0.0, 0.5], [0.0, 0.0, 0.0], [0.2, 1.0, 0.0]])
     known = torch.tensor([True, False, True])
-    total, parts = lessons(embedding, Lesson({}, shares, known))
+    total, parts = lessons(embedding, BatchTargets({}, shares, known))
     scores = lessons.words(embedding[known]).detach().numpy()
     chance = 1 / (1 + np.exp(-scores))
     target = shares[known].numpy()
@@ -142,12 +142,12 @@ def test_words_are_learned_from_pictures_with_captions_alone() -> None:
 
 
 def test_words_of_captions(inputs: DistilInputs) -> None:
-    pictures = find_pictures(inputs.pictures)
+    images = find_images(inputs.images)
     captions = {"video0": ["a red thing", "it moves"], "video1": ["a green thing"], "set/3": ["things"]}
-    found = caption_words(pictures, captions, 10)
+    found = caption_words(images, captions, 10)
     assert set(found.vocabulary) == {"thing", "red", "moves", "green", "things"}
     assert found.vocabulary[0] == "thing"
-    rows = {item.name: row for row, item in enumerate(pictures)}
+    rows = {item.name: row for row, item in enumerate(images)}
     column = found.vocabulary.index("thing")
     assert found.shares[rows["video0/002"], column] == 0.5
     assert found.shares[rows["video1/000"], column] == 1
@@ -169,23 +169,23 @@ def test_features_computed_before_are_taken(inputs: DistilInputs, tmp_path: Path
             tmp_path / "features" / f"{video}.safetensors",
             Features(header=header, streams=(stream,), times=np.arange(4.0), video=video),
         )
-    pictures = find_pictures(inputs.pictures)
+    images = find_images(inputs.images)
     store = FeatureStore([tmp_path / "features"])
-    found = given_features(pictures, [store])["colour-grid:grid"]
-    rows = {item.name: row for row, item in enumerate(pictures)}
+    found = stored_features(images, [store])["colour-grid:grid"]
+    rows = {item.name: row for row, item in enumerate(images)}
     assert set(found) == {rows[f"video2/{n:03}"] for n in range(4)}
     np.testing.assert_array_equal(found[rows["video2/003"]], stream[3])
     (tmp_path / "photos" / "video2").mkdir()
-    (tmp_path / "photos" / "video2" / "more.png").write_bytes(picture(1))
-    with pytest.raises(DataError, match="5 pictures, but features of 4 frames"):
-        given_features(find_pictures(inputs.pictures), [store])
+    (tmp_path / "photos" / "video2" / "more.png").write_bytes(two_colour_image(1))
+    with pytest.raises(DataError, match="5 images, but features of 4 frames"):
+        stored_features(find_images(inputs.images), [store])
 
 
 def test_views_show_part_of_the_picture() -> None:
-    """In neutral light a view of a ramp is a shorter, perhaps mirrored ramp of the same picture."""
+    """In neutral light a view of a ramp is a shorter, perhaps mirrored ramp of the same image."""
     ramp = torch.arange(64, dtype=torch.uint8).mul(4).expand(3, 48, 64)
     generator = torch.Generator().manual_seed(2)
-    seen = views(ramp.expand(50, 3, 48, 64), (24, 32), least_area=0.4, generator=generator)
+    seen = random_views(ramp.expand(50, 3, 48, 64), (24, 32), least_area=0.4, generator=generator)
     assert seen.shape == (50, 3, 24, 32)
     assert float(seen.min()) >= 0
     assert float(seen.max()) <= 255
@@ -198,9 +198,9 @@ def test_views_show_part_of_the_picture() -> None:
 
 
 def test_the_same_seed_gives_the_same_views() -> None:
-    pictures = torch.randint(0, 255, (4, 3, 20, 20), dtype=torch.uint8)
+    images = torch.randint(0, 255, (4, 3, 20, 20), dtype=torch.uint8)
     first, second, other = (
-        views(pictures, (16, 16), least_area=0.5, generator=torch.Generator().manual_seed(seed))
+        random_views(images, (16, 16), least_area=0.5, generator=torch.Generator().manual_seed(seed))
         for seed in (1, 1, 2)
     )
     assert torch.equal(first, second)
@@ -210,16 +210,16 @@ def test_the_same_seed_gives_the_same_views() -> None:
 def test_bad_pictures_and_recipes_are_named(inputs: DistilInputs, tmp_path: Path) -> None:
     broken = tmp_path / "broken"
     broken.mkdir()
-    (broken / "x.jpg").write_bytes(b"not a picture")
-    with pytest.raises(DataError, match="x: not a picture"):
-        run(recipe(), replace(inputs, pictures=[*inputs.pictures, broken]), tmp_path / "run")
-    with pytest.raises(DataError, match="no pictures in it"):
-        find_pictures([tmp_path / "run"])
+    (broken / "x.jpg").write_bytes(b"not an image")
+    with pytest.raises(DataError, match="x: not an image"):
+        run(recipe(), replace(inputs, images=[*inputs.images, broken]), tmp_path / "run")
+    with pytest.raises(DataError, match="no images in it"):
+        find_images([tmp_path / "run"])
     with pytest.raises(DataError, match="no such folder or zip file"):
-        find_pictures([tmp_path / "nothing.zip"])
+        find_images([tmp_path / "nothing.zip"])
     with pytest.raises(DataError, match="neither a folder nor a zip file"):
-        find_pictures([broken / "x.jpg"])
-    with pytest.raises(DataError, match="no picture belongs to the val split"):
+        find_images([broken / "x.jpg"])
+    with pytest.raises(DataError, match="no image belongs to the val split"):
         run(recipe(), replace(inputs, videos=inputs.videos[:2]), tmp_path / "run2")
     with pytest.raises(RecipeError, match=r"training\.epoch: no such option"):
         recipe(epoch=3)
@@ -228,10 +228,10 @@ def test_bad_pictures_and_recipes_are_named(inputs: DistilInputs, tmp_path: Path
 
 
 def test_kept_features_are_of_the_same_layer_and_given_features(inputs: DistilInputs, tmp_path: Path) -> None:
-    pictures, path = find_pictures(inputs.pictures), tmp_path / "kept.safetensors"
+    images, path = find_images(inputs.images), tmp_path / "kept.safetensors"
 
     def seen(known: dict[int, np.ndarray]) -> np.ndarray:
-        return teacher_features(pictures, "colour-grid", "grid", known=known, path=path)
+        return teacher_features(images, "colour-grid", "grid", known=known, path=path)
 
     computed = seen({})
     given = seen({3: np.full(192, 2.5, np.float32)})
@@ -262,8 +262,8 @@ def test_what_resuming_and_small_data_say(inputs: DistilInputs, tmp_path: Path) 
 def test_an_untrained_student_tells_pictures_apart() -> None:
     """What it sees does not die away through its layers, though nothing normalises it."""
     torch.manual_seed(1)
-    pictures = torch.rand(4, 3, 1, 1) + torch.rand(4, 3, 128, 176) - 1
-    embedding = build_network(backbone_entry("capvid-small"), "embedding")(pictures)  # (4, 1280)
+    images = torch.rand(4, 3, 1, 1) + torch.rand(4, 3, 128, 176) - 1
+    embedding = build_network(backbone_entry("capvid-small"), "embedding")(images)  # (4, 1280)
     assert float(embedding.std(0).mean()) > 0.02
 
 
@@ -304,7 +304,7 @@ def test_the_command_distils_once(inputs: DistilInputs, tmp_path: Path) -> None:
         "-o",
         str(tmp_path / "run"),
     ]
-    command += [text for path in inputs.pictures for text in ("--pictures", str(path))]
+    command += [text for path in inputs.images for text in ("--pictures", str(path))]
     app = typer.Typer()
     app.command()(distil)
     result = CliRunner().invoke(app, command)
