@@ -42,9 +42,15 @@ from capvid.features.feature_file import FeatureHeader
 from capvid.features.feature_store import NO_VIEWS, FeatureStore, Views, views_of
 from capvid.text.vocabulary import SPECIAL, Vocabulary
 from capvid.training import run_folder
-from capvid.training.distillation import SOFT_TARGETS, with_soft_targets, write_soft_targets
 from capvid.training.evaluation import Evaluation, Prediction, Task, calibrate_run, evaluate_run
-from capvid.training.objectives import CrossEntropy, SelfCritical, TeacherForcedLoss
+from capvid.training.objectives import (
+    SOFT_TARGETS,
+    CrossEntropy,
+    SelfCritical,
+    TeacherForcedLoss,
+    with_soft_targets,
+    write_soft_targets,
+)
 from capvid.training.optimization import (
     AveragedWeights,
     Shard,
@@ -88,7 +94,7 @@ class Trainer:
         value_width: number of last feature columns that are a captioner's values, not keys.
         views: augmented views of the videos; None uses those in the store.
         start: trained captioner to fine-tune.
-        teachers: run folders whose soft targets to learn, see :mod:`capvid.training.distillation`.
+        teachers: run folders whose soft targets to learn, see :mod:`capvid.training.objectives`.
         resume: continue the run in the folder, if it holds a state.
     """
 

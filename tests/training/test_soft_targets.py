@@ -11,8 +11,7 @@ from small_training import SMALL_M3, SilentReporter, make_trainer
 from capvid.captioners.checkpoint import load_checkpoint
 from capvid.errors import TrainingError, UsageError
 from capvid.text.vocabulary import BOS, EOS
-from capvid.training.distillation import SOFT_TARGETS
-from capvid.training.objectives import TeacherForcedLoss
+from capvid.training.objectives import SOFT_TARGETS, TeacherForcedLoss
 from capvid.training.recipe import load_recipe
 from capvid.training.trainer import Trainer
 
