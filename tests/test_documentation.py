@@ -2,7 +2,7 @@
 
 ``console`` blocks hold commands after ``$`` and their output, in which ``...`` matches anything; ``bash``
 blocks hold commands that must succeed; a ``text`` block right after a ``python`` block is its output. Blocks
-marked ``skip: REASON`` cannot run in a test.
+below a comment ``<!-- skip: REASON -->`` cannot run in a test.
 """
 
 from __future__ import annotations
@@ -42,9 +42,10 @@ class Block:
 
 def blocks(page: Path) -> Iterator[Block]:
     pattern = re.compile(
-        r"^```(\w+)(?: skip: ([^\n]+))?\n(.*?)^```\n(?:\n```text\n(.*?)^```\n)?", re.DOTALL | re.MULTILINE
+        r"(?:^<!-- skip: ([^\n]+) -->\n)?^```(\w+)\n(.*?)^```\n(?:\n```text\n(.*?)^```\n)?",
+        re.DOTALL | re.MULTILINE,
     )
-    for language, skip, code, output in pattern.findall(page.read_text(encoding="utf-8")):
+    for skip, language, code, output in pattern.findall(page.read_text(encoding="utf-8")):
         yield Block(language, skip, code, output if language == "python" else None)
 
 
