@@ -241,14 +241,14 @@ class JsonReader:
         self._text = read_text(path) if text is None else text
         self._position = 0
         self._max_depth = limits().nesting
-        self._line, self._count_pairs = 1, 0  # line number of the position up to which lines were counted
+        self._line, self._counted_to = 1, 0  # line number of the position up to which lines were counted
 
     @property
     def line(self) -> int:
         """Line of the next value, or of the end of the text."""
         self.peek()
-        self._line += self._text.count("\n", self._count_pairs, self._position)
-        self._count_pairs = self._position
+        self._line += self._text.count("\n", self._counted_to, self._position)
+        self._counted_to = self._position
         return self._line
 
     def peek(self) -> str:
