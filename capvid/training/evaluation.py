@@ -47,7 +47,6 @@ from capvid.utils.files import atomic_write_text
 
 Prediction = Any  # str, or a list of sentences
 DECODING_BATCH = 64  # videos
-FORCED_BATCH = 256  # captions
 
 
 class Task:
@@ -100,14 +99,14 @@ class Task:
 
     @torch.inference_mode()
     def teacher_forced(
-        self, captioner: Captioner, examples: Sequence[Example]
+        self, captioner: Captioner, examples: Sequence[Example], batch_size: int
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Yield logits (N, V) and targets (N,) at all words of the captions, in order, batch by batch."""
         device = next(captioner.parameters()).device
         captioner.eval()
         rows = [(each, caption) for each in examples for caption in each.captions]
-        for first in range(0, len(rows), FORCED_BATCH):
-            batch = rows[first : first + FORCED_BATCH]
+        for first in range(0, len(rows), batch_size):
+            batch = rows[first : first + batch_size]
             clips = [limited(each.frames, self.data.max_frames, self.data.frames) for each, _ in batch]
             features, mask = (tensor.to(device) for tensor in pad_frames(clips))
             inputs, targets = (tensor.to(device) for tensor in teacher_tokens([words for _, words in batch]))
@@ -126,10 +125,10 @@ class Task:
             seed=seed,
         )
 
-    def validation_batches(self, examples: Sequence[Any]) -> Any:
+    def validation_batches(self, examples: Sequence[Any], batch_size: int) -> Any:
         """Return batches of all captions, the same in every epoch."""
         captions = max([len(e.paragraphs if self.paragraphs else e.captions) for e in examples], default=0)
-        return self._batches(examples, batch_size=FORCED_BATCH, captions_per_video=captions, seed=0)
+        return self._batches(examples, batch_size=batch_size, captions_per_video=captions, seed=0)
 
     def _batches(self, examples: Sequence[Any], **options: Any) -> Any:
         batches: Any = ParagraphBatches if self.paragraphs else TrainingBatches
@@ -256,7 +255,7 @@ def calibrate(
     """Fit the probability that a caption is right, by its CIDEr-D, to the validation ``videos``.
 
     Raises:
-        UncalibratedError: too few videos, or too few captions of either kind.
+        UncalibratedError: too few videos or captions of either kind, or probabilities do not separate them.
     """
     captioner, vocabulary = checkpoint.captioner, checkpoint.vocabulary
     if captioner.paragraphs:

@@ -54,6 +54,7 @@ from capvid.training.optimization import Shard
 from capvid.training.recipe import Recipe
 from capvid.utils.device import release_memory
 from capvid.utils.files import atomic_path, open_regular
+from capvid.utils.validation import parse_json
 
 SOFT_TARGETS = "soft_targets.safetensors"
 NGRAM = 3  # words; the unit of repetition between segments
@@ -204,16 +205,22 @@ def least_repeated(
 
 
 def write_soft_targets(
-    folder: Path, task: Task, examples: Sequence[Example], *, count: int, device: torch.device
+    folder: Path,
+    task: Task,
+    examples: Sequence[Example],
+    *,
+    count: int,
+    batch_size: int,
+    device: torch.device,
 ) -> None:
     """Write the ``count`` most probable words at each word of the examples' captions, by a run's best epoch.
 
-    Augmented views share the soft targets of their video.
+    Augmented views share the soft targets of their video. ``batch_size`` captions are computed together.
     """
     checkpoint = load_checkpoint(folder)
     captioner, originals = checkpoint.captioner.to(device), [each for each in examples if not each.key]
     words, probabilities = [], []
-    for logits, _ in task.teacher_forced(captioner, originals):
+    for logits, _ in task.teacher_forced(captioner, originals, batch_size):
         top = logits.softmax(-1).topk(min(count, logits.shape[-1]), -1)
         words.append(top.indices.int().cpu())
         probabilities.append((top.values / top.values.sum(-1, keepdim=True)).half().cpu())
@@ -233,7 +240,8 @@ def with_soft_targets(
     """
     originals = [each for each in examples if not each.key]
     digest = _captions_digest(originals, vocabulary)
-    files = [_read_soft_targets(folder / SOFT_TARGETS, digest) for folder in teachers]
+    count = sum(len(caption) + 1 for each in originals for caption in each.captions)
+    files = [_read_soft_targets(f / SOFT_TARGETS, digest, count, len(vocabulary)) for f in teachers]
     words = torch.cat([file["words"] for file in files], 1)  # (W, teachers * k), the same word several times
     probabilities = torch.cat([file["probabilities"] for file in files], 1) / len(files)
     soft, start = {}, 0
@@ -247,22 +255,35 @@ def with_soft_targets(
     return [replace(example, soft=soft[example.id]) for example in examples]
 
 
-def _read_soft_targets(path: Path, digest: str) -> dict[str, Tensor]:
+def _read_soft_targets(path: Path, digest: str, count: int, vocabulary_size: int) -> dict[str, Tensor]:
+    """Read the soft targets of ``count`` words; the file is not trusted."""
     try:
         open_regular(path).close()
         with safe_open(path, "pt") as file:
-            if json.loads((file.metadata() or {})["capvid"])["captions"] != digest:
+            if parse_json((file.metadata() or {})["capvid"])["captions"] != digest:
                 raise UsageError(
                     f"{path}: soft targets of other captions or of another vocabulary",
                     remedy="train teacher and student on the same --data with the same words",
                 )
-            return {name: file.get_tensor(name) for name in ("words", "probabilities")}
+            slices = [file.get_slice(name) for name in ("words", "probabilities")]
+            shape = slices[0].get_shape()
+            if shape != slices[1].get_shape() or len(shape) != 2 or shape[0] != count:
+                raise ValueError(f"expected words and probabilities of the shape ({count}, k)")
+            types = [part.get_dtype() for part in slices]
+            if types != ["I32", "F16"] or not 1 <= shape[1] <= vocabulary_size:
+                raise ValueError(f"expected 1 to {vocabulary_size} words as I32, and probabilities as F16")
+            words, probabilities = file.get_tensor("words"), file.get_tensor("probabilities")
+        if words.min() < 0 or words.max() >= vocabulary_size:
+            raise ValueError(f"words must be from 0 to {vocabulary_size - 1}")
+        if not ((probabilities >= 0) & (probabilities <= 1)).all():
+            raise ValueError("probabilities must be from 0 to 1")
+        return {"words": words, "probabilities": probabilities}
     except FileNotFoundError as error:
         raise UsageError(
             f"{path.parent}: this run has no soft targets",
             remedy="train it with --set training.soft_targets=16; with --resume, a finished run adds them",
         ) from error
-    except (OSError, SafetensorError, KeyError, ValueError) as error:
+    except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
         raise TrainingError(
             f"{path}: damaged ({str(error).splitlines()[0]})",
             remedy="delete it, and let the teacher's run write it again with --resume",

@@ -116,7 +116,6 @@ class Trainer:
         recipe = SelfCritical.recipe_for(recipe, start, store.header) if start else recipe
         options, data, paragraphs = recipe.training, recipe.data, CAPTIONERS[recipe.captioner].paragraphs
         self.recipe, self.videos, self.store, self.folder, self.start = recipe, videos, store, folder, start
-        self.teachers = teachers
         self.reporter, self.reader = reporter, FrameReader(store)
         self.accelerator, self.device = accelerate_on(device, partial=paragraphs)
         self.main = self.accelerator.is_main_process
@@ -140,10 +139,14 @@ class Trainer:
             raise DataError(f"no training caption has 1 to {data.max_words} words")
         if teachers:
             examples = with_soft_targets(examples, self.vocabulary, teachers)
+        self.teacher_digests = [sha256_file(teacher / SOFT_TARGETS) for teacher in teachers]
         self.validation = self.task.examples(self.val, self.reader, None)
         self.cider = self.task.cider(self.val)
         captioned = self.task.examples(self.val, self.reader, self.vocabulary)
-        self.validation_plans = list(self.task.validation_batches(captioned).epoch(0)) if captioned else []
+        # no more captions at once than in training, so that validation needs no more memory
+        self.micro_batch = -(-options.batch_size // options.accumulate)
+        validation = self.task.validation_batches(captioned, self.micro_batch)
+        self.validation_plans = list(validation.epoch(0)) if captioned else []
         if isinstance(self.captioner.standardise, Standardise) and not start:
             frames = (example.segments if paragraphs else [example.frames] for example in examples)
             self.captioner.standardise.fit(clip for clips in frames for clip in clips)
@@ -177,8 +180,8 @@ class Trainer:
         names = [*self.vocabulary.words, *(video.id for video in self.videos), self.store.header.to_json()]
         data = "\n".join([*names, str(self.batches.captions)])
         identity = {"recipe": options, "data": hashlib.sha256(data.encode()).hexdigest()}
-        if self.teachers:
-            identity["teachers"] = [sha256_file(teacher / SOFT_TARGETS) for teacher in self.teachers]
+        if self.teacher_digests:
+            identity["teachers"] = self.teacher_digests
         return {**identity, "start": self.start.info} if self.start else identity
 
     def _save_state(self) -> None:
@@ -282,7 +285,8 @@ class Trainer:
             uncalibrated = calibrate_run(self.folder, self.val, self.store, decoding)
             if count := self.recipe.training.soft_targets:
                 examples = self.batches.examples
-                write_soft_targets(self.folder, self.task, examples, count=count, device=self.device)
+                sizes = {"count": count, "batch_size": self.micro_batch}
+                write_soft_targets(self.folder, self.task, examples, device=self.device, **sizes)
             test = evaluate_run(self.folder, self.test, self.store, decoding) if self.test else None
             run_folder.end(self.folder, self.progress, uncalibrated=uncalibrated)
         self.reporter.finished(best, test.scores if test else {})

@@ -22,10 +22,10 @@ from small_training import (
     MAP_CAPTIONERS,
     SIZES,
     SMALL_M3,
-    TRAINING,
     SilentReporter,
     StopAfterSteps,
     StoppedError,
+    small_trainer,
     write_dataset,
 )
 from test_all_backbones import as_backbone, network_input, with_random_weights
@@ -221,15 +221,7 @@ def test_out_of_memory_error_names_the_remedy() -> None:
 def toy_trainer(folder: Path, name: str, *settings: str, device: torch.device = DEVICE) -> Trainer:
     folder.mkdir(parents=True, exist_ok=True)
     videos, store = write_dataset(folder, maps=name in MAP_CAPTIONERS, paragraphs=CAPTIONERS[name].paragraphs)
-    sizes = [f"model.{option}={value}" for option, value in SIZES[name].items()]
-    return Trainer(
-        load_recipe(f"{name}-small", [*TRAINING, *sizes, *settings]),
-        videos=videos,
-        store=store,
-        folder=folder / "run",
-        device=device,
-        reporter=SilentReporter(),
-    )
+    return small_trainer(folder, name, videos, store, *settings, device=device)
 
 
 def train_losses(trainer: Trainer) -> list[float]:

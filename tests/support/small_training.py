@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -91,14 +92,29 @@ def write_dataset(
 def make_trainer(folder: Path, name: str, *settings: str) -> Trainer:
     """Return the trainer of a small captioner on the dataset of :func:`write_dataset`."""
     videos, store = write_dataset(folder, maps=name in MAP_CAPTIONERS, paragraphs=CAPTIONERS[name].paragraphs)
+    return small_trainer(folder, name, videos, store, *settings)
+
+
+def small_trainer(
+    folder: Path,
+    name: str,
+    videos: Sequence[CaptionedVideo],
+    store: FeatureStore,
+    *settings: str,
+    device: torch.device | None = None,
+    reporter: Reporter | None = None,
+    resume: bool = False,
+) -> Trainer:
+    """Return the trainer of a small captioner in ``folder / "run"``."""
     sizes = [f"model.{option}={value}" for option, value in SIZES[name].items()]
     return Trainer(
         load_recipe(f"{name}-small", [*TRAINING, *sizes, *settings]),
         videos=videos,
         store=store,
         folder=folder / "run",
-        device=torch.device("cpu"),
-        reporter=SilentReporter(),
+        device=device or torch.device("cpu"),
+        reporter=reporter or SilentReporter(),
+        resume=resume,
     )
 
 

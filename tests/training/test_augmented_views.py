@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
-from small_training import SIZES, SMALL_M3, TRAINING, SilentReporter, make_trainer, write_dataset
+from small_training import SMALL_M3, SilentReporter, make_trainer, small_trainer, write_dataset
 
 from capvid.captioners.base import CAPTIONERS
 from capvid.captioners.checkpoint import load_checkpoint
@@ -61,15 +61,7 @@ def make_views_trainer(folder: Path, name: str, *settings: str, plain: bool = Fa
         features = {v.id: FrameReader(store)(v.id).float() for v in videos}
         save_file(features, folder / "plain.safetensors")
         store = FeatureStore([folder / "plain.safetensors"])
-    sizes = [f"model.{option}={value}" for option, value in SIZES[name].items()]
-    return Trainer(
-        load_recipe(f"{name}-small", [*TRAINING, *sizes, *settings]),
-        videos=videos,
-        store=store,
-        folder=folder / "run",
-        device=torch.device("cpu"),
-        reporter=CountingReporter(),
-    )
+    return small_trainer(folder, name, videos, store, *settings, reporter=CountingReporter())
 
 
 @pytest.mark.parametrize("name", ["m3", "mart"])

@@ -14,13 +14,13 @@ from safetensors.torch import save_file
 from small_training import (
     MAP_CAPTIONERS,
     NOUNS,
-    SIZES,
     TRAINING,
     VERBS,
     SilentReporter,
     StopAfterSteps,
     StoppedError,
     make_trainer,
+    small_trainer,
 )
 
 from capvid.captioners.checkpoint import CONFIG, WEIGHTS, Checkpoint, load_checkpoint, save_info
@@ -54,17 +54,9 @@ def build_trainer(folder: Path, name: str = "m3", *settings: str, **options: Any
         videos.append(CaptionedVideo(f"{split}{n}", split, (caption,)))
         tensors[f"{split}{n}"] = frames.view(3, 4, 3).clone() if name in MAP_CAPTIONERS else frames.clone()
     save_file(tensors, folder / "features.safetensors")
-    sizes = [f"model.{option}={value}" for option, value in SIZES[name].items()]
-    return Trainer(
-        load_recipe(
-            f"{name}-small", [*TRAINING, *sizes, "training.epochs=25", "training.patience=99", *settings]
-        ),
-        videos=videos,
-        store=FeatureStore([folder / "features.safetensors"]),
-        folder=folder / "run",
-        device=torch.device("cpu"),
-        **{"reporter": SilentReporter(), **options},
-    )
+    store = FeatureStore([folder / "features.safetensors"])
+    patient = ("training.epochs=25", "training.patience=99")
+    return small_trainer(folder, name, videos, store, *patient, *settings, **options)
 
 
 def stepwise_logprob(checkpoint: Checkpoint, frames: torch.Tensor, text: str) -> float:

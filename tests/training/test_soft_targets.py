@@ -1,15 +1,17 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 from small_training import SMALL_M3, SilentReporter, make_trainer
 
 from capvid.captioners.checkpoint import load_checkpoint
-from capvid.errors import TrainingError, UsageError
+from capvid.errors import CheckpointError, TrainingError, UsageError
 from capvid.text.vocabulary import BOS, EOS
 from capvid.training.objectives import SOFT_TARGETS, TeacherForcedLoss
 from capvid.training.recipe import load_recipe
@@ -142,7 +144,7 @@ def test_finished_run_adds_soft_targets_on_resume(tmp_path: Path) -> None:
 def test_resumed_student_needs_the_same_teachers(tmp_path: Path, teachers: list[Trainer]) -> None:
     build_student(tmp_path / "run", teachers[:1]).run()
     build_student(tmp_path / "run", teachers[:1], resume=True).run()
-    with pytest.raises(Exception, match="teachers"):
+    with pytest.raises(CheckpointError, match="with another teachers"):
         build_student(tmp_path / "run", teachers[1:], resume=True)
 
 
@@ -156,6 +158,46 @@ def test_unusable_teachers_are_reported(tmp_path: Path, teachers: list[Trainer])
     (plain.folder / SOFT_TARGETS).write_bytes(b"\xff" * 100)
     with pytest.raises(TrainingError, match="damaged"):
         build_student(tmp_path / "student", [plain])
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        (lambda words, probabilities: (words[1:], probabilities[1:]), "of the shape"),
+        (lambda words, probabilities: (words, probabilities[:, 1:]), "of the shape"),
+        (lambda words, probabilities: (words[:, 0], probabilities[:, 0]), "of the shape"),
+        (lambda words, probabilities: (words.repeat(1, 50), probabilities.repeat(1, 50)), "1 to"),
+        (lambda words, probabilities: (words.long(), probabilities), "as I32"),
+        (lambda words, probabilities: (words - 10, probabilities), "words must be from 0 to"),
+        (lambda words, probabilities: (words + 1000, probabilities), "words must be from 0 to"),
+        (
+            lambda words, probabilities: (words, probabilities * torch.nan),
+            "probabilities must be from 0 to 1",
+        ),
+        (lambda words, probabilities: (words, -probabilities), "probabilities must be from 0 to 1"),
+    ],
+)
+def test_damaged_soft_targets_are_refused(
+    tmp_path: Path, teachers: list[Trainer], damage: Callable[..., tuple[torch.Tensor, ...]], reason: str
+) -> None:
+    path = teachers[0].folder / SOFT_TARGETS
+    content = path.read_bytes()
+    with safe_open(path, "pt") as file:
+        metadata = file.metadata()
+    stored = load_file(path)
+    words, probabilities = damage(stored["words"], stored["probabilities"])
+    tensors = {"words": words.contiguous(), "probabilities": probabilities.contiguous()}
+    try:
+        save_file(tensors, path, metadata=metadata)
+        with pytest.raises(TrainingError, match=f"damaged.*{reason}"):
+            build_student(tmp_path / "student", teachers[:1])
+    finally:
+        path.write_bytes(content)
+
+
+def test_validation_batches_are_no_larger_than_in_training(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, "m3", "training.batch_size=8", "training.accumulate=3")
+    assert sorted(map(len, trainer.validation_plans)) == [2, 3, 3, 3, 3, 3, 3]
 
 
 def test_paragraph_captioners_have_no_soft_targets() -> None:
