@@ -1,56 +1,29 @@
-"""Readers of annotation files: text and JSON with line numbers, bad rows, and layouts that datasets share."""
+"""Readers of annotation files: text and JSON with line numbers, and collection of bad rows."""
 
 from __future__ import annotations
 
 import gzip
 import json
-import math
 import re
 import reprlib
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-from capvid.datasets.dataset import CaptionedVideo, Segment
+from capvid.datasets.dataset import CaptionedVideo, LocatedVideos, Location
 from capvid.errors import DataError
 from capvid.utils.files import read_regular
 from capvid.utils.validation import check_nesting, limits
 
-
-def check_unicode(text: str) -> str:
-    """Return ``text`` unchanged.
-
-    Raises:
-        RowError: it has a lone surrogate, which cannot be encoded.
-    """
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        raise RowError(f"half a character in {reprlib.repr(text)}", "mend its \\u escapes") from None
-    return text
-
-
-LONGEST_CAPTION = 1000  # words; far beyond the longest published caption
-_LONGEST_TEXT = 20_000  # characters
+MAX_CAPTION_WORDS = 1000  # far beyond the longest published caption
+_MAX_CAPTION_CHARACTERS = 20_000
 _GZIP = b"\x1f\x8b"
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _SPACE = re.compile(r"[ \t\n\r]*")
-
-
-@dataclass(frozen=True)
-class Location:
-    """Position of a row: its file, first line and, if it has one, name."""
-
-    path: Path
-    line: int
-    record: str = ""
-
-    def __str__(self) -> str:
-        return f"{self.path}, line {self.line}" + (f", {self.record}" if self.record else "")
 
 
 @dataclass(frozen=True)
@@ -143,9 +116,7 @@ def find_splits(folder: Path, names: Sequence[tuple[str, str]], rows: Rows) -> l
             files.append((split, path))
     if not files:
         listed = " or ".join(name for _, name in names)
-        raise DataError(
-            f"{folder}: no {listed}, here or one folder down", remedy="give the folder they are in"
-        )
+        raise DataError(f"{folder}: no {listed}, here or one folder down", remedy="give their folder")
     return files
 
 
@@ -153,34 +124,25 @@ def read_bytes(path: Path) -> bytes:
     """Read a file, decompressed if it is gzip, without a byte order mark.
 
     Raises:
-        DataError: the file is missing, unreadable or damaged.
+        DataError: the file is missing, unreadable, damaged, or larger than the limit.
     """
+    max_bytes = limits().text_bytes
     try:
-        data = read_regular(path, max_bytes=limits().text_bytes)
+        data = read_regular(path, max_bytes=max_bytes)
         if data.startswith(_GZIP):
-            data = _decompress(data)
+            unpacked = bytearray()
+            with gzip.open(BytesIO(data)) as file:
+                while block := file.read(1 << 20):  # one large read would reserve all its memory at once
+                    unpacked += block
+                    if len(unpacked) > max_bytes:
+                        raise OSError(f"unpacks to more than the limit of {max_bytes} bytes")
+            data = bytes(unpacked)
     except FileNotFoundError:
         raise DataError(f"{path}: no such file") from None
     except (OSError, EOFError, zlib.error) as error:
         why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise DataError(f"{path}: not readable ({why})", remedy="give a whole, readable file") from error
+        raise DataError(f"{path}: not readable ({why})", remedy="replace it with an intact copy") from error
     return data.removeprefix(_BYTE_ORDER_MARK)
-
-
-def _decompress(data: bytes) -> bytes:
-    """Decompress gzip data.
-
-    Raises:
-        OSError, EOFError, zlib.error: the data are damaged, or exceed the limit.
-    """
-    max_bytes = limits().text_bytes
-    text = bytearray()
-    with gzip.open(BytesIO(data)) as file:
-        while block := file.read(1 << 20):
-            text += block
-            if len(text) > max_bytes:
-                raise OSError(f"unpacks to more than the limit of {max_bytes} bytes")
-    return bytes(text)
 
 
 def read_text(path: Path) -> str:
@@ -216,32 +178,20 @@ def read_lines(path: Path, rows: Rows) -> Iterator[tuple[Location, str]]:
                 yield location, text
 
 
-class TextLines:
-    """Lines of a text; ``number`` counts the lines yielded so far."""
-
-    def __init__(self, text: str) -> None:
-        self._text = text
-        self.number = 0
-
-    def __iter__(self) -> Iterator[str]:
-        for self.number, line in enumerate(self._text.split("\n"), 1):  # noqa: B020
-            yield line + "\n"
-
-
 class JsonReader:
     """Pull parser that knows the line of each JSON value of a text.
 
     Args:
         path: path of the file, for errors.
-        text: its content; None reads the file.
+        text: its content.
     """
 
-    def __init__(self, path: Path, text: str | None = None) -> None:
+    def __init__(self, path: Path, text: str) -> None:
         self.path = path
-        self._text = read_text(path) if text is None else text
+        self._text = text
         self._position = 0
         self._max_depth = limits().nesting
-        self._line, self._counted_to = 1, 0  # line number of the position up to which lines were counted
+        self._line, self._counted_to = 1, 0  # the line number at a position, and that position
 
     @property
     def line(self) -> int:
@@ -338,7 +288,7 @@ _DECODER = json.JSONDecoder()
 
 
 class JsonFile:
-    """A JSON file that yields its records with their lines.
+    """A JSON file that yields its records with their lines; its syntax is checked on opening.
 
     Raises:
         DataError: the file is not JSON; the message names line and column.
@@ -403,154 +353,95 @@ def member(row: Any, key: str, kind: type | tuple[type, ...], what: str) -> Any:
     return value
 
 
-def check_caption(text: Any) -> str:
-    """Return a caption unchanged.
+def lookup(row: Any, key: str, names: Mapping[str, str], default: str | None = None) -> str:
+    """Return the value of ``names`` for the name ``row[key]``, such as a split.
 
     Raises:
-        RowError: it is not text, empty, or too long.
+        RowError: the row has another name there.
     """
+    name = row.get(key, default) if isinstance(row, dict) else None
+    if not isinstance(name, str) or name not in names:
+        raise RowError(f"{key} {reprlib.repr(name)} is not one of {', '.join(names)}", "give one of them")
+    return names[name]
+
+
+def first_ids(ids: Sequence[str], count: int = 5) -> str:
+    """Return the first ids and the number of others, for a message."""
+    more = f" and {len(ids) - count} more" if len(ids) > count else ""
+    return ", ".join(ids[:count]) + more
+
+
+def check_unicode(text: str) -> str:
+    """Return ``text`` unchanged; raise RowError if it has an unpaired surrogate, which cannot be encoded."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        raise RowError(f"an unpaired surrogate in {reprlib.repr(text)}", "correct its \\u escapes") from None
+    return text
+
+
+def check_caption(text: Any) -> str:
+    """Return a caption unchanged; raise RowError if it is not text, empty, or too long."""
     if not isinstance(text, str):
         raise RowError(f"a caption that is not text: {reprlib.repr(text)}", "write captions as strings")
     if not text.strip():
         raise RowError("an empty caption", "write a sentence or remove the row")
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        raise RowError(
-            f"a caption with half a character: {reprlib.repr(text)}", "mend its \\u escapes"
-        ) from None
     count = len(text.split())
-    if count > LONGEST_CAPTION or len(text) > _LONGEST_TEXT:
+    if count > MAX_CAPTION_WORDS or len(text) > _MAX_CAPTION_CHARACTERS:
         raise RowError(
             f"a caption of {count} words and {len(text)} characters",
-            f"split or remove it; up to {LONGEST_CAPTION} words are taken",
+            f"split or remove it; the limit is {MAX_CAPTION_WORDS} words",
         )
-    return text
-
-
-def number(value: Any) -> float:
-    """Return a time in seconds as a float.
-
-    Raises:
-        RowError: ``value`` is not a finite number.
-    """
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
-        try:
-            if math.isfinite(value):
-                return float(value)
-        except OverflowError:
-            pass
-    raise RowError(f"{reprlib.repr(value)} is not a time in seconds", "give times as numbers")
-
-
-@dataclass(frozen=True)
-class Lists:
-    """Names of the list of videos and its ids, and of the list of captions and its references to them."""
-
-    videos: str
-    id: str
-    captions: str
-    refers: str
-
-
-@dataclass
-class _Group:
-    location: Location
-    name: str
-    split: str
-    captions: list[str] = field(default_factory=list)
-    has_captions: bool = False
+    return check_unicode(text)
 
 
 def read_grouped(
-    file: JsonFile, lists: Lists, rows: Rows, name_and_split: Callable[[Any], tuple[str, str]]
-) -> Iterator[tuple[Location, CaptionedVideo]]:
-    """Yield videos with the captions that refer to them; a video without any is a bad row.
+    path: Path,
+    rows: Rows,
+    name_and_split: Callable[[Any], tuple[str, str]],
+    *,
+    videos: str,
+    id_key: str,
+    captions: str,
+    reference_key: str,
+) -> LocatedVideos:
+    """Yield the videos of a JSON file with a list of videos and a list of captions that refer to them.
+
+    Args:
+        path: path of the file.
+        rows: collector of bad rows; a video without captions is one.
+        name_and_split: function from a record of the list of videos to the name and split of the video.
+        videos: name of the list of videos.
+        id_key: key of the id in their records.
+        captions: name of the list of captions.
+        reference_key: key of the id of the video in their records.
 
     Raises:
         DataError: a list is missing, or there is a bad row and these are not skipped.
     """
-    groups: dict[Any, _Group] = {}
-    refused: set[Any] = set()
-    for location, row in file.items(lists.videos):
+    file = JsonFile(path)
+    videos_by_id: dict[Any, tuple[Location, str, str]] = {}
+    captions_by_id: dict[Any, list[str]] = {}
+    listed = set()  # ids of all videos, bad rows included
+    for location, row in file.items(videos):
         with rows.at(location):
-            key = member(row, lists.id, (str, int), "id")
-            refused.add(key)
+            key = member(row, id_key, (str, int), "id")
+            listed.add(key)
             name, split = name_and_split(row)
-            if key in groups:
-                raise RowError(f"the id {key} comes twice", "give each video one record")
-            groups[key] = _Group(location, name, split)
-    for location, row in file.items(lists.captions):
+            if key in videos_by_id:
+                raise RowError(f"the id {key} occurs twice", "give each video one record")
+            videos_by_id[key] = (location, name, split)
+    for location, row in file.items(captions):
         with rows.at(location):
-            key = member(row, lists.refers, (str, int), "id")
-            if key not in groups and key in refused:
-                continue  # the video itself is a bad row already
-            if key not in groups:
-                raise RowError(
-                    f"no record in {lists.videos} has the id {key}", "add it, or remove the caption"
-                )
-            groups[key].has_captions = True
-            groups[key].captions.append(check_caption(row.get("caption")))
-    for group in groups.values():
-        with rows.at(group.location):
-            if not group.has_captions:
-                raise RowError(f"{group.name} has no captions", "add some, or remove the record")
-            if group.captions:
-                yield group.location, CaptionedVideo(group.name, group.split, tuple(group.captions))
-
-
-FRAME = 0.5  # seconds between the frames of the MART paper's features
-
-
-def read_timed(path: Path, split: str, rows: Rows) -> Iterator[tuple[Location, CaptionedVideo]]:
-    """Read a JSON object of videos by id, each with ``timestamps`` and ``sentences``.
-
-    Raises:
-        DataError: the file has another layout, or a bad row and these are not skipped.
-    """
-    mended: list[str] = []
-    for location, name, row in JsonFile(path).members():
+            key = member(row, reference_key, (str, int), "id")
+            if key not in listed:
+                raise RowError(f"no record in {videos} has the id {key}", "add it, or remove the caption")
+            if key in videos_by_id:  # otherwise the video itself is a bad row already
+                # The list is created before the caption is checked: a video with only bad captions has some.
+                captions_by_id.setdefault(key, []).append(check_caption(row.get("caption")))
+    for key, (location, name, split) in videos_by_id.items():
         with rows.at(location):
-            times = member(row, "timestamps", list, "list of times")
-            sentences = member(row, "sentences", list, "list of sentences")
-            yield location, timed_video(name, split, times, sentences, mended)
-    note_mended(path, mended, rows)
-
-
-def timed_video(
-    name: str, split: str, times: Sequence[Any], sentences: Sequence[Any], mended: list[str]
-) -> CaptionedVideo:
-    """Return a video with its segments and their sentences, in the order of annotation.
-
-    The published reference paragraphs have this order, not that of time. The times of a segment that ends
-    before it begins are swapped; an empty one begins one frame earlier. Their videos are added to ``mended``.
-
-    Raises:
-        RowError: an invalid time or sentence, or their numbers differ.
-    """
-    if not name.strip():
-        raise RowError("no id", "give each video one")
-    if len(times) != len(sentences):
-        raise RowError(
-            f"{len(times)} segments and {len(sentences)} sentences", "give a sentence for every segment"
-        )
-    segments = []
-    for pair in times:
-        if not isinstance(pair, list) or len(pair) != 2:
-            raise RowError(f"a segment that is not [start, end]: {reprlib.repr(pair)}", "give both times")
-        start, end = sorted(map(number, pair))
-        if start < 0 or end <= 0:
-            raise RowError(f"a segment from {start:g} to {end:g} seconds", "give times from 0 on")
-        if number(pair[0]) >= number(pair[1]):
-            mended.append(name)
-        segments.append(Segment(start if start < end else max(0.0, start - FRAME), end, "seconds"))
-    return CaptionedVideo(name, split, (), tuple(segments), (tuple(map(check_caption, sentences)),))
-
-
-def note_mended(path: Path, mended: Sequence[str], rows: Rows) -> None:
-    """Note how many segments were mended, and in which videos."""
-    if mended:
-        names = ", ".join(mended[:5]) + (", ..." if len(mended) > 5 else "")
-        rows.notes.append(
-            f"{path}: {len(mended)} segments did not end after their start and were mended ({names})"
-        )
+            if key not in captions_by_id:
+                raise RowError(f"{name} has no captions", "add some, or remove the record")
+            if captions_by_id[key]:
+                yield location, CaptionedVideo(name, split, tuple(captions_by_id[key]))

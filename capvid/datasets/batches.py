@@ -11,7 +11,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
 from typing import Any, Generic, TypeVar
 
@@ -61,19 +61,6 @@ class Batch:
         return replace(self, features=features if maps else features.float(), **rest)
 
 
-def sample_frames(length: int, count: int, dropout: float, generator: torch.Generator) -> Tensor:
-    """Return the sorted indices of at most ``count`` random frames of ``length``.
-
-    Each is dropped at the rate ``dropout``, but never all.
-    """
-    if not length:
-        return torch.empty(0, dtype=torch.long)
-    frames = torch.randperm(length, generator=generator)[:count]
-    kept = torch.rand(len(frames), generator=generator) >= dropout
-    kept[0] = True
-    return frames[kept].sort().values
-
-
 _Example = TypeVar("_Example")
 _Frames = Any  # indices (T,) of the sampled frames, or a list with those of each segment
 
@@ -107,17 +94,21 @@ class Plan(Generic[_Example]):
     def part(self, number: int, parts: int) -> Callable[[], Batch]:
         """Return a reader of part ``number`` of ``parts``; an empty part becomes a caption without words."""
         rows = self.rows[number::parts]
-        return partial(self.make, rows) if rows else partial(self._wordless, self.rows[:1])
+        if rows:
+            return partial(self.make, rows)
 
-    def _wordless(self, rows: Sequence[Row[_Example]]) -> Batch:
-        batch = self.make(rows)
-        return replace(batch, targets=torch.full_like(batch.targets, PAD), soft=None)
+        def read_without_words() -> Batch:
+            batch = self.make(self.rows[:1])
+            return replace(batch, targets=torch.full_like(batch.targets, PAD), soft=None)
+
+        return read_without_words
 
 
+@dataclass(eq=False)
 class _Batches(ABC, Generic[_Example]):
     """Batches of each epoch; the same seed and epoch always give the same batches.
 
-    Args:
+    Attributes:
         examples: training videos and their views.
         batch_size: captions, or paragraphs, per batch.
         captions_per_video: captions sampled per example and epoch, without repetition.
@@ -127,136 +118,110 @@ class _Batches(ABC, Generic[_Example]):
         seed: random seed.
     """
 
-    def __init__(
-        self,
-        examples: Sequence[_Example],
-        *,
-        batch_size: int,
-        captions_per_video: int,
-        max_frames: int,
-        first: bool = False,
-        frame_dropout: float = 0.0,
-        seed: int,
-    ) -> None:
-        self.examples = examples
-        self.batch_size = batch_size
-        self.captions_per_video = captions_per_video
-        self.max_frames = max_frames
-        self.first = first
-        self.frame_dropout = frame_dropout
-        self.seed = seed
-        self.captions = sum(min(captions_per_video, len(self.sizes(example))) for example in examples)
+    examples: Sequence[_Example]
+    _: KW_ONLY
+    batch_size: int
+    captions_per_video: int
+    max_frames: int
+    first: bool = False
+    frame_dropout: float = 0.0
+    seed: int
+
+    def __post_init__(self) -> None:
+        counts = [len(self._sentence_lengths(example)) for example in self.examples]
+        self.captions = sum(min(self.captions_per_video, count) for count in counts)
 
     def __len__(self) -> int:
         """Return the number of batches per epoch."""
         return -(-self.captions // self.batch_size)
 
     @abstractmethod
-    def sizes(self, example: _Example) -> Sequence[int]:
-        """Return the length of each caption or paragraph of an example; batches have similar lengths."""
+    def _sentence_lengths(self, example: _Example) -> Sequence[Sequence[int]]:
+        """Return the number of words of each sentence of each caption or paragraph of an example."""
 
     @abstractmethod
-    def words(self, example: _Example, choice: int) -> int:
-        """Return the number of words of a caption or paragraph, end tokens included."""
-
-    @abstractmethod
-    def sample(self, example: _Example, generator: torch.Generator) -> _Frames:
+    def _sample(self, example: _Example, generator: torch.Generator) -> _Frames:
         """Sample frames of a video or of its segments."""
 
     @abstractmethod
-    def batch(self, rows: Sequence[Row[_Example]]) -> Batch:
+    def _make_batch(self, rows: Sequence[Row[_Example]]) -> Batch:
         """Read the frames of rows and return their batch."""
 
     def epoch(self, number: int) -> Iterator[Plan[_Example]]:
         """Yield the batches of epoch ``number``, captions of similar length together, in random order."""
         generator = torch.Generator().manual_seed(self.seed * 1_000_003 + number)
         sampled = [
-            (index, choice, sizes[choice])
-            for index, sizes in enumerate(map(self.sizes, self.examples))
-            for choice in torch.randperm(len(sizes), generator=generator)[: self.captions_per_video].tolist()
+            (index, choice, lengths[choice])
+            for index, lengths in enumerate(map(self._sentence_lengths, self.examples))
+            for choice in torch.randperm(len(lengths), generator=generator)[
+                : self.captions_per_video
+            ].tolist()
         ]
-        lengths = torch.tensor([length for *_, length in sampled])
+        longest = torch.tensor([max(lengths) for *_, lengths in sampled])
         # Sorted by length plus noise of up to two words: little padding, but mixed lengths.
         noise = torch.rand(len(sampled), generator=generator) * 2
-        order = (lengths + noise).argsort().split(self.batch_size)
+        order = (longest + noise).argsort().split(self.batch_size)
         for batch in torch.randperm(len(order), generator=generator).tolist():
             chosen = [sampled[row] for row in order[batch].tolist()]
             rows = [
-                Row(self.examples[index], choice, self.sample(self.examples[index], generator))
+                Row(self.examples[index], choice, self._sample(self.examples[index], generator))
                 for index, choice, _ in chosen
             ]
-            words = sum(self.words(row.example, row.choice) for row in rows)
-            yield Plan(rows, words, self.batch)
+            words = sum(sum(lengths) + len(lengths) for *_, lengths in chosen)  # and an end token each
+            yield Plan(rows, words, self._make_batch)
 
-    def sample_frames(self, length: int, generator: torch.Generator) -> Tensor:
-        """Return the indices (T,) of the sampled frames of a video or segment."""
+    def _sample_frames(self, length: int, generator: torch.Generator) -> Tensor:
+        """Return the sorted indices (T,) of sampled frames of a video or segment of ``length`` frames."""
         length = min(length, self.max_frames) if self.first else length
-        return sample_frames(length, self.max_frames, self.frame_dropout, generator)
+        frames = torch.randperm(length, generator=generator)[: self.max_frames]
+        kept = torch.rand(len(frames), generator=generator) >= self.frame_dropout
+        kept[:1] = True
+        return frames[kept].sort().values
 
 
 class TrainingBatches(_Batches[Example]):
     """Batches of captions."""
 
-    def sizes(self, example: Example) -> Sequence[int]:
-        """Return the number of words of each caption."""
-        return [len(caption) for caption in example.captions]
+    def _sentence_lengths(self, example: Example) -> Sequence[Sequence[int]]:
+        return [[len(caption)] for caption in example.captions]
 
-    def words(self, example: Example, choice: int) -> int:
-        """Return the number of words of a caption, end token included."""
-        return len(example.captions[choice]) + 1
+    def _sample(self, example: Example, generator: torch.Generator) -> Tensor:
+        return self._sample_frames(example.length, generator)
 
-    def sample(self, example: Example, generator: torch.Generator) -> Tensor:
-        """Sample frames of the video."""
-        return self.sample_frames(example.length, generator)
-
-    def batch(self, rows: Sequence[Row[Example]]) -> Batch:
-        """Return a batch of captions with their videos."""
+    def _make_batch(self, rows: Sequence[Row[Example]]) -> Batch:
         features, mask = pad_frames([row.example.frames[row.frames] for row in rows])
-        taught = teacher_tokens([row.example.captions[row.choice] for row in rows])
+        tokens = teacher_tokens([row.example.captions[row.choice] for row in rows])
         soft = [row.example.soft[row.choice] for row in rows if row.example.soft]
         if not soft:
-            return Batch(features, mask, *taught)
+            return Batch(features, mask, *tokens)
         words, probabilities = (torch.cat(parts) for parts in zip(*soft, strict=True))
-        return Batch(features, mask, *taught, soft=(words.long(), probabilities.float()))
+        return Batch(features, mask, *tokens, soft=(words.long(), probabilities.float()))
 
 
 class ParagraphBatches(_Batches[ParagraphExample]):
-    """Batches of paragraphs."""
+    """Batches of paragraphs; missing segments have no frames and no words."""
 
-    def sizes(self, example: ParagraphExample) -> Sequence[int]:
-        """Return the number of words of the longest sentence of each paragraph."""
-        return [max(map(len, paragraph)) for paragraph in example.paragraphs]
+    def _sentence_lengths(self, example: ParagraphExample) -> Sequence[Sequence[int]]:
+        return [list(map(len, paragraph)) for paragraph in example.paragraphs]
 
-    def words(self, example: ParagraphExample, choice: int) -> int:
-        """Return the number of words of a paragraph, end tokens included."""
-        return sum(len(sentence) + 1 for sentence in example.paragraphs[choice])
+    def _sample(self, example: ParagraphExample, generator: torch.Generator) -> list[Tensor]:
+        return [rows[self._sample_frames(len(rows), generator)] for rows in example.rows]
 
-    def sample(self, example: ParagraphExample, generator: torch.Generator) -> list[Tensor]:
-        """Sample frames of each segment."""
-        return [rows[self.sample_frames(len(rows), generator)] for rows in example.rows]
-
-    def batch(self, rows: Sequence[Row[ParagraphExample]]) -> Batch:
-        """Return a batch of paragraphs with their segments; missing segments have no frames and no words."""
-        clips = []
+    def _make_batch(self, rows: Sequence[Row[ParagraphExample]]) -> Batch:
+        clips, paragraphs = [], []
         for row in rows:
             frames = row.example.frames
             clips.append([frames[indices] for indices in row.frames])
+            others = [text for n, text in enumerate(row.example.paragraphs) if n != row.choice]
+            paragraphs.append([row.example.paragraphs[row.choice], *others])
         features, mask, _ = pad_segments(clips)  # (B, S, T, D), (B, S, T)
-        segments = mask.shape[1]
-        paragraphs = [_first(row.choice, row.example.paragraphs) for row in rows]
-        taught = in_segments([first for first, *_ in paragraphs], segments)
-        return Batch(features, mask, *taught, paragraphs=paragraphs)
+        tokens = paragraph_teacher_tokens([first for first, *_ in paragraphs], mask.shape[1])
+        return Batch(features, mask, *tokens, paragraphs=paragraphs)
 
 
-_Item = TypeVar("_Item")
-
-
-def _first(choice: int, items: Sequence[_Item]) -> list[_Item]:
-    """Return the items with item ``choice`` moved to the front."""
-    return [items[choice], *items[:choice], *items[choice + 1 :]]
-
-
-def in_segments(paragraphs: Sequence[Sequence[list[int]]], segments: int) -> tuple[Tensor, Tensor]:
+def paragraph_teacher_tokens(
+    paragraphs: Sequence[Sequence[list[int]]], segments: int
+) -> tuple[Tensor, Tensor]:
     """Return inputs and targets (B, S, L) of teacher forcing; only padding where there is no sentence."""
     sentences: list[list[int] | None] = []
     for paragraph in paragraphs:
@@ -275,61 +240,53 @@ def teacher_tokens(sentences: Sequence[list[int] | None]) -> tuple[Tensor, Tenso
     return torch.tensor(inputs), torch.tensor(targets)
 
 
-THREADS = 2
-AHEAD = 4
-
 _T = TypeVar("_T")
 
 
-def read_ahead(
-    jobs: Iterable[Callable[[], _T]], *, threads: int = THREADS, ahead: int = AHEAD
-) -> Iterator[_T]:
-    """Yield the results of jobs in order, computing up to ``ahead`` of them in advance.
+def prefetch(jobs: Iterable[Callable[[], _T]], *, threads: int = 2, depth: int = 4) -> Iterator[_T]:
+    """Yield the results of jobs in order, computing up to ``depth`` of them in advance.
 
     Args:
         jobs: functions to call; a thread of its own iterates over them.
         threads: number of threads that call them.
-        ahead: maximum number of results kept waiting.
+        depth: maximum number of results kept waiting.
 
     Raises:
-        Exception: the exception of a job, in its turn.
+        Exception: the exception of a job, or of the iteration over them, in its turn.
     """
-    futures: queue.Queue[Future[_T] | None] = queue.Queue(ahead)
+    futures: queue.Queue[Future[_T] | None] = queue.Queue(depth)
     stopped = threading.Event()
-    submission: Future[None] = Future()
+
+    def put(future: Future[_T] | None) -> None:
+        """Wait for room in the queue, unless the consumer has stopped."""
+        while not stopped.is_set():
+            try:
+                return futures.put(future, timeout=0.05)
+            except queue.Full:
+                continue
 
     def submit_all() -> None:
         try:
             for job in jobs:
-                _put(futures, pool.submit(job), stopped)
+                put(pool.submit(job))
                 if stopped.is_set():
-                    break
-            submission.set_result(None)
+                    return
+            put(None)
         except BaseException as error:
-            submission.set_exception(error)
-        _put(futures, None, stopped)
+            failure: Future[_T] = Future()
+            failure.set_exception(error)
+            put(failure)
 
     # Jobs use one thread each: the training step runs on the other cores. A thread adopts the number set last
     # when it first asks for it, so this thread asks before the pool sets 1.
     torch.set_num_threads(torch.get_num_threads())
-    pool = ThreadPoolExecutor(threads, "read-ahead", initializer=torch.set_num_threads, initargs=(1,))
-    submitter = threading.Thread(target=submit_all, name="submit-ahead", daemon=True)
+    pool = ThreadPoolExecutor(threads, "prefetch", initializer=torch.set_num_threads, initargs=(1,))
+    submitter = threading.Thread(target=submit_all, name="prefetch-submit", daemon=True)
     submitter.start()
     try:
         while (future := futures.get()) is not None:
             yield future.result()
-        submission.result()
     finally:
         stopped.set()
         submitter.join()
         pool.shutdown(cancel_futures=True)
-
-
-def _put(futures: queue.Queue[_T], item: _T, stopped: threading.Event) -> None:
-    """Put an item into a queue, waiting for room, unless ``stopped`` is set."""
-    while not stopped.is_set():
-        try:
-            futures.put(item, timeout=0.05)
-        except queue.Full:
-            continue
-        return

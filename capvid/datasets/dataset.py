@@ -41,8 +41,21 @@ class CaptionedVideo:
     paragraphs: tuple[tuple[str, ...], ...] = ()
 
 
+@dataclass(frozen=True)
+class Location:
+    """Position of a row: its file, first line and, if it has one, name."""
+
+    path: Path
+    line: int
+    record: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.path}, line {self.line}" + (f", {self.record}" if self.record else "")
+
+
+LocatedVideos = Iterator[tuple[Location, CaptionedVideo]]
 # path, capvid.datasets.annotation_files.Rows, options -> locations and videos
-Reader = Callable[[Path, Any, Mapping[str, str]], Iterator[tuple[Any, CaptionedVideo]]]
+Reader = Callable[[Path, Any, Mapping[str, str]], LocatedVideos]
 _R = TypeVar("_R", bound=Reader)
 
 
@@ -51,7 +64,8 @@ class DatasetFormat:
     """A dataset format.
 
     Attributes:
-        read: function of the path, the collector of bad rows and the options; yields locations and videos.
+        read: function of the path, the collector of bad rows and the options; yields locations and videos. It
+            raises DataError for files that are missing or of another layout, UsageError for a bad option.
         target: kind of path, ``FILE`` or ``DIR``.
         options: names of the options that may follow a ``#``.
         help: content of such a file or folder, in one line.

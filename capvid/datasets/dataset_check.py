@@ -6,8 +6,10 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import TYPE_CHECKING
 
+from capvid.datasets.annotation_files import first_ids
 from capvid.datasets.dataset import SPLITS, CaptionedVideo
 from capvid.datasets.loading import LoadedData, load_data
 from capvid.features.feature_store import viewed
@@ -17,25 +19,21 @@ if TYPE_CHECKING:
     from capvid.features.feature_store import FeatureStore
 
 
-_SHOWN = 5
 _BINS = 10
-_BAR = 40
+_BAR = 40  # characters
 
 
 @dataclass
 class SplitCounts:
-    """Counts of a split; ``words`` are those of all captions and sentences.
-
-    ``wordless`` counts captions and sentences without any token.
-    """
+    """Counts of a split."""
 
     videos: int = 0
     captions: int = 0
     segments: int = 0
     paragraphs: int = 0
     sentences: int = 0
-    words: int = 0
-    wordless: int = 0
+    words: int = 0  # of all captions and sentences
+    wordless: int = 0  # captions and sentences without any word
 
 
 @dataclass
@@ -44,13 +42,13 @@ class FeatureCheck:
 
     Attributes:
         missing: ids of videos without features, by split.
-        held: ids in the features, without those of augmented views.
-        timeless: id of a video with segments in seconds whose features have no times.
+        stored: ids in the features, without those of augmented views.
+        untimed: id of a video with segments in seconds whose features have no times.
     """
 
     missing: dict[str, list[str]]
-    held: list[str]
-    timeless: str | None
+    stored: list[str]
+    untimed: str | None
 
 
 @dataclass
@@ -84,9 +82,7 @@ class DataReport:
     @property
     def lacks_features(self) -> bool:
         """Whether features were given, and some are missing or have no times."""
-        return self.features is not None and bool(
-            any(self.features.missing.values()) or self.features.timeless
-        )
+        return self.features is not None and bool(self.features.missing or self.features.untimed)
 
 
 def check_data(specs: Sequence[str], *, features: Sequence[str] = (), min_count: int = 1) -> DataReport:
@@ -108,7 +104,21 @@ def check_data(specs: Sequence[str], *, features: Sequence[str] = (), min_count:
 
         report.features = _check_features(videos, FeatureStore(features))
     for video in videos:
-        _count(video, report)
+        counts = report.splits.setdefault(video.split, SplitCounts())
+        counts.videos += 1
+        counts.captions += len(video.captions)
+        counts.segments += len(video.segments)
+        counts.paragraphs += len(video.paragraphs)
+        counts.sentences += sum(map(len, video.paragraphs))
+        for text in chain(video.captions, *video.paragraphs):
+            tokens = words(text)
+            counts.words += len(tokens)
+            counts.wordless += not tokens
+            report.lengths[len(tokens)] += 1
+            if video.split == "train":
+                report.vocabulary.update(tokens)
+            elif video.split == "val":
+                report.validation.update(tokens)
     return report
 
 
@@ -119,27 +129,9 @@ def _check_features(videos: Sequence[CaptionedVideo], store: FeatureStore) -> Fe
             missing.setdefault(video.split, []).append(video.id)
     timed = (v.id for v in videos if v.id in store and any(s.unit == "seconds" for s in v.segments))
     first = next(timed, None)
-    timeless = first if first is not None and store.get(first).times is None else None
-    held = [key for key in store.ids() if viewed(key) not in store]
-    return FeatureCheck(missing, held, timeless)
-
-
-def _count(video: CaptionedVideo, report: DataReport) -> None:
-    counts = report.splits.setdefault(video.split, SplitCounts())
-    counts.videos += 1
-    counts.captions += len(video.captions)
-    counts.segments += len(video.segments)
-    counts.paragraphs += len(video.paragraphs)
-    counts.sentences += sum(map(len, video.paragraphs))
-    for text in (*video.captions, *(sentence for paragraph in video.paragraphs for sentence in paragraph)):
-        tokens = words(text)
-        counts.words += len(tokens)
-        counts.wordless += not tokens
-        report.lengths[len(tokens)] += 1
-        if video.split == "train":
-            report.vocabulary.update(tokens)
-        elif video.split == "val":
-            report.validation.update(tokens)
+    untimed = first if first is not None and store.get(first).times is None else None
+    stored = [key for key in store.ids() if viewed(key) not in store]
+    return FeatureCheck(missing, stored, untimed)
 
 
 def report_lines(report: DataReport) -> Iterator[str]:
@@ -156,50 +148,52 @@ def report_lines(report: DataReport) -> Iterator[str]:
         yield ""
         yield "words per caption or sentence"
         yield from histogram(report.lengths)
-    yield from _listed("notes", [*report.data.notes, *_remarks(report)])
-    yield from _listed("unusable files", [str(error) for error in report.data.failed])
-    yield from _listed("unusable rows", [str(row) for row in report.data.skipped])
+    notes = list(report.data.notes)
+    for split in ("train", "val"):
+        if report.splits and split not in report.splits:
+            notes.append(f"no video is in the {split} split; training needs one")
+    if wordless := sum(counts.wordless for counts in report.splits.values()):
+        notes.append(f"{wordless} captions or sentences have no words and are not learned from")
+    for title, entries in (
+        ("notes", notes),
+        ("unusable files", report.data.failed),
+        ("unusable rows", report.data.skipped),
+    ):
+        if entries:
+            yield ""
+            yield f"{title}: {len(entries)}"
+            yield from (f"  {entry}" for entry in entries)
 
 
 def _split_lines(report: DataReport) -> Iterator[str]:
     """Yield a table with a row for each split, without columns of zeros."""
-    names = [split for split in SPLITS if split in report.splits]
+    splits = {split: report.splits[split] for split in SPLITS if split in report.splits}
     columns = ("videos", "captions", "segments", "paragraphs", "sentences", "words")
-    used = [column for column in columns if any(getattr(report.splits[n], column) for n in names)]
+    used = [column for column in columns if any(getattr(counts, column) for counts in splits.values())]
     yield f"{'split':<5}" + "".join(f"  {column:>10}" for column in used)
-    for name in names:
-        yield f"{name:<5}" + "".join(f"  {getattr(report.splits[name], column):>10}" for column in used)
+    for split, counts in splits.items():
+        yield f"{split:<5}" + "".join(f"  {getattr(counts, column):>10}" for column in used)
 
 
 def _feature_lines(check: FeatureCheck, splits: dict[str, SplitCounts]) -> Iterator[str]:
-    if not any(check.missing.values()):
+    if not check.missing:
         yield "features: every video has some"
     for split in SPLITS:
         if ids := check.missing.get(split):
-            yield f"missing features: {len(ids)} of {splits[split].videos} in {split} ({_some(ids)})"
-    if any(check.missing.values()):
-        yield f"the features hold {len(check.held)} videos ({_some(check.held)})"
-    if check.timeless is not None:
-        yield f"features without times, and segments in seconds: {check.timeless}, say"
+            yield f"missing features: {len(ids)} of {splits[split].videos} in {split} ({first_ids(ids)})"
+    if check.missing:
+        yield f"the features hold {len(check.stored)} videos ({first_ids(check.stored)})"
+    if check.untimed is not None:
+        yield f"features without times, but segments in seconds, for example {check.untimed}"
 
 
 def _vocabulary_lines(report: DataReport) -> Iterator[str]:
     known = {word for word, count in report.vocabulary.items() if count >= report.min_count}
     often = "once" if report.min_count == 1 else f"{report.min_count} times"
     yield f"vocabulary of train: {len(report.vocabulary)} words, {len(known)} of them at least {often}"
-    total = report.validation.total()
-    if total:
+    if total := report.validation.total():
         unknown = sum(count for word, count in report.validation.items() if word not in known)
         yield f"unknown words in val: {unknown} of {total} ({unknown / total:.2%})"
-
-
-def _remarks(report: DataReport) -> Iterator[str]:
-    for split in ("train", "val"):
-        if report.splits and split not in report.splits:
-            yield f"no video is in the {split} split; training needs one"
-    wordless = sum(counts.wordless for counts in report.splits.values())
-    if wordless:
-        yield f"{wordless} captions or sentences have no words and are not learned from"
 
 
 def histogram(lengths: Counter[int]) -> Iterator[str]:
@@ -207,30 +201,19 @@ def histogram(lengths: Counter[int]) -> Iterator[str]:
 
     The bins are wide enough that 95 % of the captions are before the last one.
     """
-    total, below, usual = lengths.total(), 0, 0
-    for usual in sorted(lengths):
-        below += lengths[usual]
-        if below >= 0.95 * total:
+    percentile = count_below = 0
+    for percentile in sorted(lengths):
+        count_below += lengths[percentile]
+        if count_below >= 0.95 * lengths.total():
             break
     longest = max(lengths)
-    width = max(1, math.ceil((usual + 1) / (_BINS - 1)))
+    width = max(1, math.ceil((percentile + 1) / (_BINS - 1)))
     bins: Counter[int] = Counter()
     for length, count in lengths.items():
         bins[min(length // width, _BINS - 1)] += count
-    most = max(bins.values())
+    highest = max(bins.values())
     for row in range(max(bins) + 1):
         first, last = row * width, row * width + width - 1
         name = f"{first}-{longest}" if row == _BINS - 1 else f"{first}-{last}" if width > 1 else str(first)
-        bar = "#" * math.ceil(_BAR * bins[row] / most)
+        bar = "#" * math.ceil(_BAR * bins[row] / highest)
         yield f"{name:>9}  {bins[row]:>8}  {bar}".rstrip()
-
-
-def _listed(title: str, lines: Sequence[str]) -> Iterator[str]:
-    if lines:
-        yield ""
-        yield f"{title}: {len(lines)}"
-        yield from (f"  {line}" for line in lines)
-
-
-def _some(ids: Sequence[str]) -> str:
-    return ", ".join(ids[:_SHOWN]) + (", ..." if len(ids) > _SHOWN else "")

@@ -1,11 +1,11 @@
-"""From captioned videos and features to examples: the frames of a video with its captions as tokens.
+"""Training examples: the frames of a video with its captions as tokens.
 
 Notation for tensor shapes: T frames, D feature width; feature maps have their locations L before D.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from capvid.datasets.annotation_files import first_ids
 from capvid.datasets.dataset import CaptionedVideo, Segment
 from capvid.errors import DataError, FeatureFileError
 from capvid.features.feature_store import NO_VIEWS, FeatureStore, Views
@@ -101,9 +102,8 @@ def check_features(videos: Sequence[CaptionedVideo], store: FeatureStore) -> Non
     """Raise DataError if a video has no features."""
     missing = [video.id for video in videos if video.id not in store]
     if missing:
-        names = ", ".join(missing[:3]) + (", ..." if len(missing) > 3 else "")
         raise DataError(
-            f"{len(missing)} of {len(videos)} videos have no features ({names})",
+            f"{len(missing)} of {len(videos)} videos have no features ({first_ids(missing, 3)})",
             remedy="extract them with capvid extract, or give the features file that holds them",
         )
 
@@ -123,18 +123,15 @@ def make_examples(
         DataError: a video has no features.
     """
     check_features(videos, reader.store)
-    texts = tokenize_captions(videos, lengths)
+    encoded: dict[str, tuple[list[int], ...]] = {}
+    if vocabulary is not None:
+        for name, captions in tokenize_captions(videos, lengths).items():
+            encoded[name] = tuple(map(vocabulary.encode, captions))
     return [
-        Example(
-            video.id,
-            reader.length(key or video.id),
-            tuple(vocabulary.encode(caption) for caption in texts[video.id])
-            if vocabulary is not None
-            else (),
-            reader,
-            key,
-        )
-        for video, key in _with_views(videos, views, None if vocabulary is None else texts)
+        Example(video.id, reader.store.length(key or video.id), encoded.get(video.id, ()), reader, key)
+        for video in videos
+        if vocabulary is None or encoded[video.id]
+        for key in ("", *views.get(video.id, ()))
     ]
 
 
@@ -155,33 +152,26 @@ def make_paragraph_examples(
         DataError: a video has no features, or a segment lies beyond them.
     """
     check_features(videos, reader.store)
-    texts = tokenize_paragraphs(videos, lengths, max_segments=max_segments)
+    encoded: dict[str, tuple[tuple[list[int], ...], ...]] = {}
+    if vocabulary is not None:
+        for name, texts in tokenize_paragraphs(videos, lengths, max_segments=max_segments).items():
+            encoded[name] = tuple(tuple(map(vocabulary.encode, paragraph)) for paragraph in texts)
     return [
         ParagraphExample(
             video.id,
             segment_rows(key or video.id, video.segments[:max_segments], reader.store),
-            tuple(tuple(map(vocabulary.encode, paragraph)) for paragraph in texts[video.id])
-            if vocabulary is not None
-            else (),
+            encoded.get(video.id, ()),
             reader,
             key,
         )
-        for video, key in _with_views(videos, views, None if vocabulary is None else texts)
+        for video in videos
+        if vocabulary is None or encoded[video.id]
+        for key in ("", *views.get(video.id, ()))
     ]
 
 
-def _with_views(
-    videos: Sequence[CaptionedVideo], views: Views, texts: Mapping[str, Sequence[object]] | None
-) -> Iterator[tuple[CaptionedVideo, str]]:
-    """Yield each video with texts (all if None): with an empty key, and with those of its views."""
-    for video in videos:
-        if texts is None or texts[video.id]:
-            yield from ((video, key) for key in ("", *views.get(video.id, ())))
-
-
 SHARE = 0.25  # of the free memory
-_LIMIT = Path("/sys/fs/cgroup/memory.max")
-_USED = Path("/sys/fs/cgroup/memory.current")
+_CGROUP = Path("/sys/fs/cgroup")
 
 
 class FrameReader:
@@ -197,10 +187,6 @@ class FrameReader:
         self.memory = int(SHARE * free_memory()) if memory is None else memory
         self._cache: dict[str, Tensor] = {}
 
-    def length(self, video: str) -> int:
-        """Return the number of frames of a video from the file headers."""
-        return self.store.length(video)
-
     def __call__(self, video: str) -> Tensor:
         """Return the frames of a video, (T, D) or (T, L, D) float16.
 
@@ -210,13 +196,13 @@ class FrameReader:
         frames = self._cache.get(video)
         if frames is None:
             frames = torch.from_numpy(self.store.get(video).concatenated().astype(np.float16))
-            if len(frames) != self.length(video):
+            if len(frames) != self.store.length(video):
                 raise FeatureFileError(
-                    f"{video}: {len(frames)} frames of features, {self.length(video)} when opened",
+                    f"{video}: {len(frames)} frames of features, {self.store.length(video)} when opened",
                     remedy="do not change features while they are in use",
                 )
             size = frames.numel() * frames.element_size()
-            if size <= self.memory:  # concurrent reads may count it twice: harmless
+            if size <= self.memory:  # concurrent reads may subtract it twice: harmless
                 self.memory -= size
                 self._cache[video] = frames
         return frames
@@ -228,7 +214,8 @@ def free_memory() -> int:
 
     free = int(psutil.virtual_memory().available)
     try:
-        return min(free, int(_LIMIT.read_text()) - int(_USED.read_text()))
+        limit, used = (int((_CGROUP / name).read_text()) for name in ("memory.max", "memory.current"))
+        return min(free, limit - used)
     except (OSError, ValueError):  # no container, or no limit
         return free
 

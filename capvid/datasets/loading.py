@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from capvid.datasets.annotation_files import BadRow, Location, RowError, Rows, check_unicode
-from capvid.datasets.dataset import DATASET_FORMATS, CaptionedVideo, known_specs
+from capvid.datasets.annotation_files import BadRow, RowError, Rows, check_unicode
+from capvid.datasets.dataset import DATASET_FORMATS, CaptionedVideo, Location, known_specs
 from capvid.errors import DataError, UsageError
 
 
@@ -55,7 +55,7 @@ def load_data(specs: Sequence[str], *, skip_bad: bool = False, keep_going: bool 
     failed: list[DataError] = []
     for spec in parsed:
         try:
-            _add(spec, rows, videos)
+            _read_into(videos, spec, rows)
         except DataError as error:
             if not keep_going:
                 raise
@@ -63,35 +63,29 @@ def load_data(specs: Sequence[str], *, skip_bad: bool = False, keep_going: bool 
     return LoadedData([video for _, video in videos.values()], rows.bad, rows.notes, failed)
 
 
-def _add(spec: Spec, rows: Rows, videos: dict[str, tuple[Location, CaptionedVideo]]) -> None:
-    """Add the videos of a dataset to ``videos``."""
-    before, bad_before = len(videos), len(rows.bad)
-    for location, video in DATASET_FORMATS[spec.kind].read(_existing(spec), rows, spec.options):
+def _read_into(videos: dict[str, tuple[Location, CaptionedVideo]], spec: Spec, rows: Rows) -> None:
+    """Read a dataset and add its videos to ``videos``."""
+    path = spec.path
+    if DATASET_FORMATS[spec.kind].target == "FILE":
+        if path.is_dir():
+            raise DataError(f"{path}: is a folder", remedy=f"give a file, or one of {known_specs('DIR')}")
+        packed = path.with_name(f"{path.name}.gz")
+        if not path.exists() and packed.is_file():
+            path = packed
+    count, bad_count = len(videos), len(rows.bad)
+    for location, video in DATASET_FORMATS[spec.kind].read(path, rows, spec.options):
         with rows.at(location):
             check_unicode(video.id)
             if video.id in videos:
+                first, _ = videos[video.id]
                 raise RowError(
-                    f"the video {video.id} comes twice (first at {videos[video.id][0]})",
-                    "give each video one row",
+                    f"the video {video.id} occurs twice (first at {first})", "give each video one row"
                 )
             videos[video.id] = (location, video)
-    if len(videos) == before:
-        bad = len(rows.bad) - bad_before
-        why = f"none of its rows can be used ({rows.bad[-1]})" if bad else "no captions in this file"
+    if len(videos) == count:
+        all_bad = len(rows.bad) > bad_count
+        why = f"none of its rows can be used ({rows.bad[-1]})" if all_bad else "no captions in this file"
         raise DataError(f"{spec.path}: {why}", remedy=f"see capvid data check {spec.kind}:{spec.path}")
-
-
-def _existing(spec: Spec) -> Path:
-    """Return the path of a spec, with .gz if only that file exists."""
-    if DATASET_FORMATS[spec.kind].target == "FILE":
-        if spec.path.is_dir():
-            raise DataError(
-                f"{spec.path}: is a folder", remedy=f"give a file, or one of {known_specs('DIR')}"
-            )
-        packed = spec.path.with_name(f"{spec.path.name}.gz")
-        if not spec.path.exists() and packed.is_file():
-            return packed
-    return spec.path
 
 
 def parse_spec(text: str) -> Spec:
@@ -101,11 +95,8 @@ def parse_spec(text: str) -> Spec:
         UsageError: an unknown format or option, or no path.
     """
     kind, colon, rest = text.partition(":")
-    if (
-        Path(text).exists()
-        or not colon
-        or (kind not in DATASET_FORMATS and (len(kind) < 2 or not kind.isalnum()))
-    ):
+    is_drive_or_folder = len(kind) < 2 or not kind.isalnum()  # in front of a colon that is part of a path
+    if Path(text).exists() or not colon or (kind not in DATASET_FORMATS and is_drive_or_folder):
         kind, rest = "jsonl", text
     if kind not in DATASET_FORMATS:
         raise UsageError(f"{text}: no such dataset format", remedy=f"use one of {known_specs()}")
@@ -122,8 +113,3 @@ def parse_spec(text: str) -> Spec:
     if not rest:
         raise UsageError(f"{text}: no path", remedy=f"write {kind}:{known.target}")
     return Spec(kind, Path(rest), options)
-
-
-def load_captions(specs: Sequence[str], *, skip_bad: bool = False) -> list[CaptionedVideo]:
-    """Return the videos of datasets; arguments and errors are those of :func:`load_data`."""
-    return load_data(specs, skip_bad=skip_bad).videos

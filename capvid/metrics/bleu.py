@@ -13,15 +13,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from capvid.metrics.metric import Scored, Texts, metric
-from capvid.metrics.ngram_index import MAX_N, ReferenceIndex
+from capvid.metrics.ngram_index import MAX_N, Floats, ReferenceIndex
 
 _TINY = 1e-15
 _SMALL = 1e-9
-
-Floats = NDArray[np.float64]
 
 
 def bleu_scores(

@@ -16,12 +16,12 @@ import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from capvid.metrics.metric import Scored, Texts, metric
 from capvid.metrics.ngram_index import (
     MAX_N,
     Caption,
+    Floats,
     Ints,
     Order,
     ReferenceIndex,
@@ -33,8 +33,6 @@ from capvid.metrics.ngram_index import (
 
 SIGMA = 6.0
 SCALE = 10.0
-
-Floats = NDArray[np.float64]
 
 
 class CiderD:
@@ -69,9 +67,7 @@ class CiderD:
         )
         self._max_idf = math.log(len(references))
         self._idf = [self._max_idf - np.log(np.maximum(1, order.videos)) for order in self._index.orders]
-        self._weights = [
-            self._weigh(order, idf) for order, idf in zip(self._index.orders, self._idf, strict=True)
-        ]
+        self._weights = list(map(self._weigh, self._index.orders, self._idf))
 
     def _weigh(self, order: Order, idf: Floats) -> Floats:
         """Return count * idf^2 / norm of the reference's vector for each entry."""
@@ -95,37 +91,34 @@ class CiderD:
         """
         videos = self._index.rows
         check_predictions(predictions, videos)
-        scores = self._score(list(videos.values()), [predictions[video] for video in videos])
+        scores = self.score_captions(list(videos), [predictions[video] for video in videos])
         return math.fsum(scores) / len(scores), dict(zip(videos, scores, strict=True))
 
     def score_captions(self, videos: Sequence[str], captions: Sequence[Caption]) -> list[float]:
         """Return the score (0 to 10) of each caption for the video at the same position."""
-        return self._score([self._index.rows[video] for video in videos], captions)
-
-    def _score(self, rows: Sequence[int], captions: Sequence[Caption]) -> list[float]:
-        """Score captions of videos given by row number."""
+        rows = [self._index.rows[video] for video in videos]
         texts = [tokenize(caption, tokenizer=self._tokenizer) for caption in captions]
         lengths, orders = self._index.match(rows, texts)
         first = self._index.first
         video = np.asarray(rows, dtype=np.int64)
-        many = first[video + 1] - first[video]  # references of the video of each caption
-        offset = np.cumsum(many) - many  # of each caption among the pairs
-        similarity = np.zeros(int(many.sum()))
+        counts = first[video + 1] - first[video]  # references of the video of each caption
+        offset = np.cumsum(counts) - counts  # of each caption among the pairs
+        similarity = np.zeros(int(counts.sum()))
         for n in range(MAX_N):
             similarity += self._similarity(n, orders[n], video, offset, len(similarity))
-        caption = np.repeat(np.arange(len(many)), many)
-        reference = np.arange(len(caption)) + np.repeat(first[video] - offset, many)
+        caption = np.repeat(np.arange(len(counts)), counts)
+        reference = np.arange(len(caption)) + np.repeat(first[video] - offset, counts)
         delta = np.maximum(0, lengths - 1)[caption] - np.maximum(0, self._index.words - 1)[reference]
-        total = np.bincount(caption, similarity * np.exp(-(delta**2) / (2 * SIGMA**2)), minlength=len(many))
-        scores: list[float] = (SCALE * total / (MAX_N * many)).tolist()
+        weighted = similarity * np.exp(-(delta**2) / (2 * SIGMA**2))
+        total = np.bincount(caption, weighted, minlength=len(counts))
+        scores: list[float] = (SCALE * total / (MAX_N * counts)).tolist()
         return scores
 
     def _similarity(self, n: int, shared: Shared, video: Ints, offset: Ints, size: int) -> Floats:
         """Return the clipped cosine of each caption with each reference of its video, for one n."""
-        known = self._idf[n]
         idf = np.full(len(shared.gram), self._max_idf)
-        inside = shared.gram < len(known)
-        idf[inside] = known[shared.gram[inside]]
+        known = shared.gram < len(self._idf[n])  # n-grams of a reference
+        idf[known] = self._idf[n][shared.gram[known]]
         norms = np.sqrt(np.bincount(shared.line, (shared.count * idf) ** 2, minlength=len(video)))
         line = shared.line[shared.own]
         order = self._index.orders[n]

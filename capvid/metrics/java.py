@@ -12,16 +12,16 @@ import subprocess
 import tempfile
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
 from capvid.errors import DataError, MetricError
-from capvid.metrics.meteor.english import data_folder, jar_in
+from capvid.metrics.meteor.english import JAR, data_folder
 from capvid.text.tokenization import PUNCTUATION
 
-_JAR = "tokenizer/stanford-corenlp-3.4.1.jar"
-_ESCAPED = frozenset({"-LRB-", "-RRB-", "-LCB-", "-RCB-"})
+_PTB_JAR = "tokenizer/stanford-corenlp-3.4.1.jar"
+_BRACKETS = ("-LRB-", "-RRB-", "-LCB-", "-RCB-")  # in upper case, as the published code drops them
 _BREAKS = re.compile("[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]")  # the tokenizer may begin a line at any of these
 _OPTIONS = ("-Dfile.encoding=UTF-8", "-Duser.language=en", "-Duser.country=US", "-XX:+UseSerialGC")
 REMEDY = "pip install pycocoevalcap==1.2 and install Java, or use --tokenizer builtin"
@@ -56,19 +56,12 @@ def tokenize(captions: Sequence[str]) -> list[str]:
             f"PTBTokenizer: {len(lines)} lines came back for {len(captions)} captions",
             remedy="use --tokenizer builtin",
         )
-    return [" ".join(token for token in line.rstrip().split(" ") if _is_word(token)) for line in lines]
-
-
-def _is_word(token: str) -> bool:
-    return bool(token) and token not in PUNCTUATION and token not in _ESCAPED
+    dropped = {"", *PUNCTUATION, *_BRACKETS}
+    return [" ".join(token for token in line.rstrip().split(" ") if token not in dropped) for line in lines]
 
 
 def java_program() -> str:
-    """Return the path of Java.
-
-    Raises:
-        MetricError: it is not installed.
-    """
+    """Return the path of Java; raise MetricError if it is not installed."""
     java = shutil.which("java")
     if java is None:
         raise MetricError("Java is not installed", remedy=REMEDY)
@@ -76,11 +69,7 @@ def java_program() -> str:
 
 
 def java_version() -> str:
-    """Return the first line of the output of ``java -version``.
-
-    Raises:
-        MetricError: Java is not installed.
-    """
+    """Return the first line of the output of ``java -version``; raise MetricError without Java."""
     done = subprocess.run([java_program(), "-version"], capture_output=True, check=False)
     return (done.stderr or done.stdout).decode("utf-8", "replace").partition("\n")[0].strip()
 
@@ -88,13 +77,13 @@ def java_version() -> str:
 def _jar() -> Path:
     spec = importlib.util.find_spec("pycocoevalcap")
     for folder in (spec.submodule_search_locations or []) if spec else []:
-        jar = Path(folder) / _JAR
+        jar = Path(folder) / _PTB_JAR
         if jar.is_file():
             return jar
     raise MetricError("PTBTokenizer: its jar is not installed", remedy=REMEDY)
 
 
-# The program fails where numbers have a decimal comma, so set language and country.
+# The program fails in locales with a decimal comma, so set language and country.
 _METEOR_OPTIONS = ("-Xmx2G", "-Duser.language=en", "-Duser.country=US", "-Dfile.encoding=UTF-8")
 _METEOR_ARGUMENTS = ("-", "-", "-stdio", "-l", "en", "-norm")
 _SEPARATOR = " ||| "
@@ -110,31 +99,12 @@ def meteor_scores(
     Raises:
         DataError: no ``java`` command or no jar, or the program failed.
     """
-    lines = [
-        _SEPARATOR.join(["SCORE", *map(_reference, captions), _prediction(predictions[video])])
-        for video, captions in references.items()
-    ]
-    with _program() as (process, errors):
-        counts = list(_answers(process, lines, len(lines), errors))
-        evaluate = [_SEPARATOR.join(["EVAL", *counts])]
-        values = [float(line) for line in _answers(process, evaluate, len(lines) + 1, errors)]
-    return values[-1], dict(zip(references, values[:-1], strict=True))
-
-
-def _prediction(text: str) -> str:
-    """Return a prediction as the COCO code passes it: without separators."""
-    return re.sub("[\r\n]", " ", text.replace("|||", ""))
-
-
-def _reference(text: str) -> str:
-    """Return a reference on one line; the program separates bars anyway."""
-    return re.sub("[\r\n]", " ", text.replace("|", " | "))
-
-
-@contextmanager
-def _program() -> Iterator[tuple[subprocess.Popen[str], IO[str]]]:
-    """Start the program; return its process and the file of its stderr."""
-    jar = jar_in(data_folder())
+    lines = []
+    for video, captions in references.items():
+        # As the COCO code passes them: predictions without separators; the program parts references at bars.
+        texts = [*(text.replace("|", " | ") for text in captions), predictions[video].replace("|||", "")]
+        lines.append(_SEPARATOR.join(["SCORE", *(re.sub("[\r\n]", " ", text) for text in texts)]))
+    jar = data_folder() / JAR
     java = shutil.which("java")
     if java is None:
         raise DataError(
@@ -151,21 +121,32 @@ def _program() -> Iterator[tuple[subprocess.Popen[str], IO[str]]]:
             errors="replace",
         )
         try:
-            yield process, errors
+            counts = list(_answers(process, lines, len(lines), errors))
+            evaluate = [_SEPARATOR.join(["EVAL", *counts])]
+            values = [float(line) for line in _answers(process, evaluate, len(lines) + 1, errors)]
         finally:
             process.kill()
             process.communicate()
+    return values[-1], dict(zip(references, values[:-1], strict=True))
 
 
 def _answers(
     process: subprocess.Popen[str], lines: Iterable[str], count: int, errors: IO[str]
 ) -> Iterator[str]:
     """Send lines and yield ``count`` lines of output, without deadlock between the two pipes."""
-    assert process.stdin is not None and process.stdout is not None
-    writer = threading.Thread(target=_send, args=(process.stdin, lines), daemon=True)
+    stdin, stdout = process.stdin, process.stdout
+    assert stdin is not None and stdout is not None
+
+    def send() -> None:
+        # The program may end early: the reader below reports that.
+        with suppress(OSError, ValueError):
+            stdin.writelines(f"{line}\n" for line in lines)
+            stdin.flush()
+
+    writer = threading.Thread(target=send, daemon=True)
     writer.start()
     for _ in range(count):
-        line = process.stdout.readline()
+        line = stdout.readline()
         if not line.endswith("\n"):
             process.wait()
             errors.seek(0)
@@ -175,12 +156,3 @@ def _answers(
             )
         yield line.strip()
     writer.join()
-
-
-def _send(stream: IO[str], lines: Iterable[str]) -> None:
-    try:
-        for line in lines:
-            stream.write(f"{line}\n")
-        stream.flush()
-    except (OSError, ValueError):
-        pass  # the program ended, which the reader reports

@@ -12,6 +12,7 @@ from capvid.errors import DataError, UsageError
 from capvid.text.tokenization import ptb_tokenize
 
 Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
 _BITS = 32  # a pair of numbers below 2**31 is one number
 
 
@@ -74,16 +75,16 @@ class ReferenceIndex:
         self.first: Ints = np.concatenate(([0], np.cumsum(counts))).astype(np.int64)
         self._numbers: dict[str, int] = {}
         self.words, words = self._read([line for lines in references.values() for line in lines])
-        known: list[Ints] = []
+        keys_by_order: list[Ints] = []
 
-        def number(n: int, key: Ints) -> Ints:
-            keys, gram = np.unique(key, return_inverse=True)
-            known.append(keys)
+        def number(n: int, keys: Ints) -> Ints:
+            distinct, gram = np.unique(keys, return_inverse=True)
+            keys_by_order.append(distinct)
             return gram.reshape(-1)
 
         video = np.repeat(np.arange(len(counts)), counts)
         ngrams = _ngrams(self.words, words, number)
-        self.orders = [_order(keys, *one, video) for keys, one in zip(known, ngrams, strict=True)]
+        self.orders = [_order(keys, *grams, video) for keys, grams in zip(keys_by_order, ngrams, strict=True)]
 
     def match(self, rows: Sequence[int], captions: Sequence[str]) -> tuple[Ints, list[Shared]]:
         """Match n-grams of captions with those of their videos' references.
@@ -96,19 +97,20 @@ class ReferenceIndex:
             Number of words per caption, and the shared n-grams for n = 1..4.
         """
         lengths, words = self._read(captions)
-        ngrams = _ngrams(lengths, words, lambda n, key: _looked_up(self.orders[n - 1].keys, key))
+        ngrams = _ngrams(lengths, words, lambda n, keys: _find_keys(self.orders[n - 1].keys, keys))
         video = np.asarray(rows, dtype=np.int64)
-        return lengths, [_shared(order, *one, video) for order, one in zip(self.orders, ngrams, strict=True)]
+        shared = [_shared(order, *grams, video) for order, grams in zip(self.orders, ngrams, strict=True)]
+        return lengths, shared
 
     def _read(self, lines: Sequence[str]) -> tuple[Ints, Ints]:
         """Return the number of words per line, and the ids of all words in order."""
         numbers = self._numbers
-        lengths, every = [], []
-        for text in lines:
-            words = text.split()
+        lengths, ids = [], []
+        for line in lines:
+            words = line.split()
             lengths.append(len(words))
-            every += [numbers.setdefault(word, len(numbers)) for word in words]
-        return np.array(lengths, dtype=np.int64), np.array(every, dtype=np.int64)
+            ids += [numbers.setdefault(word, len(numbers)) for word in words]
+        return np.array(lengths, dtype=np.int64), np.array(ids, dtype=np.int64)
 
 
 def _ngrams(lengths: Ints, words: Ints, number: Callable[[int, Ints], Ints]) -> list[tuple[Ints, Ints]]:
@@ -118,21 +120,21 @@ def _ngrams(lengths: Ints, words: Ints, number: Callable[[int, Ints], Ints]) -> 
     gram = np.zeros_like(words)
     ngrams = []
     for n in range(1, MAX_N + 1):
-        at = np.flatnonzero(left >= n)
-        numbers = number(n, gram[at] << _BITS | words[at + n - 1])
+        starts = np.flatnonzero(left >= n)
+        numbers = number(n, gram[starts] << _BITS | words[starts + n - 1])
         gram = np.zeros_like(words)
-        gram[at] = numbers
-        ngrams.append((line[at], numbers))
+        gram[starts] = numbers
+        ngrams.append((line[starts], numbers))
     return ngrams
 
 
-def _looked_up(keys: Ints, key: Ints) -> Ints:
-    """Return the index of each key in ``keys``; unknown keys are numbered beyond them."""
-    index = np.searchsorted(keys, key)
-    new = np.ones(len(key), dtype=bool)
-    inside = index < len(keys)
-    new[inside] = keys[index[inside]] != key[inside]
-    index[new] = len(keys) + np.unique(key[new], return_inverse=True)[1].reshape(-1)
+def _find_keys(known: Ints, keys: Ints) -> Ints:
+    """Return the index of each of ``keys`` among the sorted ``known`` ones; others are numbered beyond."""
+    index = np.searchsorted(known, keys)
+    new = np.ones(len(keys), dtype=bool)
+    inside = index < len(known)
+    new[inside] = known[index[inside]] != keys[inside]
+    index[new] = len(known) + np.unique(keys[new], return_inverse=True)[1].reshape(-1)
     return index
 
 
@@ -157,9 +159,9 @@ def _shared(order: Order, line: Ints, gram: Ints, video: Ints) -> Shared:
     line, gram, count = _count_pairs(line, gram)
     codes = video[line] << _BITS | gram
     start = np.searchsorted(order.codes, codes, "left")
-    many = np.searchsorted(order.codes, codes, "right") - start
-    own = np.repeat(np.arange(len(line)), many)
-    step = np.arange(len(own)) - np.repeat(np.cumsum(many) - many, many)
+    matches = np.searchsorted(order.codes, codes, "right") - start
+    own = np.repeat(np.arange(len(line)), matches)
+    step = np.arange(len(own)) - np.repeat(np.cumsum(matches) - matches, matches)
     return Shared(line, gram, count, own, start[own] + step)
 
 
@@ -190,21 +192,13 @@ def tokenize(caption: Caption, *, tokenizer: str = "builtin") -> str:
 
 
 def check_tokenizer(name: str) -> None:
-    """Check the name of a tokenizer.
-
-    Raises:
-        UsageError: no such tokenizer.
-    """
+    """Raise UsageError if there is no tokenizer ``name``."""
     if name not in TOKENIZERS:
         raise UsageError(f"no tokenizer named {name!r}", remedy=f"use one of: {', '.join(TOKENIZERS)}")
 
 
 def check_predictions(predictions: Mapping[str, object], references: Iterable[str]) -> None:
-    """Check that every video of the references has a prediction.
-
-    Raises:
-        DataError: some have none; the message names the first ones.
-    """
+    """Raise DataError if videos of the references have no prediction; the message names the first ones."""
     missing = [video for video in references if video not in predictions]
     if missing:
         named = ", ".join(missing[:5]) + (f" and {len(missing) - 5} more" if len(missing) > 5 else "")
@@ -215,11 +209,7 @@ def check_predictions(predictions: Mapping[str, object], references: Iterable[st
 
 
 def check_references(references: Mapping[str, Sequence[Caption]]) -> None:
-    """Check that there are videos, each with a list of references.
-
-    Raises:
-        DataError: no video, a video without references, or a text instead of a list.
-    """
+    """Raise DataError if there is no video, or one without a list of references."""
     if not references:
         raise DataError("the references hold no video", remedy="give at least one video with its captions")
     for video, captions in references.items():

@@ -23,20 +23,17 @@ def repetition(
     R@n of a video is the share of repeated n-grams:
     ``sum(max(count - 1, 0)) / sum(count)``, 0 for a video without n-grams.
     """
-    videos = {video: _of(sentences) for video, sentences in paragraphs.items()}
+    videos: dict[str, dict[str, float]] = {}
+    for video, sentences in paragraphs.items():
+        tokens = list(map(_words, sentences))
+        videos[video] = {}
+        for n in ORDERS:
+            ngrams = Counter(tuple(words[i : i + n]) for words in tokens for i in range(len(words) - n + 1))
+            total = ngrams.total()
+            videos[video][f"R@{n}"] = (total - len(ngrams)) / total if total else 0.0
     count = max(1, len(videos))
     means = {f"R@{n}": math.fsum(values[f"R@{n}"] for values in videos.values()) / count for n in ORDERS}
     return means, videos
-
-
-def _of(sentences: Sequence[str]) -> dict[str, float]:
-    tokens = [_words(sentence) for sentence in sentences]
-    values = {}
-    for n in ORDERS:
-        grams = Counter(tuple(words[i : i + n]) for words in tokens for i in range(len(words) - n + 1))
-        total = sum(grams.values())
-        values[f"R@{n}"] = (total - len(grams)) / total if total else 0.0
-    return values
 
 
 def _words(sentence: str) -> list[str]:

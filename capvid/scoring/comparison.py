@@ -4,7 +4,7 @@ Both sets are scored on the same resampled videos, many times. The confidence in
 the differences, and the p-value is twice the share of samples in which the difference has the opposite sign
 or is 0.
 
-Samples are not scored from their captions. BLEU is computed exactly, from counts summed over the sampled
+Samples are not scored from their captions: BLEU is computed exactly, from counts summed over the sampled
 videos. ROUGE_L, CIDEr-D (with the document frequencies of all videos) and R@n are means over videos. The
 corpus score of METEOR is not a mean: its interval and p-value are those of the mean over videos, its
 difference is that of the corpus scores.
@@ -16,18 +16,16 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from capvid.errors import DataError
 from capvid.metrics.bleu import bleu_counts, bleu_of_counts
 from capvid.metrics.metric import Texts
+from capvid.metrics.ngram_index import Floats
 from capvid.scoring.scorer import CAPTION_METRICS, Scores, score_texts
 
 SAMPLES = 1000
 SEED = 0
-_NUMBERS_AT_ONCE = 1 << 22
-
-Floats = NDArray[np.float64]
+_BLOCK_SIZE = 1 << 22  # counts that are held at once
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,60 +90,61 @@ def compare(
         score_texts(texts, metrics=metrics, meteor_engine=meteor_engine, meteor_needed=meteor_needed)
         for texts in (first, second)
     ]
-    drawn = _differences(first, second, both, samples, seed)
+    sampled = _sampled_differences(first, second, both, samples, seed)
     ones, others = (scores.corpus for scores in both)
-    differences = {name: _judged(ones[name] - others[name], drawn[name]) for name in ones}
+    differences = {}
+    for name in ones:
+        low, high = np.quantile(sampled[name], (0.025, 0.975)).tolist()
+        opposite = 1 + min(int((sampled[name] <= 0).sum()), int((sampled[name] >= 0).sum()))
+        p = min(1.0, 2 * opposite / (len(sampled[name]) + 1))
+        differences[name] = Difference(difference=ones[name] - others[name], low=low, high=high, p=p)
     by = next((name for name in ("CIDEr-D", "METEOR", "ROUGE_L", "BLEU-4") if name in ones), next(iter(ones)))
-    each = {
+    videos = {
         video: values.get(by, 0.0) - both[1].per_video[video].get(by, 0.0)
         for video, values in both[0].per_video.items()
     }
-    ordered = dict(sorted(each.items(), key=lambda item: -abs(item[1])))
+    ordered = dict(sorted(videos.items(), key=lambda item: -abs(item[1])))
     return Comparison(first=both[0], second=both[1], differences=differences, by=by, videos=ordered)
 
 
-def _judged(difference: float, drawn: Floats) -> Difference:
-    low, high = np.quantile(drawn, (0.025, 0.975)).tolist()
-    other = 1 + min(int((drawn <= 0).sum()), int((drawn >= 0).sum()))
-    return Difference(difference=difference, low=low, high=high, p=min(1.0, 2 * other / (len(drawn) + 1)))
-
-
-def _differences(
+def _sampled_differences(
     first: Texts, second: Texts, both: list[Scores], samples: int, seed: int
 ) -> dict[str, Floats]:
-    """Return the differences of all samples by score."""
+    """Return the difference of each score in each sample."""
     names = list(both[0].corpus)
     bleus = [name for name in names if name.startswith("BLEU")]
     means = [name for name in names if name not in bleus]
     counts = [bleu_counts(texts.predictions, first.index) for texts in (first, second)] if bleus else []
-    sums = [_sums(scores.per_video, means) for scores in both]
-    drawn: dict[str, list[Floats]] = {name: [] for name in names}
-    for weights in _draws(len(first.index.rows), samples, seed):
+    sums = [_scores_and_counts(scores.per_video, means) for scores in both]
+    blocks: dict[str, list[Floats]] = {name: [] for name in names}
+    for weights in _sample_weights(len(first.index.rows), samples, seed):
         if bleus:
             one, other = (bleu_of_counts(weights @ count) for count in counts)
             for n, name in enumerate(bleus):
-                drawn[name].append(one[:, n] - other[:, n])
-        ones, others = (_means(weights @ values) for values in sums)
+                blocks[name].append(one[:, n] - other[:, n])
+        one, other = (_means(weights @ values) for values in sums)
         for n, name in enumerate(means):
-            drawn[name].append(ones[:, n] - others[:, n])
-    return {name: np.concatenate(parts) for name, parts in drawn.items()}
+            blocks[name].append(one[:, n] - other[:, n])
+    return {name: np.concatenate(parts) for name, parts in blocks.items()}
 
 
-def _draws(videos: int, samples: int, seed: int) -> Iterator[Floats]:
+def _sample_weights(videos: int, samples: int, seed: int) -> Iterator[Floats]:
     """Yield the count of each video in each sample, (block, videos), block by block."""
     generator = np.random.default_rng(seed)
-    many = max(1, _NUMBERS_AT_ONCE // videos)
-    for start in range(0, samples, many):
-        block = min(many, samples - start)
-        drawn = generator.integers(0, videos, (block, videos)) + np.arange(block)[:, None] * videos
-        yield np.bincount(drawn.ravel(), minlength=block * videos).reshape(block, videos).astype(float)
+    block_length = max(1, _BLOCK_SIZE // videos)
+    for start in range(0, samples, block_length):
+        block = min(block_length, samples - start)
+        indices = generator.integers(0, videos, (block, videos)) + np.arange(block)[:, None] * videos
+        yield np.bincount(indices.ravel(), minlength=block * videos).reshape(block, videos).astype(float)
 
 
-def _sums(per_video: Mapping[str, Mapping[str, float]], names: list[str]) -> Floats:
+def _scores_and_counts(per_video: Mapping[str, Mapping[str, float]], names: list[str]) -> Floats:
     """Return the scores of each video, then whether it has each: (videos, 2 * scores)."""
-    values = [[video.get(name, 0.0) for name in names] for video in per_video.values()]
-    there = [[float(name in video) for name in names] for video in per_video.values()]
-    return np.concatenate([np.array(values), np.array(there)], axis=1)
+    rows = [
+        [*(video.get(name, 0.0) for name in names), *(float(name in video) for name in names)]
+        for video in per_video.values()
+    ]
+    return np.array(rows)
 
 
 def _means(sums: Floats) -> Floats:

@@ -15,27 +15,19 @@ import re
 import reprlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from capvid.datasets.annotation_files import (
-    JsonReader,
-    Location,
-    RowError,
-    Rows,
-    TextLines,
-    check_unicode,
-    read_text,
-)
+from capvid.datasets.annotation_files import JsonReader, RowError, Rows, check_unicode, read_text
+from capvid.datasets.dataset import Location
 from capvid.errors import DataError
 from capvid.utils.escaping import unguarded_cell
 from capvid.utils.files import MANIFEST
 
 IDS = ("image_id", "video_id", "video", "id")
-COLUMNS = ("video", "caption", "logprob")
 SUFFIXES = (".json", ".jsonl", ".csv", ".tsv")
-_FORMS = (
+_CAPTION_COLUMNS = ("caption", "sentence", "text")
+_REMEDY = (
     'give records of capvid caption, [{"image_id": ..., "caption": ...}], {id: caption}, or a table with the '
     "columns video and caption"
 )
@@ -46,14 +38,14 @@ class Predictions:
     """Predictions of one file or folder.
 
     Attributes:
-        sentences: caption, or sentences of the paragraph, by id.
+        sentences: sentences of the paragraph, or the caption as a list of one sentence, by id.
         failed: ids of videos whose captioning failed.
-        further: number of captions dropped because a better one of the same video comes first.
+        dropped: number of captions dropped because a better one of the same video comes first.
     """
 
     sentences: dict[str, list[str]] = field(default_factory=dict)
     failed: list[str] = field(default_factory=list)
-    further: int = 0
+    dropped: int = 0
 
 
 def read_predictions(path: Path, *, paragraphs: bool = False) -> Predictions:
@@ -63,24 +55,20 @@ def read_predictions(path: Path, *, paragraphs: bool = False) -> Predictions:
         path: a file, plain or gzip, or the folder given to ``capvid caption --output-dir``.
         paragraphs: whether each video has a paragraph instead of a caption.
 
-    Returns:
-        The predictions; a caption is a list of one sentence.
-
     Raises:
         DataError: a file is unreadable or of another format; the message names file and line.
     """
     reader = _Reader(paragraphs)
+    files = [path]
     if path.is_dir():
-        files = [one for one in sorted(path.rglob("*")) if one.name != MANIFEST and one.is_file()]
-        files = [one for one in files if one.suffix.lower() in SUFFIXES]
+        files = [file for file in sorted(path.rglob("*")) if file.name != MANIFEST and file.is_file()]
+        files = [file for file in files if file.suffix.lower() in SUFFIXES]
         if not files:
             raise DataError(f"{path}: no predictions in this folder", remedy="give files of capvid caption")
-    else:
-        files = [path]
-    for one in files:
-        reader.read(one)
+    for file in files:
+        reader.read(file)
     if not reader.predictions.sentences and not reader.predictions.failed:
-        raise DataError(f"{path}: no predictions", remedy=_FORMS)
+        raise DataError(f"{path}: no predictions", remedy=_REMEDY)
     return reader.predictions
 
 
@@ -90,59 +78,56 @@ class _Reader:
     def __init__(self, paragraphs: bool) -> None:
         self.paragraphs = paragraphs
         self.predictions = Predictions()
-        self._locations: dict[str, tuple[Path, int]] = {}
+        self._locations: dict[str, Location] = {}
         self._rows = Rows(skip_bad=False)
 
     def read(self, path: Path) -> None:
         text = read_text(path)
-        if text.lstrip()[:1] in ("{", "["):
-            self._read_json(JsonReader(path, text))
-        else:
-            self._read_table(path, TextLines(text))
-
-    def _read_json(self, stream: JsonReader) -> None:
+        if text.lstrip()[:1] not in ("{", "["):
+            self._read_table(path, text.split("\n"))
+            return
+        stream = JsonReader(path, text)
         if stream.peek() == "[":
             for line in stream.items():
-                self._take_record(stream, line)
-            stream.end()
-            return
-        first = stream.peek_value()
-        if isinstance(first, dict) and _is_record(first):
-            while stream.peek():
-                self._take_record(stream, stream.line)
-            return
-        self._read_object(stream)
+                self._read_record(stream, line)
+        else:
+            first = stream.peek_value()
+            if isinstance(first, dict) and _is_record(first):
+                while stream.peek():
+                    self._read_record(stream, stream.line)
+            else:
+                self._read_object(stream)
         stream.end()
 
     def _read_object(self, stream: JsonReader) -> None:
         """Read an object of captions by id, or one with such an object in ``results``."""
-        about = []  # members that describe the file, not a video
-        inside = False
+        header = []  # members that describe the file if there are results, videos otherwise
+        has_results = False
         for line, name in stream.members():
             if name == "results" and stream.peek() == "{":
-                inside = True
-                for inner, video in stream.members():
-                    self._take(stream.path, inner, video, stream.value())
+                has_results = True
+                for inner_line, video in stream.members():
+                    self._add(stream.path, inner_line, video, stream.value())
             elif name in ("version", "external_data"):
-                about.append((line, name, stream.value()))
+                header.append((line, name, stream.value()))
             else:
-                self._take(stream.path, line, name, stream.value())
-        for line, name, value in [] if inside else about:
-            self._take(stream.path, line, name, value)
+                self._add(stream.path, line, name, stream.value())
+        for line, name, value in [] if has_results else header:
+            self._add(stream.path, line, name, value)
 
-    def _take_record(self, stream: JsonReader, line: int) -> None:
+    def _read_record(self, stream: JsonReader, line: int) -> None:
         row = stream.value()
         with self._rows.at(Location(stream.path, line)):
             if not isinstance(row, dict):
-                raise RowError(f"not a record: {reprlib.repr(row)}", _FORMS)
+                raise RowError(f"not a record: {reprlib.repr(row)}", _REMEDY)
             name = next((row[key] for key in IDS if row.get(key) is not None), None)
             if name is None:
-                raise RowError(f"no id: none of {', '.join(IDS)}", _FORMS)
+                raise RowError(f"no id: none of {', '.join(IDS)}", _REMEDY)
         if row.get("status") == "error":
-            self._claim(stream.path, line, name)
+            self._register(stream.path, line, name)
             self.predictions.failed.append(str(name))
-            return
-        self._take(stream.path, line, name, *self._content(row))
+        else:
+            self._add(stream.path, line, name, *self._content(row))
 
     def _content(self, row: dict[str, Any]) -> tuple[Any, Sequence[Any]]:
         """Return the best caption of a record, and all its captions."""
@@ -155,67 +140,65 @@ class _Reader:
             return captions[:1], captions
         return row.get("caption", row.get("sentence", row.get("segments"))), ()
 
-    def _read_table(self, path: Path, lines: TextLines) -> None:
-        source = iter(lines)
-        first = next((line for line in source if line.strip()), "")
-        tabs = "\t" in first
-        head = _head(first, tabs=tabs)
-        columns = _columns(head)
-        if columns is None:
-            if not tabs:
-                if first:
-                    raise DataError(f"{path}, line {lines.number}: no form of predictions", remedy=_FORMS)
-                return
-            columns, source = (0, 1), chain([first], source)
-        before = begun = None
-        start = head.index("start") if self.paragraphs and "start" in head else None
-        for line, cells in _rows(source, lines, path, tabs=tabs):
+    def _read_table(self, path: Path, lines: list[str]) -> None:
+        first = next((number for number, line in enumerate(lines) if line.strip()), None)
+        if first is None:
+            return
+        tabs = "\t" in lines[first]
+        header = _header(lines[first], tabs=tabs)
+        video_column = next((header.index(name) for name in IDS if name in header), None)
+        caption_column = next((header.index(name) for name in _CAPTION_COLUMNS if name in header), None)
+        if video_column is not None and caption_column is not None:
+            first += 1
+        elif tabs:
+            video_column, caption_column = 0, 1
+        else:
+            problem = f"{path}, line {first + 1}: not a known format of predictions"
+            raise DataError(problem, remedy=_REMEDY)
+        start_column = header.index("start") if self.paragraphs and "start" in header else None
+        last_video = last_start = None
+        for line, cells in _table_rows(path, lines, first, tabs=tabs):
             with self._rows.at(Location(path, line)):
-                if len(cells) <= max(*columns, start or 0):
+                if len(cells) <= max(video_column, caption_column, start_column or 0):
                     raise RowError(f"{len(cells)} columns", "write a video and a caption on each line")
-            video, caption = (cells[column].strip() for column in columns)
-            segment = None if start is None else cells[start]
-            if "logprob" in head and video == before:
-                if segment == begun:
-                    self.predictions.further += 1
-                else:  # the next segment of a paragraph
-                    self.predictions.sentences[as_id(video)].append(caption)
-            else:
-                self._take(path, line, video, caption)
-            before, begun = video, segment
+            video, caption = cells[video_column].strip(), cells[caption_column].strip()
+            start = None if start_column is None else cells[start_column]
+            if "logprob" not in header or video != last_video:
+                self._add(path, line, video, caption)
+            elif start == last_start:
+                self.predictions.dropped += 1
+            else:  # the next segment of a paragraph
+                self.predictions.sentences[as_id(video)].append(caption)
+            last_video, last_start = video, start
 
-    def _take(self, path: Path, line: int, name: Any, value: Any, captions: Sequence[Any] = ()) -> None:
+    def _add(self, path: Path, line: int, name: Any, value: Any, captions: Sequence[Any] = ()) -> None:
         """Check and store the prediction of a video."""
-        video = self._claim(path, line, name)
+        video = self._register(path, line, name)
         with self._rows.at(Location(path, line, f"record {reprlib.repr(video)}")):
-            sentences = [_text(one) for one in (value if isinstance(value, list) else [value])]
+            sentences = [_text(item) for item in (value if isinstance(value, list) else [value])]
             if not self.paragraphs and len(sentences) != 1:
                 raise RowError(
                     f"{len(sentences)} captions for one video", "give one caption, or score with --paragraph"
                 )
             self.predictions.sentences[video] = sentences
-            self.predictions.further += max(0, len(captions) - 1)
+            self.predictions.dropped += max(0, len(captions) - 1)
 
-    def _claim(self, path: Path, line: int, name: Any) -> str:
+    def _register(self, path: Path, line: int, name: Any) -> str:
         """Return the id as text and store its location; repeated ids are errors."""
-        with self._rows.at(Location(path, line)):
+        location = Location(path, line)
+        with self._rows.at(location):
             video = as_id(name)
             if video in self._locations:
-                other = self._locations[video]
                 raise RowError(
-                    f"the id {reprlib.repr(video)} comes twice (first at {other[0]}, line {other[1]})",
+                    f"the id {reprlib.repr(video)} occurs twice (first at {self._locations[video]})",
                     "give each video one prediction",
                 )
-            self._locations[video] = (path, line)
+            self._locations[video] = location
         return video
 
 
 def as_id(value: Any) -> str:
-    """Return an id as text: 7 and "7" are the same id.
-
-    Raises:
-        RowError: it is neither text nor an integer, or empty.
-    """
+    """Return an id as text, so that 7 and "7" are one id; raise RowError if it is neither, or empty."""
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     if isinstance(value, bool) or not isinstance(value, (str, int)) or not str(value).strip():
@@ -226,7 +209,7 @@ def as_id(value: Any) -> str:
 def _text(value: Any) -> str:
     """Return the text of a caption, or of an object with one."""
     if isinstance(value, dict):
-        value = next((value[key] for key in ("caption", "sentence", "text") if key in value), None)
+        value = next((value[key] for key in _CAPTION_COLUMNS if key in value), None)
     if not isinstance(value, str):
         raise RowError(
             f"a caption that is not text: {reprlib.repr(value)}",
@@ -242,48 +225,40 @@ def _is_record(row: dict[str, Any]) -> bool:
     )
 
 
-def _head(line: str, *, tabs: bool) -> list[str]:
-    """Return the column names if a line is a header."""
+def _header(line: str, *, tabs: bool) -> list[str]:
+    """Return the cells of a line in lower case, as column names; empty if it is no row of a table."""
     try:
-        cells = line.split("\t") if tabs else next(csv.reader([line.rstrip("\r\n")]), [])
+        cells = line.split("\t") if tabs else next(csv.reader([line.rstrip("\r")]), [])
     except csv.Error:
         return []
     return [cell.strip().lower() for cell in cells]
 
 
-def _columns(head: Sequence[str]) -> tuple[int, int] | None:
-    """Return the indices of the video and caption columns."""
-    video = next((head.index(name) for name in IDS if name in head), None)
-    caption = next((head.index(name) for name in ("caption", "sentence", "text") if name in head), None)
-    return None if video is None or caption is None else (video, caption)
-
-
-def _rows(
-    source: Iterable[str], lines: TextLines, path: Path, *, tabs: bool
+def _table_rows(
+    path: Path, lines: Sequence[str], first: int, *, tabs: bool
 ) -> Iterator[tuple[int, list[str]]]:
-    """Yield the rows of a table with their line numbers; tab-separated tables have no quotes."""
+    """Yield the rows from ``lines[first]`` on with line numbers; tab-separated tables have no quotes."""
     if tabs:
-        for line in source:
+        for number, line in enumerate(lines[first:], first + 1):
             if line.strip():
-                yield lines.number, [unguarded_cell(cell) for cell in line.rstrip("\r\n").split("\t")]
+                yield number, [unguarded_cell(cell) for cell in line.rstrip("\r").split("\t")]
         return
-    reader = csv.reader(source, strict=True)
+    reader = csv.reader((f"{line}\n" for line in lines[first:]), strict=True)
     while True:
-        start = lines.number + 1
+        number = first + reader.line_num + 1
         try:
             cells = next(reader, None)
         except csv.Error as error:
             raise DataError(
-                f"{path}, line {start}: not a row of a table ({error})", remedy="mend its quotes"
+                f"{path}, line {number}: not a row of a table ({error})", remedy="correct its quotes"
             ) from None
         if cells is None:
             return
         if cells:
-            yield start, [unguarded_cell(cell) for cell in cells]
+            yield number, [unguarded_cell(cell) for cell in cells]
 
 
-_YOUTUBE = 11  # characters of an id there
-_ACTIVITYNET = re.compile(f"v_.{{{_YOUTUBE}}}")
+_ACTIVITYNET_ID = re.compile("v_.{11}")  # the 11 characters of a YouTube id
 
 
 @dataclass
@@ -315,42 +290,40 @@ def match_ids(
         aliases: ids of references by alternative names.
     """
     known = dict.fromkeys(videos)
-    other = aliases or {}
-    by_name: dict[str, list[str]] = {}
+    aliases = aliases or {}
+    videos_by_name: dict[str, list[str]] = {}
     for video in known:
         path = PurePosixPath(video)
         for name in {path.name, path.stem}:
-            by_name.setdefault(name, []).append(video)
+            videos_by_name.setdefault(name, []).append(video)
     matches = Matches()
     ambiguous: set[str] = set()
-    left = list(predicted)
-    for name_of in (_same, _without_suffix, _stem):
-        claims: dict[str, list[str]] = {}
-        rest = []
-        for name in left:
-            own = name_of(name)
-            fits = [own] if own in known else [other[own]] if other.get(own) in known else []
-            if not fits and name_of is _stem:
-                fits = by_name.get(own, [])
-            if len(fits) == 1 and fits[0] not in matches.videos:
-                claims.setdefault(fits[0], []).append(name)
+    matches.extra = list(predicted)
+    for shorten in (str, _without_suffix, _stem):
+        claims: dict[str, list[str]] = {}  # ids by the only video that they match
+        unmatched = []
+        for name in matches.extra:
+            short = shorten(name)
+            candidates = (
+                [short] if short in known else [aliases[short]] if aliases.get(short) in known else []
+            )
+            if not candidates and shorten is _stem:
+                candidates = videos_by_name.get(short, [])
+            if len(candidates) == 1 and candidates[0] not in matches.videos:
+                claims.setdefault(candidates[0], []).append(name)
             else:
-                rest.append(name)
-                ambiguous.update([name] if len(fits) > 1 else [])
+                unmatched.append(name)
+                if len(candidates) > 1:
+                    ambiguous.add(name)
         for video, names in claims.items():
             if len(names) == 1:
                 matches.videos[video] = names[0]
             else:
-                rest += names
+                unmatched += names
                 ambiguous.update(names)
-        left = rest
-    matches.extra = left
-    matches.ambiguous = [name for name in left if name in ambiguous]
+        matches.extra = unmatched
+    matches.ambiguous = [name for name in matches.extra if name in ambiguous]
     return matches
-
-
-def _same(name: str) -> str:
-    return name
 
 
 def _without_suffix(name: str) -> str:
@@ -364,9 +337,9 @@ def _stem(name: str) -> str:
 
 def is_activitynet(videos: Iterable[str]) -> bool:
     """Return whether ids have the form of ActivityNet: ``v_`` and the 11 characters of a YouTube id."""
-    return any(_ACTIVITYNET.fullmatch(video) for video in videos)
+    return any(_ACTIVITYNET_ID.fullmatch(video) for video in videos)
 
 
 def activitynet_id(name: str) -> str:
     """Return the id with ``v_`` before it."""
-    return f"v_{name}" if len(name) == _YOUTUBE else name
+    return f"v_{name}" if len(name) == 11 else name

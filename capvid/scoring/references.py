@@ -15,54 +15,50 @@ from typing import Any
 
 from capvid.datasets.annotation_files import (
     JsonReader,
-    Location,
     RowError,
     Rows,
-    TextLines,
     check_unicode,
+    first_ids,
     member,
     read_lines,
     read_text,
 )
-from capvid.datasets.dataset import SPLITS
+from capvid.datasets.dataset import SPLITS, Location
+from capvid.datasets.formats.coco import SPLIT_NAMES
 from capvid.datasets.formats.msvd import MAPPING
 from capvid.errors import DataError, UsageError
 from capvid.scoring.predictions import IDS, activitynet_id, as_id, is_activitynet, match_ids, read_predictions
 
-FORMS = ("coco", "msrvtt", "msvd", "activitynet", "youcook2", "captions", "paragraphs", "jsonl")
+FORMATS = ("coco", "msrvtt", "msvd", "activitynet", "youcook2", "captions", "paragraphs", "jsonl")
 _LISTS = {"annotations": "coco", "images": "coco", "sentences": "msrvtt", "videos": "msrvtt"}
 _BY_ID = ("captions", "paragraphs", "activitynet")  # objects with ids as names
-_ABOUT = ("info", "licenses", "type")
-_SPLIT_NAMES = {
-    **{split: split for split in SPLITS},
-    "training": "train",
-    "restval": "train",
-    "validation": "val",
-    "validate": "val",
-    "testing": "test",
-}
-_REMEDY = f"name its form, one of {', '.join(FORMS)}, with --references-format"
+_METADATA = ("info", "licenses", "type")
+_REMEDY = f"name its format, one of {', '.join(FORMATS)}, with --references-format"
 
 
 @dataclass
-class References:
-    """The references of one file.
+class ReferenceSet:
+    """References of one or more files.
 
     Attributes:
-        texts: captions or paragraphs by id.
-        aliases: ids by alternative names, such as the file name of an image.
+        texts: captions or paragraphs by video, those of the first file first.
+        first: videos of the first file.
+        aliases: ids of videos by alternative names, such as the file name of an image.
+        names: names of the files.
     """
 
     texts: dict[str, list[str]] = field(default_factory=dict)
+    first: list[str] = field(default_factory=list)
     aliases: dict[str, str] = field(default_factory=dict)
+    names: list[str] = field(default_factory=list)
 
 
-def read_references(path: Path, *, form: str = "", split: str = "", paragraphs: bool = False) -> References:
-    """Read a file of references.
+def read_references(path: Path, *, form: str = "", split: str = "", paragraphs: bool = False) -> ReferenceSet:
+    """Read a file of references; ``first`` and ``names`` of the result are empty.
 
     Args:
         path: the file, plain or gzip.
-        form: format, one of :data:`FORMS`; empty to detect it.
+        form: format, one of :data:`FORMATS`; empty to detect it.
         split: ``train``, ``val`` or ``test`` to take only that split, if the records state theirs.
         paragraphs: whether to read paragraphs; a list of sentences is then one paragraph, not captions.
 
@@ -70,48 +66,40 @@ def read_references(path: Path, *, form: str = "", split: str = "", paragraphs: 
         DataError: the file is unreadable or of another format; the message names file and line.
         UsageError: no such format or split.
     """
-    if form and form not in FORMS:
-        raise UsageError(f"no form of references {form!r}", remedy=f"use one of: {', '.join(FORMS)}")
+    if form and form not in FORMATS:
+        raise UsageError(f"no references format {form!r}", remedy=f"use one of: {', '.join(FORMATS)}")
     if split and split not in SPLITS:
         raise UsageError(f"{path}: no split {split!r}", remedy=f"use one of: {', '.join(SPLITS)}")
     if path.is_dir():
         raise DataError(f"{path}: is a folder", remedy="give the file of references in it")
-    reader = _Reader(path, form, split, paragraphs=paragraphs)
+    reader = _Reader(path, form, paragraphs=paragraphs)
     text = read_text(path)
     if text.lstrip()[:1] in ("{", "["):
         reader.read_json(JsonReader(path, text))
     else:
-        reader.read_msvd(TextLines(text))
-    return reader.finish()
+        reader.read_msvd(text)
+    references = reader.references
+    if split and references.texts:
+        if not reader.splits:
+            raise DataError(f"{path}: its records name no split", remedy=f"leave out #split={split}")
+        for video in [video for video in references.texts if reader.splits.get(video) != split]:
+            del references.texts[video]
+    if not references.texts:
+        problem = f"no captions of the {split} split" if split else "no captions"
+        raise DataError(f"{path}: {problem} in this file", remedy="give a file of references")
+    return references
 
 
 class _Reader:
     """Reads one file of references."""
 
-    def __init__(self, path: Path, form: str, split: str, *, paragraphs: bool) -> None:
+    def __init__(self, path: Path, form: str, *, paragraphs: bool) -> None:
         self.path = path
         self.form = form
-        self.split = split
         self.paragraphs = paragraphs
-        self.references = References()
-        self._splits: dict[str, str] = {}  # of the ids, if the file states them
+        self.references = ReferenceSet()
+        self.splits: dict[str, str] = {}  # by id, if the file states them
         self._rows = Rows(skip_bad=False)
-
-    def finish(self) -> References:
-        """Return the references of the split."""
-        texts = self.references.texts
-        if self.split and texts:
-            if not self._splits:
-                raise DataError(
-                    f"{self.path}: its records name no split", remedy=f"leave out #split={self.split}"
-                )
-            self.references.texts = {
-                video: lines for video, lines in texts.items() if self._splits.get(video) == self.split
-            }
-        if not self.references.texts:
-            what = f"no captions of the {self.split} split" if self.split else "no captions"
-            raise DataError(f"{self.path}: {what} in this file", remedy="give a file of references")
-        return self.references
 
     def read_json(self, stream: JsonReader) -> None:
         first = stream.peek_value() if self.form in ("", "jsonl") else None
@@ -119,11 +107,9 @@ class _Reader:
             isinstance(first, dict) and "id" in first and ("captions" in first or "paragraphs" in first)
         ):
             while stream.peek():
-                location = Location(self.path, stream.line)
-                with self._rows.at(location):
-                    self._take_row(stream.value())
-            return
-        if stream.peek() == "[":
+                with self._rows.at(Location(self.path, stream.line)):
+                    self._add_jsonl_row(stream.value())
+        elif stream.peek() == "[":
             self._expect_format("coco")
             self._read_list(stream, "annotations")
         else:
@@ -135,7 +121,7 @@ class _Reader:
         """Check that the detected format is the requested one."""
         if self.form and form != self.form and (self.form, form) != ("youcook2", "activitynet"):
             raise DataError(
-                f"{self.path}: is of the form {form}, not {self.form}", remedy="leave out --references-format"
+                f"{self.path}: has the format {form}, not {self.form}", remedy="leave out --references-format"
             )
         if self.paragraphs and form in ("coco", "msrvtt", "msvd"):
             raise DataError(f"{self.path}: holds captions, no paragraphs", remedy="leave out --paragraph")
@@ -151,38 +137,34 @@ class _Reader:
                 return
             if name == "database" and opening == "{":
                 self._expect_format("youcook2")
-                for inner, video in stream.members():
-                    with self._rows.at(Location(self.path, inner, f"record {reprlib.repr(video)}")):
-                        self._take_youcook2(video, stream.value())
+                for inner_line, video in stream.members():
+                    with self._rows.at(Location(self.path, inner_line, f"record {reprlib.repr(video)}")):
+                        row = stream.value()
+                        annotations = member(row, "annotations", list, "list of annotations")
+                        sentences = [member(item, "sentence", str, "sentence") for item in annotations]
+                        self._add(video, [" ".join(_texts(sentences))])
+                        self._note_split(video, row, "subset")
                 return
-            if name in _ABOUT:
+            if name in _METADATA:
                 stream.value()
                 return
         with self._rows.at(Location(self.path, line, f"record {reprlib.repr(name)}")):
-            self._take_by_id(name, stream.value())
+            self._add_by_id(name, stream.value())
 
-    def _take_by_id(self, name: str, value: Any) -> None:
+    def _add_by_id(self, name: str, value: Any) -> None:
         """Add the references of an id: a text, a list of texts, or sentences with times."""
         if isinstance(value, (list, str)) and self.form not in ("captions", "paragraphs"):
             self._expect_format("captions" if isinstance(value, list) else "paragraphs")
         if isinstance(value, dict):
             self._expect_format("activitynet")
-            self._add_new(name, [" ".join(_texts(member(value, "sentences", list, "list of sentences")))])
+            self._add(name, [" ".join(_texts(member(value, "sentences", list, "list of sentences")))])
         elif isinstance(value, list):
-            texts = _texts([one.get("caption") if isinstance(one, dict) else one for one in value])
-            self._add_new(name, [" ".join(texts)] if self.paragraphs else texts)
+            texts = _texts([item.get("caption") if isinstance(item, dict) else item for item in value])
+            self._add(name, [" ".join(texts)] if self.paragraphs else texts)
         elif isinstance(value, str):
-            self._add_new(name, [value])
+            self._add(name, [value])
         else:
             raise RowError(f"no captions: {reprlib.repr(value)}", _REMEDY)
-
-    def _take_youcook2(self, name: str, row: Any) -> None:
-        """Add the paragraph of a record of YouCookII."""
-        annotations = member(row, "annotations", list, "list of annotations")
-        self._add_new(
-            name, [" ".join(_texts([member(one, "sentence", str, "sentence") for one in annotations]))]
-        )
-        self._note_split(as_id(name), row, "subset")
 
     def _read_list(self, stream: JsonReader, name: str) -> None:
         """Read one of the lists of COCO or MSR-VTT: captions, or the images or videos."""
@@ -190,7 +172,7 @@ class _Reader:
             with self._rows.at(Location(self.path, line, f"record {count} of {name}")):
                 row = stream.value()
                 keys = ("id",) if name == "images" else IDS
-                key = next((one for one in keys if isinstance(row, dict) and row.get(one) is not None), "")
+                key = next((k for k in keys if isinstance(row, dict) and row.get(k) is not None), "")
                 if not key:
                     raise RowError(f"no id: {reprlib.repr(row)}", f"give every record {keys[0]!r}")
                 video = as_id(row[key])
@@ -201,8 +183,7 @@ class _Reader:
                 else:
                     self.references.texts.setdefault(video, []).extend(_texts([row.get("caption")]))
 
-    def _take_row(self, row: Any) -> None:
-        """Add the references of a line of JSONL."""
+    def _add_jsonl_row(self, row: Any) -> None:
         if not isinstance(row, dict) or "id" not in row:
             raise RowError("no id", 'write {"id": "name", "captions": ["..."]} on each line')
         key, other = ("paragraphs", "captions") if self.paragraphs else ("captions", "paragraphs")
@@ -211,38 +192,37 @@ class _Reader:
             raise RowError(f"no {key}, but {other}", remedy)
         texts = member(row, key, list, f"list of {key}")
         if self.paragraphs:
-            texts = [" ".join(_texts(one if isinstance(one, list) else [one])) for one in texts]
-        self._add_new(row["id"], _texts(texts))
-        self._note_split(as_id(row["id"]), row, "split")
+            texts = [" ".join(_texts(item if isinstance(item, list) else [item])) for item in texts]
+        self._add(row["id"], _texts(texts))
+        self._note_split(row["id"], row, "split")
 
-    def read_msvd(self, lines: TextLines) -> None:
-        for line in lines:
+    def read_msvd(self, text: str) -> None:
+        for number, line in enumerate(text.split("\n"), 1):
             if not line.strip():
                 continue
-            with self._rows.at(Location(self.path, lines.number)):
-                name, tab, caption = line.rstrip("\r\n").partition("\t")
+            with self._rows.at(Location(self.path, number)):
+                name, tab, caption = line.rstrip("\r").partition("\t")
                 if not tab:
-                    raise RowError("neither JSON nor an id, a tabulator and a caption", _REMEDY)
+                    raise RowError("neither JSON nor an id, a tab and a caption", _REMEDY)
                 self.references.texts.setdefault(as_id(name), []).append(check_unicode(caption))
         if not self.references.texts:
             return
         self._expect_format("msvd")
         mapping = self.path.with_name(MAPPING)
-        packed = mapping.with_name(f"{MAPPING}.gz")
-        for path in filter(Path.is_file, (mapping, packed)):
-            for _, text in read_lines(path, self._rows):
-                clip, _, video = text.strip().partition(" ")
+        for path in filter(Path.is_file, (mapping, mapping.with_name(f"{MAPPING}.gz"))):
+            for _, row in read_lines(path, self._rows):
+                clip, _, video = row.strip().partition(" ")
                 self.references.aliases[clip] = video.strip()
 
-    def _note_split(self, video: str, row: dict[str, Any], key: str) -> None:
+    def _note_split(self, name: Any, row: dict[str, Any], key: str) -> None:
         if isinstance(row.get(key), str):
-            self._splits[video] = _SPLIT_NAMES.get(row[key], row[key])
+            self.splits[as_id(name)] = SPLIT_NAMES.get(row[key], row[key])
 
-    def _add_new(self, name: Any, texts: list[str]) -> None:
+    def _add(self, name: Any, texts: list[str]) -> None:
         """Add the references of a new video."""
         video = as_id(name)
         if video in self.references.texts:
-            raise RowError(f"the id {reprlib.repr(video)} comes twice", "give each video one record")
+            raise RowError(f"the id {reprlib.repr(video)} occurs twice", "give each video one record")
         if not texts:
             raise RowError("no captions", "give it some, or remove the record")
         self.references.texts[video] = texts
@@ -254,26 +234,6 @@ def _texts(values: list[Any]) -> list[str]:
         if not isinstance(value, str):
             raise RowError(f"a caption that is not text: {reprlib.repr(value)}", "write captions as strings")
     return [check_unicode(value) for value in values]
-
-
-_NAMED = 5  # ids named in a message
-
-
-@dataclass
-class ReferenceSet:
-    """References of one or more files.
-
-    Attributes:
-        texts: captions or paragraphs by video, those of the first file first.
-        first: videos of the first file.
-        aliases: ids of videos by alternative names.
-        names: names of the files.
-    """
-
-    texts: dict[str, list[str]]
-    first: list[str]
-    aliases: dict[str, str]
-    names: list[str]
 
 
 @dataclass
@@ -290,7 +250,7 @@ class MatchedPredictions:
     sentences: dict[str, list[str]]
     missing: list[str]
     extra: list[str]
-    notes: list[str] = field(default_factory=list)
+    notes: list[str]
 
 
 def load_references(specs: Sequence[str], *, form: str = "", paragraphs: bool = False) -> ReferenceSet:
@@ -298,91 +258,82 @@ def load_references(specs: Sequence[str], *, form: str = "", paragraphs: bool = 
 
     Args:
         specs: paths; with ``#split=test`` appended, only that split.
-        form: format of the files, one of :data:`FORMS`; by default detected from the content.
+        form: format of the files, one of :data:`FORMATS`; by default detected from the content.
         paragraphs: whether they hold paragraphs.
 
     Raises:
         DataError: a file is unreadable; the message names file and line.
         UsageError: no such format or split.
     """
-    files = [
-        read_references(path, form=form, split=split, paragraphs=paragraphs)
-        for path, split in map(_split_fragment, specs)
-    ]
-    texts: dict[str, list[str]] = {}
-    aliases: dict[str, str] = {}
-    prefixed = paragraphs and any(is_activitynet(file.texts) for file in files)
-    first: list[str] = []
+    files = []
+    for spec in specs:
+        name, mark, fragment = spec.rpartition("#")
+        split = ""
+        if mark and not Path(spec).exists():
+            key, _, split = fragment.partition("=")
+            if key != "split" or not split:
+                raise UsageError(
+                    f"{spec}: {fragment!r} is not understood after the #", remedy="use split=test"
+                )
+        path = Path(name if split else spec)
+        files.append(read_references(path, form=form, split=split, paragraphs=paragraphs))
+    add_prefix = paragraphs and any(is_activitynet(file.texts) for file in files)
+    references = ReferenceSet(names=list(specs))
     for file in files:
-        for name, own in file.texts.items():
-            video = activitynet_id(name) if prefixed else name
-            texts.setdefault(video, []).extend(own)
-        aliases.update(file.aliases)
-        first = first or list(texts)
-    if prefixed:
-        aliases.update({video.removeprefix("v_"): video for video in texts if is_activitynet([video])})
-    return ReferenceSet(texts, first, aliases, list(specs))
-
-
-def _split_fragment(spec: str) -> tuple[Path, str]:
-    """Return the path of a references file, and the split to take."""
-    name, mark, fragment = spec.rpartition("#")
-    if not mark or Path(spec).exists():
-        return Path(spec), ""
-    key, _, split = fragment.partition("=")
-    if key != "split" or not split:
-        raise UsageError(f"{spec}: {fragment!r} is not understood after the #", remedy="use split=test")
-    return Path(name), split
+        for name, texts in file.texts.items():
+            video = activitynet_id(name) if add_prefix else name
+            references.texts.setdefault(video, []).extend(texts)
+        references.aliases.update(file.aliases)
+        references.first = references.first or list(references.texts)
+    if add_prefix:
+        with_prefix = [video for video in references.texts if is_activitynet([video])]
+        references.aliases.update({video.removeprefix("v_"): video for video in with_prefix})
+    return references
 
 
 def load_predictions(
-    path: Path, wanted: ReferenceSet, *, paragraphs: bool = False, missing: str = "error"
+    path: Path, references: ReferenceSet, *, paragraphs: bool = False, missing: str = "error"
 ) -> MatchedPredictions:
     """Read predictions and match them with the videos of the references.
 
     Args:
         path: a file, or a folder with one file per video.
-        wanted: the references.
+        references: the references.
         paragraphs: whether they are paragraphs.
         missing: ``error`` if every video of the references needs a prediction.
 
     Raises:
         DataError: the file is unreadable, no id is in the references, or predictions are missing.
     """
-    read = read_predictions(path, paragraphs=paragraphs)
-    matches = match_ids(read.sentences, wanted.texts, wanted.aliases)
+    predictions = read_predictions(path, paragraphs=paragraphs)
+    matches = match_ids(predictions.sentences, references.texts, references.aliases)
     sentences = {
-        video: read.sentences[matches.videos[video]] for video in wanted.texts if video in matches.videos
+        video: predictions.sentences[matches.videos[video]]
+        for video in references.texts
+        if video in matches.videos
     }
-    without = [video for video in wanted.texts if video not in sentences]
-    matched = MatchedPredictions(sentences, without, matches.extra)
-    if not sentences and read.sentences:
+    unpredicted = [video for video in references.texts if video not in sentences]
+    if not sentences and predictions.sentences:
         raise DataError(
-            f"{path}: none of its {len(read.sentences)} ids is in the references; they are like "
-            f"{next(iter(read.sentences))!r}, and there like {next(iter(wanted.texts))!r}",
+            f"{path}: none of its {len(predictions.sentences)} ids is in the references; they are like "
+            f"{next(iter(predictions.sentences))!r}, and there like {next(iter(references.texts))!r}",
             remedy="give the references of these videos",
         )
-    if without and (missing == "error" or not sentences):
-        failed = f" ({len(read.failed)} of the predictions failed)" if read.failed else ""
+    failed, extra = predictions.failed, matches.extra
+    if unpredicted and (missing == "error" or not sentences):
+        failures = f" ({len(failed)} of the predictions failed)" if failed else ""
         raise DataError(
-            f"{path}: no prediction for {len(without)} of {len(wanted.texts)} videos{failed}: "
-            f"{named(without)}",
+            f"{path}: no prediction for {len(unpredicted)} of {len(references.texts)} videos{failures}: "
+            f"{first_ids(unpredicted)}",
             remedy="caption them too, or choose --missing empty or skip",
         )
-    if matches.extra:
-        matched.notes.append(
-            f"{path}: {len(matches.extra)} not in the references, left out: {named(matches.extra)}"
-        )
+    notes = []
+    if extra:
+        notes.append(f"{path}: {len(extra)} not in the references, left out: {first_ids(extra)}")
     if matches.ambiguous:
-        matched.notes.append(f"{path}: several ids fit one video by name: {named(matches.ambiguous)}")
-    if read.failed:
-        matched.notes.append(f"{path}: {len(read.failed)} failed to be captioned: {named(read.failed)}")
-    if read.further:
-        matched.notes.append(f"{path}: {read.further} captions are not the first of their video, left out")
-    return matched
-
-
-def named(ids: Sequence[str]) -> str:
-    """Return the first ids and the number of others, for a message."""
-    more = f" and {len(ids) - _NAMED} more" if len(ids) > _NAMED else ""
-    return ", ".join(ids[:_NAMED]) + more
+        notes.append(f"{path}: several ids fit one video by name: {first_ids(matches.ambiguous)}")
+    if failed:
+        notes.append(f"{path}: {len(failed)} failed to be captioned: {first_ids(failed)}")
+    if predictions.dropped:
+        notes.append(f"{path}: {predictions.dropped} captions are not the first of their video, left out")
+    return MatchedPredictions(sentences, unpredicted, extra, notes)

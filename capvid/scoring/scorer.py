@@ -9,13 +9,7 @@ from typing import Any
 
 from capvid.errors import CapvidError, DataError, UsageError
 from capvid.metrics.metric import METRICS, Texts
-from capvid.metrics.ngram_index import (
-    Caption,
-    check_predictions,
-    check_references,
-    check_tokenizer,
-    tokenize,
-)
+from capvid.metrics.ngram_index import Caption, check_predictions, check_references, check_tokenizer, tokenize
 
 CAPTION_METRICS = ("bleu", "rouge", "cider")  # metrics of captions that need no further data
 PARAGRAPH_METRICS = (*CAPTION_METRICS, "repetition")
@@ -107,11 +101,7 @@ def score_paragraphs(
 
 
 def check_metrics(metrics: Iterable[str], *, paragraphs: bool) -> None:
-    """Check the names of metrics.
-
-    Raises:
-        UsageError: an unknown name, or ``repetition`` for captions.
-    """
+    """Raise UsageError if a metric does not exist, or is one of paragraphs only and these are captions."""
     for name in metrics:
         if name not in METRICS:
             known = ", ".join(metric_names(paragraphs=True))
@@ -129,20 +119,21 @@ def caption_texts(
 ) -> Texts:
     """Tokenize captions; arguments and errors as for :func:`score`."""
     check_tokenizer(tokenizer)
-    kept = _kept(predictions, references, missing)
-    predicted = [predictions.get(video, "") for video in kept]
-    wanted = [caption for captions in kept.values() for caption in captions]
+    references = _scored_references(predictions, references, missing)
+    captions = [predictions.get(video, "") for video in references]
+    captions += [caption for texts in references.values() for caption in texts]
     if tokenizer == "ptb":
-        from capvid.metrics import java as ptb_java
+        from capvid.metrics import java
 
-        raw = [caption for caption in (*predicted, *wanted) if isinstance(caption, str)]
-        ready = iter(ptb_java.tokenize(raw))
-        tokens = iter([next(ready) if isinstance(c, str) else " ".join(c) for c in (*predicted, *wanted)])
+        ready = iter(java.tokenize([caption for caption in captions if isinstance(caption, str)]))
+        tokens = iter(
+            [next(ready) if isinstance(caption, str) else " ".join(caption) for caption in captions]
+        )
     else:
-        tokens = iter([tokenize(caption, tokenizer=tokenizer) for caption in (*predicted, *wanted)])
+        tokens = iter([tokenize(caption, tokenizer=tokenizer) for caption in captions])
     return Texts(
-        predictions={video: next(tokens) for video in kept},
-        references={video: [next(tokens) for _ in captions] for video, captions in kept.items()},
+        predictions={video: next(tokens) for video in references},
+        references={video: [next(tokens) for _ in texts] for video, texts in references.items()},
     )
 
 
@@ -154,21 +145,21 @@ def paragraph_texts(
     repetition_of: Collection[str] | None = None,
 ) -> Texts:
     """Join and split paragraphs as MART does; arguments and errors as for :func:`score_paragraphs`."""
-    kept = _kept(predictions, references, missing)
-    counted = kept if repetition_of is None else repetition_of
+    references = _scored_references(predictions, references, missing)
+    counted = references if repetition_of is None else repetition_of
     return Texts(
-        predictions={video: paragraph_text(predictions.get(video, ())) for video in kept},
-        references={video: [paragraph_text([text]) for text in texts] for video, texts in kept.items()},
-        sentences={video: predictions[video] for video in kept if video in predictions and video in counted},
+        predictions={video: paragraph_text(predictions.get(video, ())) for video in references},
+        references={video: [paragraph_text([text]) for text in texts] for video, texts in references.items()},
+        sentences={v: predictions[v] for v in references if v in predictions and v in counted},
     )
 
 
-def _kept(
+def _scored_references(
     predictions: Mapping[str, object], references: Mapping[str, Sequence[Any]], missing: str
 ) -> Mapping[str, Sequence[Any]]:
     """Return the references of the videos that are scored."""
     if missing not in MISSING:
-        raise UsageError(f"no way {missing!r} with missing ones", remedy=f"use one of: {', '.join(MISSING)}")
+        raise UsageError(f"missing must be one of {', '.join(MISSING)}, got {missing!r}")
     check_references(references)
     if missing == "error":
         check_predictions(predictions, references)

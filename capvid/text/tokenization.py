@@ -29,21 +29,11 @@ _MAY_KEEP_DOT = re.compile(rf"{_ABBREVIATIONS}|[a-z]")
 _PLAIN = re.compile(r"\s*[a-z0-9]+(?:\s+[a-z0-9]+)*\s*[.]?\s*", re.ASCII)
 _MAY_JOIN = re.compile(r"[0-9]\s+[0-9]")  # telephone numbers are one token
 _CHARACTERS = str.maketrans(
-    {
-        "\u2019": "'",
-        "\u201b": "'",
-        "\u2018": "`",
-        "\u201c": '"',
-        "\u201d": '"',
-        "\u201e": '"',
-        "\u00ab": '"',
-        "\u00bb": '"',
-        "\u2013": " -- ",
-        "\u2014": " -- ",
-        "\u2026": " ",
-        "\u200d": None,
-        "\ufe0f": None,
-    }
+    dict.fromkeys("\u2019\u201b", "'")
+    | dict.fromkeys("\u2018", "`")
+    | dict.fromkeys("\u201c\u201d\u201e\u00ab\u00bb", '"')
+    | dict.fromkeys("\u2013\u2014", " -- ")
+    | {"\u2026": " ", "\u200d": None, "\ufe0f": None}
 )
 _EMOJI = re.compile("[\U0001f000-\U0001faff]")
 _SPANS = re.compile(
@@ -66,7 +56,7 @@ _SPANS = re.compile(
     """,
     re.VERBOSE,
 )
-_MENDS: tuple[tuple[re.Pattern[str], str], ...] = (
+_CORRECTIONS: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"(?<=[a-z])n`t(?!\w)"), " n`t"),
     (re.compile(r"(?<=[a-z])n'ts(?!\w)"), " n'ts"),
     (re.compile(r"\.{2,}|\.(?!\w)|(?<![\w.])\.(?=[^\W\d])"), " "),
@@ -105,29 +95,29 @@ def _treebank_tokens(text: str) -> list[str]:
     tokens: list[str] = []
     end = 0
     for match in _SPANS.finditer(text):
-        tokens += _between(text[end : match.start()])
+        tokens += _tokenize_unprotected(text[end : match.start()])
         span = match.group().replace("(", BRACKETS["("]).replace(")", BRACKETS[")"])
         tokens.append(span.replace(" ", "\u00a0"))
         end = match.end()
-    return tokens + _between(text[end:])
+    return tokens + _tokenize_unprotected(text[end:])
 
 
-def _between(text: str) -> list[str]:
+def _tokenize_unprotected(text: str) -> list[str]:
     """Tokenize text without protected spans."""
     if not text.strip():
         return []
-    for pattern, replacement in _MENDS:
+    for pattern, replacement in _CORRECTIONS:
         text = pattern.sub(replacement, text)
     tokens = []
     for token in _treebank().tokenize(text):
         if token in BRACKETS:
             tokens.append(BRACKETS[token])
         elif token not in PUNCTUATION:
-            tokens += _without_hyphens(token)
+            tokens += _strip_hyphens(token)
     return tokens
 
 
-def _without_hyphens(token: str) -> list[str]:
+def _strip_hyphens(token: str) -> list[str]:
     """Strip hyphens at the ends of a token, but not the sign of a number or those of ``-lrb-`` and so on."""
     if token[0] != "-" != token[-1] or token in BRACKETS.values():
         return [token]

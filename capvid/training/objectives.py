@@ -41,7 +41,7 @@ from torch.nn import functional as F
 from capvid.captioners.base import Captioner, ParagraphCaptioner
 from capvid.captioners.checkpoint import Checkpoint, limited, load_checkpoint
 from capvid.captioners.layers import pad_frames
-from capvid.datasets.batches import Batch, in_segments
+from capvid.datasets.batches import Batch, paragraph_teacher_tokens
 from capvid.datasets.examples import Example
 from capvid.decoding.beam_search import as_tokens, decode, decode_paragraphs
 from capvid.decoding.decoding_options import DecodingOptions, Hypothesis
@@ -182,7 +182,7 @@ def with_own_memory(captioner: Captioner, batch: Batch, *, max_length: int) -> B
     own = [[hypotheses[0].tokens for hypotheses in video] for video in decoded]
     segments, device = batch.inputs.shape[1], batch.inputs.device
     references = [least_repeated(*pair) for pair in zip(batch.paragraphs, own, strict=True)]
-    inputs, targets = in_segments(references, segments)
+    inputs, targets = paragraph_teacher_tokens(references, segments)
     padded = [video[k] if k < len(video) else [] for video in own for k in range(segments - 1)]
     remembered = as_tokens(padded, device).unflatten(0, (len(own), segments - 1))
     return replace(batch, inputs=inputs.to(device), targets=targets.to(device), remembered=remembered)

@@ -15,7 +15,7 @@ from accelerate import Accelerator
 from accelerate.utils import DistributedDataParallelKwargs, InitProcessGroupKwargs, gather_object
 from torch import Tensor, nn
 
-from capvid.datasets.batches import read_ahead
+from capvid.datasets.batches import prefetch
 from capvid.training.recipe import TrainingOptions
 from capvid.utils.device import check_precision, has_fast_path
 
@@ -172,4 +172,4 @@ def shards_of(batches: Any, epoch: int, done: int, count: int, accelerator: Acce
         return lambda: Shard(number, len(plan), plan.words, [read() for read in readers])
 
     plans = enumerate(batches.epoch(epoch), 1)
-    return read_ahead(job(*item) for item in islice(plans, done, None))
+    return prefetch(job(*item) for item in islice(plans, done, None))

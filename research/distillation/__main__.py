@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 
 from capvid.cli._batch import training_bar
-from capvid.datasets.loading import load_captions
+from capvid.datasets.loading import load_data
 from capvid.errors import CapvidError, UsageError
 from capvid.features.feature_store import FeatureStore
 from capvid.training.run_folder import locked_run
@@ -57,7 +57,7 @@ def distil(
         with locked_run(output), _Progress(chosen.training.epochs) as reporter:
             inputs = DistilInputs(
                 images=images,
-                videos=load_captions(data),
+                videos=load_data(data).videos,
                 features=[FeatureStore([source]) for source in features or []],
                 weights=weights,
             )

@@ -14,7 +14,7 @@ import torch
 
 from capvid.backbones.catalog import StreamHeader
 from capvid.captioners.checkpoint import limited
-from capvid.datasets.batches import Batch, ParagraphBatches, TrainingBatches, read_ahead
+from capvid.datasets.batches import Batch, ParagraphBatches, TrainingBatches, prefetch
 from capvid.datasets.dataset import Segment
 from capvid.datasets.examples import Example, FrameReader, Lengths, ParagraphExample, segment_rows
 from capvid.errors import DataError, FeatureFileError
@@ -23,20 +23,20 @@ from capvid.features.feature_store import FeatureStore
 from capvid.text.vocabulary import BOS, EOS, PAD, UNK, Vocabulary
 
 
-def frames_of(name: str) -> torch.Tensor:
+def make_frames(name: str) -> torch.Tensor:
     n = int(name[1:])
     return torch.full((n + 1, 3), float(n), dtype=torch.float16) + torch.arange(n + 1)[:, None] / 64
 
 
-def read(made: TrainingBatches | ParagraphBatches, epoch: int) -> Iterator[Batch]:
-    """The batches of an epoch, each whole."""
-    return (plan.part(0, 1)() for plan in made.epoch(epoch))
+def read_epoch(epoch_batches: TrainingBatches | ParagraphBatches, epoch: int) -> Iterator[Batch]:
+    """The batches of an epoch, undivided."""
+    return (plan.part(0, 1)() for plan in epoch_batches.epoch(epoch))
 
 
 def examples(count: int = 9) -> list[Example]:
-    """Video n has frames that all say n, and captions of its own word 10 + n, of 1 to 4 words."""
+    """Video n has n + 1 frames of value n, and captions that repeat the word 10 + n one to four times."""
     return [
-        Example(f"v{n}", n + 1, tuple([10 + n] * length for length in range(1, 5)), frames_of)
+        Example(f"v{n}", n + 1, tuple([10 + n] * length for length in range(1, 5)), make_frames)
         for n in range(count)
     ]
 
@@ -46,11 +46,11 @@ def batches(seed: int = 1, **options: int) -> TrainingBatches:
     return TrainingBatches(examples(), seed=seed, **chosen)
 
 
-def test_an_epoch_draws_each_video_as_often_and_pairs_captions_with_their_frames() -> None:
-    made = batches()
-    seen: Counter[tuple[int, int]] = Counter()
+def test_epoch_samples_every_video_equally_and_pairs_captions_with_frames() -> None:
+    epoch_batches = batches()
+    caption_counts: Counter[tuple[int, int]] = Counter()
     count = 0
-    for batch in read(made, 1):
+    for batch in read_epoch(epoch_batches, 1):
         count += 1
         for row in range(len(batch.targets)):
             words = [t for t in batch.targets[row].tolist() if t not in (PAD, EOS)]
@@ -63,22 +63,22 @@ def test_an_epoch_draws_each_video_as_often_and_pairs_captions_with_their_frames
             inputs = batch.inputs[row].tolist()
             assert inputs[: len(words) + 1] == [BOS, *words]
             assert batch.targets[row].tolist()[: len(words) + 1] == [*words, EOS]
-            seen[video, len(words)] += 1
-    assert count == len(made) == 7
-    assert max(seen.values()) == 1
-    assert Counter(video for video, _ in seen) == dict.fromkeys(range(9), 3)
+            caption_counts[video, len(words)] += 1
+    assert count == len(epoch_batches) == 7
+    assert max(caption_counts.values()) == 1
+    assert Counter(video for video, _ in caption_counts) == dict.fromkeys(range(9), 3)
 
 
-def test_same_seed_and_epoch_same_batches() -> None:
+def test_same_seed_and_epoch_give_the_same_batches() -> None:
     def flat(seed: int, epoch: int) -> list:
-        return [batch.targets.tolist() for batch in read(batches(seed), epoch)]
+        return [batch.targets.tolist() for batch in read_epoch(batches(seed), epoch)]
 
     assert flat(1, 4) == flat(1, 4)
     assert flat(1, 4) != flat(1, 5)
     assert flat(1, 4) != flat(2, 4)
 
 
-def test_spread_takes_the_middles_of_equal_slices() -> None:
+def test_spread_selects_the_middle_of_equal_slices() -> None:
     frames = torch.arange(10.0).unsqueeze(1)
     assert limited(frames, 5, "spread").squeeze(1).tolist() == [1, 3, 5, 7, 9]
     assert limited(frames, 2, "spread").squeeze(1).tolist() == [2, 7]
@@ -96,11 +96,13 @@ def test_vocabulary_keeps_frequent_words_in_a_fixed_order() -> None:
     assert Vocabulary(vocabulary.words).words == vocabulary.words
 
 
-def test_frame_dropout_thins_videos_but_leaves_one_frame() -> None:
-    made = TrainingBatches(
+def test_frame_dropout_keeps_at_least_one_frame() -> None:
+    epoch_batches = TrainingBatches(
         examples(), batch_size=4, captions_per_video=4, max_frames=9, frame_dropout=0.5, seed=1
     )
-    kept = [int(n) for epoch in range(40) for batch in read(made, epoch) for n in batch.mask.sum(1)]
+    kept = [
+        int(n) for epoch in range(40) for batch in read_epoch(epoch_batches, epoch) for n in batch.mask.sum(1)
+    ]
     assert min(kept) == 1
     # A video of n frames keeps 1 + (n - 1) / 2 on average; n = 1..9 come equally often.
     assert abs(sum(kept) / len(kept) - 3.0) < 0.1
@@ -113,9 +115,9 @@ def test_long_captions_are_dropped_or_cut() -> None:
     assert Lengths(2).words("...") is None
 
 
-def test_maps_stay_in_half_precision_and_first_frames_can_be_asked_for() -> None:
+def test_feature_maps_stay_in_half_precision_and_first_takes_the_first_frames() -> None:
     frames = torch.arange(6.0).half().view(6, 1, 1).expand(6, 2, 3)
-    made = TrainingBatches(
+    epoch_batches = TrainingBatches(
         [Example("v", 6, ([5],), lambda _: frames)],
         batch_size=1,
         captions_per_video=1,
@@ -123,33 +125,33 @@ def test_maps_stay_in_half_precision_and_first_frames_can_be_asked_for() -> None
         first=True,
         seed=1,
     )
-    batch = next(read(made, 1))
+    batch = next(read_epoch(epoch_batches, 1))
     assert batch.features.dtype == torch.float16
     assert batch.features[0, :, 0, 0].tolist() == [0, 1, 2, 3]
 
 
-def segments_of(name: str) -> torch.Tensor:
+def make_segment_frames(name: str) -> torch.Tensor:
     n = int(name[1:])
     return torch.cat([torch.full((s + 1, 3), 10.0 * n + s, dtype=torch.float16) for s in range(n + 1)])
 
 
 def paragraphs() -> list[ParagraphExample]:
-    """Video n has n + 1 segments; segment s has s + 1 frames that say 10 n + s, its sentence s + 1 words."""
+    """Video n has n + 1 segments; segment s has s + 1 frames of value 10 n + s and s + 1 words."""
     return [
         ParagraphExample(
             f"v{n}",
             tuple(torch.arange(s + 1) + s * (s + 1) // 2 for s in range(n + 1)),
             tuple(tuple([20 + 10 * n + s] * (s + 1) for s in range(n + 1)) for _ in range(2)),
-            segments_of,
+            make_segment_frames,
         )
         for n in range(4)
     ]
 
 
 def test_paragraphs_keep_segments_and_sentences_together() -> None:
-    made = ParagraphBatches(paragraphs(), batch_size=3, captions_per_video=2, max_frames=2, seed=1)
+    epoch_batches = ParagraphBatches(paragraphs(), batch_size=3, captions_per_video=2, max_frames=2, seed=1)
     rows = 0
-    for batch in read(made, 1):
+    for batch in read_epoch(epoch_batches, 1):
         assert batch.features.shape[:3] == batch.mask.shape
         for row in range(len(batch.targets)):
             rows += 1
@@ -163,25 +165,27 @@ def test_paragraphs_keep_segments_and_sentences_together() -> None:
                 assert frames[:, 0].tolist() == [10 * video + segment] * min(2, segment + 1)
                 assert words == [20 + 10 * video + segment] * (segment + 1) + [EOS]
                 assert batch.inputs[row, segment, : len(words)].tolist() == [BOS, *words[:-1]]
-    assert rows == made.captions == 8
+    assert rows == epoch_batches.captions == 8
 
 
-def timed(folder: Path, times: list[float] | None) -> FeatureStore:
+def save_timed_features(folder: Path, times: list[float] | None) -> FeatureStore:
     stream = StreamHeader(backbone=None, layer=None, width=1)
     header = FeatureHeader(streams=(stream,), sampling=None, reader=None, dtype="float32", capvid_version="0")
     frames = np.arange(5, dtype=np.float32)[:, None]
-    seen = None if times is None else np.array(times)
-    save_features(folder / "v.safetensors", Features(header=header, streams=(frames,), times=seen, video="v"))
+    times_array = None if times is None else np.array(times)
+    save_features(
+        folder / "v.safetensors", Features(header=header, streams=(frames,), times=times_array, video="v")
+    )
     return FeatureStore([folder])
 
 
-def test_segments_are_cut_by_frames_or_by_time(tmp_path: Path) -> None:
-    untimed = timed(tmp_path / "a", None)
-    cut = segment_rows("v", [Segment(0, 2), Segment(2, 5)], untimed)
-    assert [part.tolist() for part in cut] == [[0, 1], [2, 3, 4]]
+def test_segment_rows_are_selected_by_frame_or_by_time(tmp_path: Path) -> None:
+    untimed = save_timed_features(tmp_path / "a", None)
+    rows = segment_rows("v", [Segment(0, 2), Segment(2, 5)], untimed)
+    assert [indices.tolist() for indices in rows] == [[0, 1], [2, 3, 4]]
     seconds = [Segment(0, 1.5, "seconds"), Segment(1.6, 1.9, "seconds"), Segment(2, 9, "seconds")]
-    cut = segment_rows("v", seconds, timed(tmp_path / "b", [0.0, 1.0, 1.5, 2.0, 3.0]))
-    assert [part.tolist() for part in cut] == [[0, 1], [], [3, 4]]
+    rows = segment_rows("v", seconds, save_timed_features(tmp_path / "b", [0.0, 1.0, 1.5, 2.0, 3.0]))
+    assert [indices.tolist() for indices in rows] == [[0, 1], [], [3, 4]]
     with pytest.raises(DataError, match="v: a segment ends at frame 6, the features at 5"):
         segment_rows("v", [Segment(0, 6)], untimed)
     with pytest.raises(DataError, match="features without times"):
@@ -189,63 +193,64 @@ def test_segments_are_cut_by_frames_or_by_time(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("parts", [2, 3, 5])
-def test_parts_of_a_batch_are_the_whole(parts: int) -> None:
-    """Every caption is in one part, with its frames; a part without any says nothing."""
+def test_parts_of_a_batch_cover_every_caption_once(parts: int) -> None:
+    """Every caption is in one part, with its frames; an empty part has no words."""
     for plan in batches().epoch(1):
-        whole, shares = plan.part(0, 1)(), [plan.part(number, parts)() for number in range(parts)]
+        full_batch, part_batches = plan.part(0, 1)(), [plan.part(number, parts)() for number in range(parts)]
         rows = [plan.rows[number::parts] for number in range(parts)]
-        assert plan.words == int((whole.targets != PAD).sum())
-        assert plan.words == sum(int((share.targets != PAD).sum()) for share in shares)
-        for number, share in enumerate(shares):
+        assert plan.words == int((full_batch.targets != PAD).sum())
+        assert plan.words == sum(int((part_batch.targets != PAD).sum()) for part_batch in part_batches)
+        for number, part_batch in enumerate(part_batches):
             if not rows[number]:
-                assert len(share) == 1 and not share.targets.any()
+                assert len(part_batch) == 1 and not part_batch.targets.any()
                 continue
-            for place, row in enumerate(range(number, len(whole), parts)):
-                words = share.targets.shape[1]
-                assert share.targets[place].tolist() == whole.targets[row, :words].tolist()
+            for part_row, row in enumerate(range(number, len(full_batch), parts)):
+                words = part_batch.targets.shape[1]
+                assert part_batch.targets[part_row].tolist() == full_batch.targets[row, :words].tolist()
                 assert torch.equal(
-                    share.features[place][share.mask[place]], whole.features[row][whole.mask[row]]
+                    part_batch.features[part_row][part_batch.mask[part_row]],
+                    full_batch.features[row][full_batch.mask[row]],
                 )
 
 
-def test_features_are_read_once_if_there_is_room(tmp_path: Path) -> None:
-    store = timed(tmp_path, None)
-    asked: list[str] = []
+def test_features_are_cached_up_to_the_memory_limit(tmp_path: Path) -> None:
+    store = save_timed_features(tmp_path, None)
+    reads: list[str] = []
     get = store.get
-    store.get = lambda video: asked.append(video) or get(video)  # type: ignore[method-assign, func-returns-value]
+    store.get = lambda video: reads.append(video) or get(video)  # type: ignore[method-assign, func-returns-value]
     for memory, times in ((0, 2), (10, 1)):
-        asked.clear()
+        reads.clear()
         reader = FrameReader(store, memory=memory)
-        assert reader.length("v") == 5 and not asked
-        assert torch.equal(reader("v"), reader("v")) and len(asked) == times
+        assert reader.store.length("v") == 5 and not reads
+        assert torch.equal(reader("v"), reader("v")) and len(reads) == times
     assert reader("v").dtype == torch.float16 and reader("v").tolist() == [[0], [1], [2], [3], [4]]
     save_features(tmp_path / "v.safetensors", replace(get("v"), streams=(np.zeros((4, 1), np.float32),)))
     with pytest.raises(FeatureFileError, match="v: 4 frames of features, 5 when opened"):
         FrameReader(store)("v")
 
 
-def test_reading_ahead_keeps_the_order_and_stops_when_nobody_asks() -> None:
+def test_prefetch_keeps_the_order_and_stops_with_the_consumer() -> None:
     done: list[int] = []
 
     def job(number: int) -> int:
-        time.sleep(0.02 if number == 3 else 0)  # one that takes longer than those after it
+        time.sleep(0.02 if number == 3 else 0)  # a slow one: later jobs finish first
         done.append(number)
         if number == 7:
             raise FeatureFileError("seven")
         return number
 
-    found = read_ahead((partial(job, number) for number in range(100)), ahead=4)
-    assert [next(found) for _ in range(7)] == list(range(7))
+    results = prefetch((partial(job, number) for number in range(100)), depth=4)
+    assert [next(results) for _ in range(7)] == list(range(7))
     with pytest.raises(FeatureFileError, match="seven"):
-        next(found)
+        next(results)
     assert len(done) < 20
-    assert not [thread for thread in threading.enumerate() if "ahead" in thread.name]
+    assert not [thread for thread in threading.enumerate() if "prefetch" in thread.name]
 
-    def draws() -> Iterator[Callable[[], int]]:
+    def failing_jobs() -> Iterator[Callable[[], int]]:
         yield lambda: 1
-        raise DataError("drawing fails")
+        raise DataError("no more jobs")
 
-    found = read_ahead(draws())
-    assert next(found) == 1
-    with pytest.raises(DataError, match="drawing fails"):
-        next(found)
+    results = prefetch(failing_jobs())
+    assert next(results) == 1
+    with pytest.raises(DataError, match="no more jobs"):
+        next(results)

@@ -53,7 +53,7 @@ def youcook2(folder: Path, row: object) -> tuple[str, int]:
     return f"youcook2:{folder}", 3
 
 
-def sentence(folder: Path, row: object) -> tuple[str, int]:
+def msrvtt_sentence(folder: Path, row: object) -> tuple[str, int]:
     videos = [{"video_id": "good", "split": "train"}]
     text = (
         f'{{"videos": {json.dumps(videos)},\n"sentences": [\n'
@@ -87,12 +87,12 @@ BROKEN: list[tuple[Writer, object, str]] = [
     (jsonl, "[" * 100_000, "not JSON"),
     (jsonl, {"captions": ["a"]}, "no id"),
     (jsonl, {"id": " ", "captions": ["a"]}, "no id"),
-    (jsonl, {"id": "good", "captions": ["a"]}, "the video good comes twice"),
+    (jsonl, {"id": "good", "captions": ["a"]}, "the video good occurs twice"),
     (jsonl, {"id": "v", "captions": ["a", " "]}, "an empty caption"),
     (jsonl, {"id": "v", "captions": [None]}, "a caption that is not text: None"),
     (jsonl, {"id": "v", "captions": [LONG]}, "a caption of 10000 words"),
     (jsonl, {"id": "v", "captions": ["x" * 60_000]}, "a caption of 1 words and 60000 characters"),
-    (jsonl, '{"id": "v", "captions": ["\\ud83d"]}', "a caption with half a character"),
+    (jsonl, '{"id": "v", "captions": ["\\ud83d"]}', "an unpaired surrogate"),
     (jsonl, {"id": "v", "captions": ["a"], "split": "dev"}, "split 'dev' is not one of train, val, test"),
     (jsonl, {"id": "v", "captions": ["a"], "split": ["train"]}, "split .* is not one of"),
     (jsonl, {"id": "v", "segments": [{"start": 0, "end": 10**400}], "paragraphs": [["a"]]}, "no list of seg"),
@@ -106,7 +106,7 @@ BROKEN: list[tuple[Writer, object, str]] = [
     (charades, "v,x", "2 columns, and 4 in the header"),
     (charades, "v,x,a,3,4", "5 columns, and 4 in the header"),
     (charades, ",x,a kite,3", "no id"),
-    (charades, "good,x,a kite,3", "the video good comes twice"),
+    (charades, "good,x,a kite,3", "the video good occurs twice"),
     (charades, "v,x,,3", "no descriptions"),
     (charades, f"v,x,a kite;{LONG},3", "a caption of 10000 words"),
     (activitynet, "text", "no list of times"),
@@ -123,32 +123,32 @@ BROKEN: list[tuple[Writer, object, str]] = [
     (youcook2, {"subset": "training", "annotations": []}, "no list of annotations"),
     (youcook2, {"subset": "training", "annotations": [{"sentence": "a"}]}, "no segment"),
     (youcook2, {"subset": "training", "annotations": [{"segment": [0, 1]}]}, "a caption that is not text"),
-    (sentence, {"caption": "a kite"}, "no id: 'video_id' is missing"),
-    (sentence, {"video_id": "v", "caption": "a kite"}, "no record in videos has the id v"),
-    (sentence, {"video_id": "good", "caption": 3}, "a caption that is not text: 3"),
-    (sentence, {"video_id": "good"}, "a caption that is not text: None"),
-    (sentence, ["good", "a kite"], "no id"),
-    (sentence, {"video_id": "good", "caption": LONG}, "a caption of 10000 words"),
+    (msrvtt_sentence, {"caption": "a kite"}, "no id: 'video_id' is missing"),
+    (msrvtt_sentence, {"video_id": "v", "caption": "a kite"}, "no record in videos has the id v"),
+    (msrvtt_sentence, {"video_id": "good", "caption": 3}, "a caption that is not text: 3"),
+    (msrvtt_sentence, {"video_id": "good"}, "a caption that is not text: None"),
+    (msrvtt_sentence, ["good", "a kite"], "no id"),
+    (msrvtt_sentence, {"video_id": "good", "caption": LONG}, "a caption of 10000 words"),
     (msrvtt, {"split": "train"}, "no id: 'video_id' is missing"),
-    (msrvtt, {"video_id": "good", "split": "train"}, "the id good comes twice"),
+    (msrvtt, {"video_id": "good", "split": "train"}, "the id good occurs twice"),
     (msrvtt, {"video_id": "v", "split": "dev"}, "split 'dev' is not one of train, validate, test"),
     (msrvtt, {"video_id": "v", "split": "train"}, "v has no captions"),
     (coco, {"file_name": "v.jpg"}, "no id: 'id' is missing"),
-    (coco, {"id": 1, "file_name": "v.jpg"}, "the id 1 comes twice"),
+    (coco, {"id": 1, "file_name": "v.jpg"}, "the id 1 occurs twice"),
     (coco, {"id": 2, "file_name": "v.jpg", "split": "dev"}, "split 'dev' is not one of"),
     (coco, {"id": 2, "file_name": "v.jpg"}, "v has no captions"),
-    (coco, {"id": 2, "file_name": "/"}, "no name of a file: '/'"),
+    (coco, {"id": 2, "file_name": "/"}, "not a file name: '/'"),
 ]
 
 
 @pytest.mark.parametrize(
-    ("write", "row", "said"), BROKEN, ids=[f"{b[0].__name__}-{n}" for n, b in enumerate(BROKEN)]
+    ("write", "row", "message"), BROKEN, ids=[f"{b[0].__name__}-{n}" for n, b in enumerate(BROKEN)]
 )
-def test_a_bad_row_is_an_error_with_its_line_or_skipped(
-    tmp_path: Path, write: Writer, row: object, said: str
+def test_bad_row_raises_with_its_line_or_is_skipped(
+    tmp_path: Path, write: Writer, row: object, message: str
 ) -> None:
     spec, line = write(tmp_path, row)
-    with pytest.raises(DataError, match=f", line {line}[:,].*{said}") as error:
+    with pytest.raises(DataError, match=f", line {line}[:,].*{message}") as error:
         load_data([spec])
     assert error.value.remedy
     assert "\n" not in str(error.value)
@@ -160,30 +160,30 @@ def test_a_bad_row_is_an_error_with_its_line_or_skipped(
     assert str(error.value) == f"{bad}; {bad.remedy}"
 
 
-def test_a_json_record_says_its_name_or_number(tmp_path: Path) -> None:
+def test_error_names_the_json_record_by_name_or_number(tmp_path: Path) -> None:
     spec, _ = activitynet(tmp_path, {})
     with pytest.raises(DataError, match=r"train.json, line 5, record 'v_bad': no list of times"):
         load_data([spec])
-    spec, _ = sentence(tmp_path, {})
+    spec, _ = msrvtt_sentence(tmp_path, {})
     with pytest.raises(DataError, match=r"line 4, record 2 of sentences: no id"):
         load_data([spec])
 
 
-def test_a_key_that_comes_twice_in_an_object_is_seen(tmp_path: Path) -> None:
+def test_repeated_json_key_is_an_error(tmp_path: Path) -> None:
     text = f'{{"v_a": {json.dumps(GOOD)},\n"v_a": {json.dumps(GOOD)}}}'
     (tmp_path / "train.json").write_text(text, encoding="utf-8")
     with pytest.raises(
-        DataError, match=r"line 2, record 'v_a': the video v_a comes twice \(first at .*line 1"
+        DataError, match=r"line 2, record 'v_a': the video v_a occurs twice \(first at .*line 1"
     ):
         load_data([f"activitynet:{tmp_path}"])
     (tmp_path / "train.json").write_text("{}", encoding="utf-8")
     (tmp_path / "captioning_val_1.json").write_text(json.dumps({"v_b": GOOD}), encoding="utf-8")
     (tmp_path / "val_2.json").write_text(text, encoding="utf-8")
-    with pytest.raises(DataError, match=r"val_2.json, line 2, record 'v_a': the video v_a comes twice"):
+    with pytest.raises(DataError, match=r"val_2.json, line 2, record 'v_a': the video v_a occurs twice"):
         load_data([f"activitynet:{tmp_path}"])
 
 
-def test_a_line_in_another_encoding_is_a_bad_row(tmp_path: Path) -> None:
+def test_line_in_another_encoding_is_a_bad_row(tmp_path: Path) -> None:
     path = tmp_path / "own.tsv"
     path.write_bytes("good\ta kite\nv\tein Fr\u00fchst\u00fcck\nw\ta boat\n".encode("latin-1"))
     with pytest.raises(DataError, match=r"line 2: not UTF-8 text .*; save the file as UTF-8"):
@@ -205,47 +205,47 @@ BYTES = [
 ]
 
 
-@pytest.mark.parametrize(("content", "said"), BYTES, ids=range(len(BYTES)))
+@pytest.mark.parametrize(("content", "message"), BYTES, ids=range(len(BYTES)))
 @pytest.mark.parametrize("skip_bad", [False, True])
-def test_a_file_that_cannot_be_parsed_stays_an_error(
-    tmp_path: Path, content: bytes, said: str, skip_bad: bool
+def test_unparsable_file_raises_even_if_bad_rows_are_skipped(
+    tmp_path: Path, content: bytes, message: str, skip_bad: bool
 ) -> None:
     (tmp_path / "train.json").write_bytes(content)
-    with pytest.raises(DataError, match=said) as error:
+    with pytest.raises(DataError, match=message) as error:
         load_data([f"activitynet:{tmp_path}"], skip_bad=skip_bad)
     assert error.value.remedy
     assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("", "no captions in this file"),
         ("name,descriptions\nv,a kite\n", "line 1: no columns id and descriptions"),
         ('id,descriptions\nv,a kite\nw,"a boat\nand more\n', "line 3: not CSV"),
     ],
 )
-def test_a_table_that_is_none_stays_an_error(tmp_path: Path, text: str, said: str) -> None:
+def test_invalid_csv_raises_even_if_bad_rows_are_skipped(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "Charades_v1_train.csv").write_text(text, encoding="utf-8")
     for skip_bad in (False, True):
-        with pytest.raises(DataError, match=said):
+        with pytest.raises(DataError, match=message):
             load_data([f"charades:{tmp_path}"], skip_bad=skip_bad)
 
 
-def test_a_list_that_is_not_there(tmp_path: Path) -> None:
+def test_missing_json_list_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "train_val_videodatainfo.json").write_text('{"videos": []}', encoding="utf-8")
     with pytest.raises(DataError, match="no list sentences; give the file as it was published"):
         load_data([f"msrvtt:{tmp_path}"])
 
 
-def test_a_data_set_with_only_bad_rows_is_an_error(tmp_path: Path) -> None:
+def test_dataset_with_only_bad_rows_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "own.tsv"
     path.write_text("v\nw\n", encoding="utf-8")
     with pytest.raises(DataError, match=r"none of its rows can be used \(.*line 2: no id and caption"):
         load_data([f"tsv:{path}"], skip_bad=True)
 
 
-def test_all_bad_rows_are_gathered_and_the_next_data_set_is_read(tmp_path: Path) -> None:
+def test_bad_rows_and_failed_datasets_are_collected(tmp_path: Path) -> None:
     path = tmp_path / "own.tsv"
     path.write_text("v\na\tb\nw\n\nc\t\n", encoding="utf-8")
     data = load_data([f"tsv:{tmp_path / 'none'}", f"tsv:{path}"], skip_bad=True, keep_going=True)
@@ -254,7 +254,7 @@ def test_all_bad_rows_are_gathered_and_the_next_data_set_is_read(tmp_path: Path)
     assert ["no such file" in str(error) for error in data.failed] == [True]
 
 
-def test_captions_of_a_video_that_was_refused_are_not_refused_again(tmp_path: Path) -> None:
+def test_captions_of_a_bad_video_are_not_reported_again(tmp_path: Path) -> None:
     spec, _ = msrvtt(tmp_path, {"video_id": "v", "split": "dev"})
     path = tmp_path / "train_val_videodatainfo.json"
     info = json.loads(path.read_text(encoding="utf-8"))
@@ -263,7 +263,7 @@ def test_captions_of_a_video_that_was_refused_are_not_refused_again(tmp_path: Pa
     assert len(load_data([spec], skip_bad=True).skipped) == 1
 
 
-def test_every_error_is_one_of_ours(tmp_path: Path) -> None:
+def test_invalid_coco_files_raise_capvid_errors(tmp_path: Path) -> None:
     path = tmp_path / "own.json"
     for content in ("null", "3", '"text"', '{"images": 3}', '{"images": [[]], "annotations": [1]}'):
         path.write_text(content, encoding="utf-8")

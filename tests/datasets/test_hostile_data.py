@@ -1,4 +1,4 @@
-"""Annotations, predictions, lists and archives that are not what they should be."""
+"""Malformed annotations, predictions, lists and archives."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def pipe(tmp_path: Path) -> Path:
     return path
 
 
-def test_pipes_devices_and_folders(pipe: Path) -> None:
+def test_pipes_devices_and_missing_files_are_rejected(pipe: Path) -> None:
     for path in (pipe, Path("/dev/zero"), pipe.parent / "missing"):
         for read in (read_predictions, read_references, lambda path: load_data([f"jsonl:{path}"])):
             with pytest.raises(DataError, match=str(path)):
@@ -38,7 +38,7 @@ def test_pipes_devices_and_folders(pipe: Path) -> None:
 
 
 @pytest.mark.parametrize("value", VALUES)
-def test_wrong_types_in_every_field(tmp_path: Path, value: str) -> None:
+def test_wrong_types_in_any_field_raise_errors_that_name_the_file(tmp_path: Path, value: str) -> None:
     path = tmp_path / "x.json"
     for text in (
         value,
@@ -68,13 +68,13 @@ def test_wrong_types_in_every_field(tmp_path: Path, value: str) -> None:
                 assert "x.json" in str(error)
 
 
-def test_an_id_with_half_a_character_is_a_bad_row(tmp_path: Path) -> None:
+def test_id_with_an_unpaired_surrogate_is_a_bad_row(tmp_path: Path) -> None:
     (tmp_path / "x.jsonl").write_text('{"id": "\\ud800", "captions": ["a"]}\n')
-    with pytest.raises(DataError, match="line 1: half a character"):
+    with pytest.raises(DataError, match="line 1: an unpaired surrogate"):
         load_data([f"jsonl:{tmp_path}/x.jsonl"])
 
 
-def test_text_that_is_too_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_text_beyond_the_size_limit_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CAPVID_LIMIT_TEXT_BYTES", "1e6")
     path = tmp_path / "x.gz"
     path.write_bytes(gzip.compress(json.dumps({"v": " " * 3_000_000}).encode()))
@@ -83,7 +83,7 @@ def test_text_that_is_too_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
             read(path)
 
 
-def test_lists_that_are_none(tmp_path: Path) -> None:
+def test_invalid_input_lists_are_rejected(tmp_path: Path) -> None:
     path = tmp_path / "list.txt"
     path.write_bytes(b"a.mp4\n" + b"x" * 200_000)
     with pytest.raises(UsageError, match="line 2: longer than any path"):
@@ -111,7 +111,7 @@ def test_lists_that_are_none(tmp_path: Path) -> None:
         {"comment": "x" * 3_000_000},
     ],
 )
-def test_odd_headers_in_a_tar_archive(tmp_path: Path, headers: dict[str, str]) -> None:
+def test_malformed_tar_headers_do_not_crash(tmp_path: Path, headers: dict[str, str]) -> None:
     path = tmp_path / "x.tar"
     with tarfile.open(path, "w", format=tarfile.PAX_FORMAT) as tar:
         member = tarfile.TarInfo("a.mp4")
@@ -123,7 +123,7 @@ def test_odd_headers_in_a_tar_archive(tmp_path: Path, headers: dict[str, str]) -
         assert "is not a tar archive that can be read" in str(error)
 
 
-def test_a_pipe_named_like_an_archive(tmp_path: Path) -> None:
+def test_pipe_named_like_an_archive_is_reported(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "x.tar")
     failures: list[str] = []
     assert find_videos([tmp_path], failed=lambda error: failures.append(str(error))) == []

@@ -22,18 +22,18 @@ def load(shared_data: Path, kind: str) -> tuple[LoadedData, dict[str, CaptionedV
     return data, {video.id: video for video in data.videos}
 
 
-def splits(data: LoadedData) -> dict[str, int]:
+def count_splits(data: LoadedData) -> dict[str, int]:
     return dict(Counter(video.split for video in data.videos))
 
 
-def captions(data: LoadedData) -> dict[str, int]:
+def count_captions(data: LoadedData) -> dict[str, int]:
     counts: Counter[str] = Counter()
     for video in data.videos:
         counts[video.split] += len(video.captions)
     return dict(counts)
 
 
-def segments(data: LoadedData) -> dict[str, int]:
+def count_segments(data: LoadedData) -> dict[str, int]:
     counts: Counter[str] = Counter()
     for video in data.videos:
         counts[video.split] += len(video.segments)
@@ -41,44 +41,44 @@ def segments(data: LoadedData) -> dict[str, int]:
     return dict(counts)
 
 
-def test_msvd(shared_data: Path) -> None:
+def test_msvd_has_the_published_counts(shared_data: Path) -> None:
     data, videos = load(shared_data, "msvd")
-    assert splits(data) == {"train": 1200, "val": 100, "test": 670}
+    assert count_splits(data) == {"train": 1200, "val": 100, "test": 670}
     # 80,827 in these files; the papers say 80,839
-    assert captions(data) == {"train": 48774, "val": 4290, "test": 27763}
+    assert count_captions(data) == {"train": 48774, "val": 4290, "test": 27763}
     assert data.notes == []
-    spot = videos["eyhzdC936uk_15_27"]
-    assert (spot.split, len(spot.captions)) == ("test", 37)
-    assert len(spot.captions[0].split()) == 5
+    video = videos["eyhzdC936uk_15_27"]
+    assert (video.split, len(video.captions)) == ("test", 37)
+    assert len(video.captions[0].split()) == 5
 
 
 @pytest.mark.slow
-def test_msrvtt(shared_data: Path) -> None:
+def test_msrvtt_has_the_published_counts(shared_data: Path) -> None:
     data, videos = load(shared_data, "msrvtt")
-    # 2990 test videos are published; 738 of them are left out of these files
-    assert splits(data) == {"train": 6513, "val": 497, "test": 2252}
+    # 2990 test videos are published; 738 of them are missing in these files
+    assert count_splits(data) == {"train": 6513, "val": 497, "test": 2252}
     assert all(len(video.captions) == 20 for video in data.videos)
-    spot = videos["video2960"]
-    assert spot.split == "train"
-    assert [len(caption.split()) for caption in spot.captions[:3]] == [12, 10, 7]
+    video = videos["video2960"]
+    assert video.split == "train"
+    assert [len(caption.split()) for caption in video.captions[:3]] == [12, 10, 7]
 
 
-def test_charades(shared_data: Path) -> None:
+def test_charades_has_the_published_counts(shared_data: Path) -> None:
     data, videos = load(shared_data, "charades")
-    assert splits(data) == {"train": 7569, "val": 400, "test": 1863}
-    assert captions(data) == {"train": 10970, "val": 582, "test": 4535}
-    assert sum(captions(data).values()) == 16_087  # as the paper's footnote says
+    assert count_splits(data) == {"train": 7569, "val": 400, "test": 1863}
+    assert count_captions(data) == {"train": 10970, "val": 582, "test": 4535}
+    assert sum(count_captions(data).values()) == 16_087  # as the paper's footnote says
     assert len(data.notes) == 1 and "16 videos without a description" in data.notes[0]  # 7985 in the file
-    spot = videos["YSKX3"]
-    assert (spot.split, len(spot.captions)) == ("test", 2)
-    assert [caption.count(".") for caption in spot.captions] == [2, 3]
+    video = videos["YSKX3"]
+    assert (video.split, len(video.captions)) == ("test", 2)
+    assert [caption.count(".") for caption in video.captions] == [2, 3]
 
 
 @pytest.mark.slow
-def test_activitynet(shared_data: Path) -> None:
+def test_activitynet_has_the_published_counts(shared_data: Path) -> None:
     data, videos = load(shared_data, "activitynet")
-    assert splits(data) == {"train": 10009, "val": 2460, "test": 2457}
-    assert segments(data) == {"train": 37421, "val": 8774, "test": 8731}
+    assert count_splits(data) == {"train": 10009, "val": 2460, "test": 2457}
+    assert count_segments(data) == {"train": 37421, "val": 8774, "test": 8731}
     references = Counter((video.split, len(video.paragraphs)) for video in data.videos)
     assert references == {
         ("train", 1): 10009,
@@ -88,17 +88,17 @@ def test_activitynet(shared_data: Path) -> None:
         ("test", 2): 2444,
     }
     assert len(data.notes) == 1 and "4 segments" in data.notes[0]
-    spot = videos["v_uqiMw7tQ1Cc"]
-    assert spot.segments == (Segment(0.28, 55.15, "seconds"), Segment(13.79, 54.32, "seconds"))
-    assert [len(paragraph) for paragraph in spot.paragraphs] == [2, 3]
-    assert [len(sentence.split()) for sentence in spot.paragraphs[0]] == [6, 15]
+    video = videos["v_uqiMw7tQ1Cc"]
+    assert video.segments == (Segment(0.28, 55.15, "seconds"), Segment(13.79, 54.32, "seconds"))
+    assert [len(paragraph) for paragraph in video.paragraphs] == [2, 3]
+    assert [len(sentence.split()) for sentence in video.paragraphs[0]] == [6, 15]
 
 
-def test_youcook2(shared_data: Path) -> None:
+def test_youcook2_has_the_published_counts(shared_data: Path) -> None:
     data, videos = load(shared_data, "youcook2")
-    assert splits(data) == {"train": 1333, "val": 457}
-    assert segments(data) == {"train": 10337, "val": 3492}
+    assert count_splits(data) == {"train": 1333, "val": 457}
+    assert count_segments(data) == {"train": 10337, "val": 3492}
     assert data.notes == []
-    spot = videos["GLd3aX16zBg"]
-    assert (spot.split, spot.segments[-1]) == ("train", Segment(173, 174, "seconds"))
-    assert [len(sentence.split()) for sentence in spot.paragraphs[0]] == [8, 8, 15, 7, 6]
+    video = videos["GLd3aX16zBg"]
+    assert (video.split, video.segments[-1]) == ("train", Segment(173, 174, "seconds"))
+    assert [len(sentence.split()) for sentence in video.paragraphs[0]] == [8, 8, 15, 7, 6]

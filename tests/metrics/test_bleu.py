@@ -9,8 +9,8 @@ import pytest
 from capvid.metrics.bleu import bleu_scores
 
 
-def slow_bleu(predictions: dict[str, str], references: dict[str, list[str]]) -> list[float]:
-    """Corpus BLEU-1..4 from the definition, without sharing anything between n."""
+def direct_bleu(predictions: dict[str, str], references: dict[str, list[str]]) -> list[float]:
+    """Corpus BLEU-1..4 from the definition, computed for each n on its own."""
     length = closest = 0
     for video, lines in references.items():
         own = len(predictions[video].split())
@@ -34,7 +34,7 @@ def slow_bleu(predictions: dict[str, str], references: dict[str, list[str]]) -> 
     return scores
 
 
-def test_values_worked_out_by_hand() -> None:
+def test_values_computed_by_hand() -> None:
     corpus, videos = bleu_scores({"v": "the dog the dog"}, {"v": ["the dog barks", "the old the dog barks"]})
     # Lengths 3 and 5 are equally close to 4 and the shorter counts: no penalty. Unigrams: "the" 2 of 2, "dog"
     # 1 of 2. Bigrams: "the dog" 1 of 2, "dog the" 0 of 1. No trigram matches.
@@ -58,7 +58,7 @@ def test_corpus_score_pools_the_counts() -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_equals_the_slow_definition(seed: int) -> None:
+def test_equals_the_direct_definition(seed: int) -> None:
     draw = random.Random(seed)
 
     def caption(shortest: int) -> str:
@@ -67,13 +67,13 @@ def test_equals_the_slow_definition(seed: int) -> None:
     references = {f"v{i}": [caption(1) for _ in range(draw.randint(1, 4))] for i in range(7)}
     predictions = {video: caption(0) for video in references}
     corpus, videos = bleu_scores(predictions, references)
-    assert corpus == pytest.approx(slow_bleu(predictions, references), abs=1e-12)
+    assert corpus == pytest.approx(direct_bleu(predictions, references), abs=1e-12)
     for video, scores in videos.items():
-        alone = slow_bleu({video: predictions[video]}, {video: references[video]})
+        alone = direct_bleu({video: predictions[video]}, {video: references[video]})
         assert scores == pytest.approx(alone, abs=1e-12)
 
 
-def test_empty_and_identical() -> None:
+def test_scores_of_empty_and_identical_captions() -> None:
     _, videos = bleu_scores(
         {"empty": "", "both": "", "same": "a b c d"}, {"empty": ["a b"], "both": [""], "same": ["a b c d"]}
     )

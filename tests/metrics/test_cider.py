@@ -10,17 +10,17 @@ from capvid.errors import CapvidError, DataError, UsageError
 from capvid.metrics.cider import CiderD
 
 
-def slow_cider(predictions: dict[str, str], references: dict[str, list[str]]) -> dict[str, float]:
-    """The definition, word for word: every vector is made anew for every pair."""
+def direct_cider(predictions: dict[str, str], references: dict[str, list[str]]) -> dict[str, float]:
+    """The definition, computed for each pair of captions on its own."""
 
-    def grams(text: str, n: int) -> Counter[str]:
+    def count_ngrams(text: str, n: int) -> Counter[str]:
         tokens = text.split()
         return Counter(" ".join(tokens[i : i + n]) for i in range(len(tokens) - n + 1))
 
     def weights(text: str, n: int) -> dict[str, float]:
         vector = {}
-        for gram, count in grams(text, n).items():
-            df = sum(any(gram in grams(line, n) for line in lines) for lines in references.values())
+        for gram, count in count_ngrams(text, n).items():
+            df = sum(any(gram in count_ngrams(line, n) for line in lines) for lines in references.values())
             vector[gram] = count * (math.log(len(references)) - math.log(max(1, df)))
         return vector
 
@@ -41,7 +41,7 @@ def slow_cider(predictions: dict[str, str], references: dict[str, list[str]]) ->
     return scores
 
 
-def test_values_worked_out_by_hand() -> None:
+def test_values_computed_by_hand() -> None:
     cider = CiderD({"v": ["a b"], "w": ["a c"]}, tokenizer="none")
     # "a" is in both videos and weighs nothing; b, c and both bigrams weigh ln 2.
     corpus, scores = cider.score({"v": "c b", "w": "a c"})
@@ -55,7 +55,7 @@ def test_values_worked_out_by_hand() -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_equals_the_slow_definition(seed: int) -> None:
+def test_equals_the_direct_definition(seed: int) -> None:
     draw = random.Random(seed)
 
     def caption(shortest: int) -> str:
@@ -63,7 +63,7 @@ def test_equals_the_slow_definition(seed: int) -> None:
 
     references = {f"v{i}": [caption(1) for _ in range(draw.randint(1, 4))] for i in range(7)}
     predictions = {video: caption(0) for video in references}
-    expected = slow_cider(predictions, references)
+    expected = direct_cider(predictions, references)
     corpus, scores = CiderD(references, tokenizer="none").score(predictions)
     assert max(expected.values()) > 0.05
     assert scores == pytest.approx(expected, abs=1e-12)
@@ -97,7 +97,7 @@ def test_repeated_references_count_each_time() -> None:
     assert thrice.score(predictions)[1]["v"] == pytest.approx(7.5 * 3 / 4, abs=1e-12)
 
 
-def test_lists_of_tokens_are_taken_as_they_are() -> None:
+def test_token_lists_are_not_tokenized_again() -> None:
     texts = CiderD({"v": ["The dog's bowl."], "w": ["A cat."]})
     lists = CiderD({"v": [["the", "dog", "'s", "bowl"]], "w": [["a", "cat"]]})
     assert texts.score({"v": "a dog's bowl", "w": "cats"}) == lists.score(
@@ -106,7 +106,7 @@ def test_lists_of_tokens_are_taken_as_they_are() -> None:
     assert lists.score({"v": ["a", "dog", "'s", "bowl"], "w": ["cats"]})[0] > 1
 
 
-def test_scoring_leaves_no_trace_and_ignores_other_videos() -> None:
+def test_scoring_keeps_no_state_and_ignores_other_videos() -> None:
     cider = CiderD({"v": ["a dog runs"], "w": ["a cat sits"]})
     before = cider.score({"v": "a dog sits", "w": "a cat"})
     assert cider.score({"v": "a cat", "w": "dogs dogs", "elsewhere": "a dog runs"}) != before

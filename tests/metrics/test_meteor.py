@@ -9,21 +9,22 @@ import pytest
 
 from capvid.errors import DataError
 from capvid.metrics.java import meteor_scores as meteor_scores_java
-from capvid.metrics.meteor import english as meteor_data
+from capvid.metrics.meteor import english
 from capvid.metrics.meteor.alignment import Alignment, Match, align
 from capvid.metrics.meteor.meteor_scorer import meteor_scores
 
 
-def why_not() -> str:
-    """What keeps METEOR from being computed here, or nothing."""
+def missing_data_message() -> str:
+    """The message of the missing data of METEOR; empty if they are installed."""
     try:
-        meteor_data.english()
+        english.english()
     except DataError as error:
         return str(error)
     return ""
 
 
-has_data = pytest.mark.skipif(bool(why_not()), reason=why_not() or "METEOR's word lists are there")
+MISSING_DATA = missing_data_message()
+has_data = pytest.mark.skipif(bool(MISSING_DATA), reason=MISSING_DATA)
 has_java = pytest.mark.skipif(not shutil.which("java"), reason="there is no java command")
 
 CASES = ["awkward", "coco_example", "msvd_test", "two_videos", "para_awkward"]
@@ -32,27 +33,27 @@ CONTENT, FUNCTION = 0.75, 0.25
 STEM, SYNONYM, PARAPHRASE = 0.6, 0.8, 0.6
 
 
-def unbroken(precision: float, recall: float) -> float:
+def f_mean(precision: float, recall: float) -> float:
     return precision * recall / (0.85 * precision + 0.15 * recall)
 
 
-def formula(precision: float, recall: float, chunks: int, matched: float) -> float:
-    return unbroken(precision, recall) * (1 - 0.6 * (chunks / matched) ** 0.2)
+def meteor_formula(precision: float, recall: float, chunks: int, matched: float) -> float:
+    return f_mean(precision, recall) * (1 - 0.6 * (chunks / matched) ** 0.2)
 
 
-# The score of one prediction against one reference, worked out from which words match and how.
+# Prediction, reference, and the score computed from the words that match.
 BY_HAND = {
     "identical": ("a dog barks", "a dog barks", 1.0),
     "nothing in common": ("dog", "umbrella", 0.0),
-    "one word of two": ("dog", "dog umbrella", formula(1, 1 / 2, 1, 1)),
+    "one word of two": ("dog", "dog umbrella", meteor_formula(1, 1 / 2, 1, 1)),
     "function words count a third": (
         "the dog",
         "the umbrella",
-        formula(FUNCTION / (FUNCTION + CONTENT), FUNCTION / (FUNCTION + CONTENT), 1, 1),
+        meteor_formula(FUNCTION / (FUNCTION + CONTENT), FUNCTION / (FUNCTION + CONTENT), 1, 1),
     ),
-    "two chunks": ("dog umbrella", "umbrella dog", formula(1, 1, 2, 2)),
-    "a gap makes two chunks": ("dog quartz umbrella", "dog umbrella", formula(2 / 3, 1, 2, 2)),
-    "a repeated word is used once": ("dog dog dog", "dog", formula(1 / 3, 1, 1, 1)),
+    "two chunks": ("dog umbrella", "umbrella dog", meteor_formula(1, 1, 2, 2)),
+    "a gap makes two chunks": ("dog quartz umbrella", "dog umbrella", meteor_formula(2 / 3, 1, 2, 2)),
+    "a repeated word is used once": ("dog dog dog", "dog", meteor_formula(1 / 3, 1, 1, 1)),
     "stem": ("zorbing umbrella", "zorbs umbrella", STEM / 2 + 1 / 2),
     "synonym": ("quartz automobile", "quartz car", (1 + SYNONYM) / 2),
     "synonym by base form": ("quartz automobiles", "quartz car", (1 + SYNONYM) / 2),
@@ -60,11 +61,15 @@ BY_HAND = {
     "paraphrase of several words": (
         "umbrella next to",
         "umbrella alongside",
-        unbroken((CONTENT + PARAPHRASE) / (2 * CONTENT + FUNCTION), (1 + PARAPHRASE) / 2),
+        f_mean((CONTENT + PARAPHRASE) / (2 * CONTENT + FUNCTION), (1 + PARAPHRASE) / 2),
     ),
-    "contraction": ("quartz isn't", "quartz isn", formula(2 * CONTENT / (2 * CONTENT + FUNCTION), 1, 1, 2)),
+    "contraction": (
+        "quartz isn't",
+        "quartz isn",
+        meteor_formula(2 * CONTENT / (2 * CONTENT + FUNCTION), 1, 1, 2),
+    ),
     "hyphen and abbreviation": ("a well-known u.s. umbrella", "a well known us umbrella", 1.0),
-    "punctuation counts": ("umbrella !", "umbrella", formula(1 / 2, 1, 1, 1)),
+    "punctuation counts": ("umbrella !", "umbrella", meteor_formula(1 / 2, 1, 1, 1)),
     "case does not": ("Umbrella", "umbrella", 1.0),
     "words with one hash are one word": ("d90", "bun", 1.0),
     "empty prediction": ("", "umbrella", 0.0),
@@ -75,7 +80,7 @@ BY_HAND = {
 
 @pytest.mark.slow
 @has_data
-def test_values_worked_out_by_hand() -> None:
+def test_values_computed_by_hand() -> None:
     predictions = {name: prediction for name, (prediction, _, _) in BY_HAND.items()}
     references = {name: [reference] for name, (_, reference, _) in BY_HAND.items()}
     _, videos = meteor_scores(predictions, references)
@@ -84,28 +89,28 @@ def test_values_worked_out_by_hand() -> None:
 
 @pytest.mark.slow
 @has_data
-def test_the_best_reference_counts_and_the_corpus_pools_it() -> None:
+def test_best_reference_counts_and_enters_the_corpus_score() -> None:
     corpus, videos = meteor_scores(
         {"v": "dog umbrella", "w": "quartz dog"},
         {"v": ["teapot", "dog umbrella", "dog"], "w": ["teapot", "dog teapot teapot"]},
     )
-    assert list(videos.values()) == pytest.approx([1, formula(1 / 2, 1 / 3, 1, 1)], abs=1e-12)
-    # Matched words 2 of 2 and 1 of 2, references of 2 and 3 words; a perfect match brings no chunk.
-    assert corpus == pytest.approx(formula(3 / 4, 3 / 5, 1, 3), abs=1e-12)
+    assert list(videos.values()) == pytest.approx([1, meteor_formula(1 / 2, 1 / 3, 1, 1)], abs=1e-12)
+    # Matched words 2 of 2 and 1 of 2, references of 2 and 3 words; a perfect match has no chunk.
+    assert corpus == pytest.approx(meteor_formula(3 / 4, 3 / 5, 1, 3), abs=1e-12)
 
 
-def test_a_match_that_touches_no_other_is_always_made() -> None:
+def test_match_that_overlaps_no_other_is_always_made() -> None:
     lone = Match(start=2, length=1, reference_start=0, reference_length=1, module=1)
     assert align([[lone], [], []], 3) == Alignment([lone], 1)
 
 
-def test_equal_words_are_matched_so_that_chunks_are_few() -> None:
+def test_equal_words_are_matched_with_few_chunks() -> None:
     # "a dog a cat" against "a cat": the second "a" is taken.
     first, second, cat = Match(0, 1, 0, 1, 0), Match(2, 1, 0, 1, 0), Match(3, 1, 1, 1, 0)
     assert align([[first, second], [cat]], 4) == Alignment([second, cat], 1)
 
 
-def test_a_stem_out_of_several_is_matched_only_where_it_lengthens_a_chunk() -> None:
+def test_stem_with_alternatives_is_matched_only_if_it_extends_a_chunk() -> None:
     equal = Match(0, 1, 0, 1, 0)
     beside = [Match(2, 1, 1, 1, 1), Match(1, 1, 1, 1, 1)]
     assert align([[equal], beside], 3) == Alignment([equal, beside[1]], 1)
@@ -121,8 +126,8 @@ def test_equals_the_published_scores(shared_data: Path, name: str) -> None:
     case = json.loads((shared_data / "metrics" / "cases" / f"{name}.out.json").read_text("utf-8"))
     corpus, videos = meteor_scores(case["tokenized"]["predictions"], case["tokenized"]["references"])
     assert corpus == pytest.approx(case["corpus"]["METEOR"], abs=1e-12)
-    wanted = {video: values["METEOR"] for video, values in case["segments"].items()}
-    assert videos == pytest.approx(wanted, abs=1e-12)
+    expected = {video: values["METEOR"] for video, values in case["segments"].items()}
+    assert videos == pytest.approx(expected, abs=1e-12)
 
 
 TEXT = (
@@ -138,8 +143,8 @@ def caption(draw: random.Random) -> str:
     return " ".join(draw.choice(WORDS) for _ in range(draw.randint(0, 14)))
 
 
-def near(line: str, draw: random.Random) -> str:
-    """The caption with some words exchanged, some repeated, and its two halves swapped at times."""
+def vary(line: str, draw: random.Random) -> str:
+    """The caption with words replaced or repeated, and sometimes its two halves swapped."""
     words = line.split()
     for _ in range(draw.randint(0, 4)):
         if words:
@@ -154,22 +159,22 @@ def near(line: str, draw: random.Random) -> str:
 def test_equals_the_published_program() -> None:
     draw = random.Random(0)
     references = {f"v{i}": [caption(draw) for _ in range(draw.randint(1, 4))] for i in range(600)}
-    predictions = {video: near(draw.choice(lines), draw) for video, lines in references.items()}
+    predictions = {video: vary(draw.choice(lines), draw) for video, lines in references.items()}
     corpus, videos = meteor_scores(predictions, references)
-    wanted_corpus, wanted = meteor_scores_java(predictions, references)
-    assert videos == pytest.approx(wanted, abs=1e-12)
-    assert corpus == pytest.approx(wanted_corpus, abs=1e-12)
+    expected_corpus, expected = meteor_scores_java(predictions, references)
+    assert videos == pytest.approx(expected, abs=1e-12)
+    assert corpus == pytest.approx(expected_corpus, abs=1e-12)
 
 
-def test_without_the_word_lists_it_says_how_to_get_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(meteor_data, "find_spec", lambda name: None)
+def test_error_about_missing_word_lists_tells_how_to_install_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(english, "find_spec", lambda name: None)
     for scores in (meteor_scores, meteor_scores_java):
         with pytest.raises(DataError, match=r"pycocoevalcap.*; pip install 'capvid\[meteor\]'$"):
             scores({"v": "a"}, {"v": ["a"]})
 
 
 @has_data
-def test_without_java_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_java_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda name: None)
     with pytest.raises(DataError, match="no java command; install"):
         meteor_scores_java({"v": "a"}, {"v": ["a"]})
@@ -177,7 +182,7 @@ def test_without_java_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @has_data
 @pytest.mark.skipif(shutil.which("sh") is None, reason="stands in for java with a shell script")
-def test_a_program_that_dies_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_failing_java_program_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     java = tmp_path / "java"
     java.write_text("#!/bin/sh\necho 'Error: out of luck' >&2\nexit 1\n", "utf-8")
     java.chmod(0o755)
@@ -188,16 +193,16 @@ def test_a_program_that_dies_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_pa
 
 
 @has_data
-def test_a_damaged_table_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    whole = meteor_data.data_folder()
+def test_damaged_data_files_are_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    installed = english.data_folder()
     (tmp_path / "data").mkdir()
-    meteor_data.jar_in(tmp_path).write_bytes(meteor_data.jar_in(whole).read_bytes())
-    with meteor_data.paraphrases_in(whole).open("rb") as stream:
-        meteor_data.paraphrases_in(tmp_path).write_bytes(stream.read(100_000))
-    monkeypatch.setattr(meteor_data, "data_folder", lambda: tmp_path)
+    (tmp_path / english.JAR).write_bytes((installed / english.JAR).read_bytes())
+    with (installed / english.PARAPHRASES).open("rb") as stream:
+        (tmp_path / english.PARAPHRASES).write_bytes(stream.read(100_000))
+    monkeypatch.setattr(english, "data_folder", lambda: tmp_path)
     with pytest.raises(DataError, match=r"paraphrase-en.gz: cannot be read"):
         meteor_scores({"v": "a"}, {"v": ["b"]})
-    meteor_data.jar_in(tmp_path).write_bytes(b"no archive")
-    meteor_data._english.cache_clear()
+    (tmp_path / english.JAR).write_bytes(b"no archive")
+    english._english.cache_clear()
     with pytest.raises(DataError, match=r"meteor-1.5.jar: cannot be read"):
         meteor_scores({"v": "a"}, {"v": ["b"]})

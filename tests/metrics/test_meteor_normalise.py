@@ -6,7 +6,7 @@ from capvid.metrics.meteor.english import Normaliser
 
 PREFIXES = ["# words that keep their dot", "", "Mr", "No #NUMERIC_ONLY#", "pp"]
 
-# Texts, and what the published program makes of them.
+# Texts and the output of the published program.
 OBSERVED = {
     "a--b": "a b",
     "a---b": "a--b",
@@ -58,10 +58,10 @@ OBSERVED = {
 
 
 @pytest.mark.parametrize("text", OBSERVED)
-def test_texts_become_what_the_published_program_makes_of_them(text: str) -> None:
+def test_normalization_equals_the_published_program(text: str) -> None:
     assert Normaliser(PREFIXES)(text) == OBSERVED[text]
 
 
 @pytest.mark.parametrize("text", ["", " ", "\u00a0"])
-def test_nothing_stays_nothing(text: str) -> None:
+def test_blank_text_becomes_empty(text: str) -> None:
     assert Normaliser(PREFIXES)(text) == ""

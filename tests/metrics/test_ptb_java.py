@@ -18,7 +18,7 @@ needs_jar = pytest.mark.skipif(
 )
 
 
-def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_java_or_jar_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(shutil, "which", lambda name: None)
         with pytest.raises(MetricError, match=r"Java is not installed; .* --tokenizer builtin"):
@@ -29,7 +29,7 @@ def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         score({"v": "a"}, {"v": ["a"]}, tokenizer="ptb")
 
 
-def fake_java(folder: Path, code: str) -> str:
+def write_fake_java(folder: Path, code: str) -> str:
     program = folder / "java"
     program.write_text(f"#!{sys.executable}\nimport sys\n{code}\n")
     program.chmod(0o755)
@@ -37,23 +37,23 @@ def fake_java(folder: Path, code: str) -> str:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="the stand-in for Java is a script")
-def test_java_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failing_java_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ptb_java, "_jar", lambda: tmp_path / "a.jar")
-    broken = fake_java(tmp_path, "sys.exit('no memory')")
+    broken = write_fake_java(tmp_path, "sys.exit('no memory')")
     monkeypatch.setattr(ptb_java, "java_program", lambda: broken)
     with pytest.raises(MetricError, match=r"Java failed \(no memory\)"):
         ptb_java.tokenize(["a"])
-    fake_java(tmp_path, "print('a')")
+    write_fake_java(tmp_path, "print('a')")
     with pytest.raises(MetricError, match="1 lines came back for 2 captions"):
         ptb_java.tokenize(["a", "b"])
-    fake_java(tmp_path, "print(open(sys.argv[-1], encoding='utf-8').read().lower(), end='')")
-    found = ptb_java.tokenize(["A\u2028dog , runs .", "", "-LRB- B\rc\u0085d \ud83d"])
-    assert found == ["a dog runs", "", "-lrb- b c d"]  # half a character has become a question mark
+    write_fake_java(tmp_path, "print(open(sys.argv[-1], encoding='utf-8').read().lower(), end='')")
+    tokenized = ptb_java.tokenize(["A\u2028dog , runs .", "", "-LRB- B\rc\u0085d \ud83d"])
+    assert tokenized == ["a dog runs", "", "-lrb- b c d"]  # an unpaired surrogate has become a question mark
     assert ptb_java.tokenize([]) == []
 
 
 @needs_jar
-def test_one_caption_never_moves_into_anothers_place() -> None:
+def test_line_breaks_do_not_shift_captions() -> None:
     captions = ["a\u2028man's dog", "b\r\nc", "", "d\u0085e\vf", "(g)", "caf\u00e9"]
     assert ptb_java.tokenize(captions) == ["a man 's dog", "b c", "", "d e f", "-lrb- g -rrb-", "caf\u00e9"]
     assert "pycocoevalcap" not in sys.modules
@@ -64,8 +64,8 @@ def test_one_caption_never_moves_into_anothers_place() -> None:
 @pytest.mark.slow
 @needs_jar
 @pytest.mark.shared
-def test_published_tokens(shared_data: Path) -> None:
+def test_tokens_equal_the_published_ones(shared_data: Path) -> None:
     pairs = json.loads((shared_data / "metrics" / "cases" / "ptb_tokens.json").read_text(encoding="utf-8"))
-    found = ptb_java.tokenize([raw for raw, _ in pairs])
+    tokenized = ptb_java.tokenize([raw for raw, _ in pairs])
     # a dot at the end of a line may depend on the line below it
-    assert sum(ours != tokens for ours, (_, tokens) in zip(found, pairs, strict=True)) <= 1
+    assert sum(ours != tokens for ours, (_, tokens) in zip(tokenized, pairs, strict=True)) <= 1

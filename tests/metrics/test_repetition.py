@@ -10,7 +10,7 @@ from capvid.metrics.repetition import repetition
 from capvid.scoring.scorer import paragraph_text, score, score_paragraphs
 
 
-def test_counts_by_hand() -> None:
+def test_values_computed_by_hand() -> None:
     means, videos = repetition({"v": ["a b a b a.", "a, b"], "w": ["x y", "x y z"], "short": [""]})
     # v: words a b a b a | a b -> 7 words, 2 of them new; bigrams ab ba ab ba | ab -> 5, 2 new.
     assert videos["v"]["R@1"] == pytest.approx(5 / 7)
@@ -22,25 +22,25 @@ def test_counts_by_hand() -> None:
     assert means["R@1"] == pytest.approx((5 / 7 + 2 / 5 + 0) / 3)
 
 
-def test_case_counts_and_one_dot_goes() -> None:
+def test_case_matters_and_one_final_dot_is_removed() -> None:
     _, videos = repetition({"v": ["The dog .", "the dog.."]})
     assert videos["v"]["R@1"] == 0  # The dog | the dog.
 
 
-def test_a_paragraph_is_its_sentences_joined() -> None:
+def test_paragraph_scores_equal_those_of_joined_sentences() -> None:
     assert paragraph_text(["A man's dog,", "2 dogs!"]) == "a man s dog dogs"
-    found = score_paragraphs(
+    paragraph_scores = score_paragraphs(
         {"v": ["a man runs", "he stops"], "w": ["a dog", "a dog"]},
         {"v": ["A man runs. He stops."], "w": ["A dog barks. It sleeps."]},
     )
-    same = score(
+    caption_scores = score(
         {"v": "a man runs he stops", "w": "a dog a dog"},
         {"v": ["a man runs he stops"], "w": ["a dog barks it sleeps"]},
         tokenizer="none",
     )
-    assert {name: found.corpus[name] for name in same.corpus} == same.corpus
-    assert found.corpus["R@2"] == pytest.approx(1 / 4)
-    assert found.per_video["w"]["R@1"] == pytest.approx(1 / 2)
+    assert {name: paragraph_scores.corpus[name] for name in caption_scores.corpus} == caption_scores.corpus
+    assert paragraph_scores.corpus["R@2"] == pytest.approx(1 / 4)
+    assert paragraph_scores.per_video["w"]["R@1"] == pytest.approx(1 / 2)
     with pytest.raises(DataError, match="no prediction"):
         score_paragraphs({}, {"v": ["a"]})
 

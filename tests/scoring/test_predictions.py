@@ -15,9 +15,17 @@ from capvid.scoring.predictions import read_predictions
 
 
 def record(video: str, *captions: str, **more: Any) -> dict[str, Any]:
-    said = [{"text": text, "logprob": -1.0, "words": [{"word": "a", "logprob": -0.5}]} for text in captions]
+    words = [{"word": "a", "logprob": -0.5}]
+    hypotheses = [{"text": text, "logprob": -1.0, "words": words} for text in captions]
     status = "ok" if captions else "error"
-    return {"schema_version": 1, "video": video, "status": status, "captions": said, "error": None, **more}
+    return {
+        "schema_version": 1,
+        "video": video,
+        "status": status,
+        "captions": hypotheses,
+        "error": None,
+        **more,
+    }
 
 
 RECORDS = [
@@ -25,12 +33,12 @@ RECORDS = [
     record("a/v2.mp4"),
     record("a/v3.mp4", "caf\u00e9 \u2028x"),
 ]
-SAID = {"a/v1.mp4": ["a dog"], "a/v3.mp4": ["caf\u00e9 \u2028x"]}
+SENTENCES = {"a/v1.mp4": ["a dog"], "a/v3.mp4": ["caf\u00e9 \u2028x"]}
 PLAIN = {"1": ["a dog"], "2": ["a cat"]}
-FORMS = {
-    "list": (json.dumps(RECORDS, indent=2), SAID),
-    "lines": ("".join(f"{json.dumps(one)}\n" for one in RECORDS), SAID),
-    "blank lines": ("\n\n".join(json.dumps(one, ensure_ascii=False) for one in RECORDS), SAID),
+FORMATS = {
+    "list": (json.dumps(RECORDS, indent=2), SENTENCES),
+    "lines": ("".join(f"{json.dumps(row)}\n" for row in RECORDS), SENTENCES),
+    "blank lines": ("\n\n".join(json.dumps(row, ensure_ascii=False) for row in RECORDS), SENTENCES),
     "one record": (json.dumps(RECORDS[0], indent=1), {"a/v1.mp4": ["a dog"]}),
     "coco": ('[{"image_id": 1, "caption": "a dog"}, {"image_id": "2", "caption": "a cat"}]', PLAIN),
     "video ids": ('[{"video_id": 1.0, "caption": "a dog"}, {"id": "2", "sentence": "a cat"}]', PLAIN),
@@ -49,18 +57,18 @@ FORMS = {
 }
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("format_name", FORMATS)
 @pytest.mark.parametrize("packing", ["plain", "gzip", "mark"])
-def test_forms(form: str, packing: str, tmp_path: Path) -> None:
-    text, said = FORMS[form]
+def test_every_format_is_detected_and_read(format_name: str, packing: str, tmp_path: Path) -> None:
+    text, sentences = FORMATS[format_name]
     data = text.encode()
-    path = tmp_path / "said"
+    path = tmp_path / "predictions"
     path.write_bytes({"plain": data, "gzip": gzip.compress(data), "mark": b"\xef\xbb\xbf" + data}[packing])
-    found = read_predictions(path)
-    assert found.sentences == said
-    assert found.failed == (["a/v2.mp4"] if said is SAID else [])
-    further = {"n best": 1, "list": 1, "lines": 1, "blank lines": 1, "one record": 1}
-    assert found.further == further.get(form, 0)
+    predictions = read_predictions(path)
+    assert predictions.sentences == sentences
+    assert predictions.failed == (["a/v2.mp4"] if sentences is SENTENCES else [])
+    dropped_counts = {"n best": 1, "list": 1, "lines": 1, "blank lines": 1, "one record": 1}
+    assert predictions.dropped == dropped_counts.get(format_name, 0)
 
 
 PARAGRAPHS = {
@@ -80,15 +88,15 @@ PARAGRAPHS = {
 }
 
 
-@pytest.mark.parametrize("form", PARAGRAPHS)
-def test_paragraphs(form: str, tmp_path: Path) -> None:
-    path = tmp_path / "said.json"
-    path.write_text(PARAGRAPHS[form])
+@pytest.mark.parametrize("format_name", PARAGRAPHS)
+def test_paragraphs_are_read_from_every_format(format_name: str, tmp_path: Path) -> None:
+    path = tmp_path / "predictions.json"
+    path.write_text(PARAGRAPHS[format_name])
     assert read_predictions(path, paragraphs=True).sentences == {"v": ["a dog.", "it runs"], "w": ["rain"]}
 
 
 @pytest.mark.parametrize("suffix", ["csv", "tsv"])
-def test_the_segments_of_a_table_are_a_paragraph(suffix: str, tmp_path: Path) -> None:
+def test_segments_of_a_table_form_a_paragraph(suffix: str, tmp_path: Path) -> None:
     rows = [
         ("video", "start", "end", "caption", "logprob"),
         ("a.mp4", "0.000", "2.000", "a man", "-1"),
@@ -98,18 +106,19 @@ def test_the_segments_of_a_table_are_a_paragraph(suffix: str, tmp_path: Path) ->
     ]
     path = tmp_path / f"p.{suffix}"
     path.write_text("".join({"csv": ",", "tsv": "\t"}[suffix].join(row) + "\n" for row in rows))
-    found = read_predictions(path, paragraphs=True)
-    assert found.sentences == {"a.mp4": ["a man", "a dog"], "b.mp4": ["a cat"]} and found.further == 1
-    found = read_predictions(path)
-    assert found.sentences == {"a.mp4": ["a man"], "b.mp4": ["a cat"]} and found.further == 2
+    predictions = read_predictions(path, paragraphs=True)
+    assert predictions.sentences == {"a.mp4": ["a man", "a dog"], "b.mp4": ["a cat"]}
+    assert predictions.dropped == 1
+    predictions = read_predictions(path)
+    assert predictions.sentences == {"a.mp4": ["a man"], "b.mp4": ["a cat"]} and predictions.dropped == 2
 
 
-def test_a_folder(tmp_path: Path) -> None:
+def test_folder_of_predictions_is_read_recursively(tmp_path: Path) -> None:
     (tmp_path / "b").mkdir()
     (tmp_path / "a.json").write_text(json.dumps(RECORDS[0], indent=2))
     (tmp_path / "b" / "c.json").write_text(json.dumps(RECORDS[2], indent=2))
     (tmp_path / "b" / "notes.txt").write_text("nothing")
-    assert read_predictions(tmp_path).sentences == SAID
+    assert read_predictions(tmp_path).sentences == SENTENCES
     (tmp_path / "b" / "c.json").unlink()
     with pytest.raises(DataError, match="no predictions in this folder"):
         read_predictions(tmp_path / "b")
@@ -119,11 +128,11 @@ BROKEN = {
     "empty": (b"", "no predictions; give"),
     "only spaces": (b" \n\n", "no predictions; give"),
     "no records": (b"[]", "no predictions; give"),
-    "cut off": (
+    "truncated": (
         b'[{"image_id": 1, "caption": "a dog"},\n{"image_id": 2, "cap',
         "line 2, column .*ends too early .*cut off",
     ),
-    "cut off after a comma": (
+    "truncated after a comma": (
         b'[{"image_id": 1, "caption": "a"},',
         "line 1, column 34: not JSON: it ends too early",
     ),
@@ -141,63 +150,63 @@ BROKEN = {
     ),
     "a number": (b'{"a": "b",\n"c": 3}', "line 2, record 'c': a caption that is not text: 3"),
     "no id": (b'[{"caption": "a"}]', "line 1: no id"),
-    "an odd id": (
+    "invalid id": (
         b'[{"image_id": true, "caption": "a"}]',
         "line 1: an id that is not text or a number: True",
     ),
-    "no record": (b'["a"]', "line 1: not a record: 'a'"),
-    "twice": (b'{"1": "a",\n"1": "b"}', "line 2: the id '1' comes twice .*line 1"),
-    "number and text": (
+    "not a record": (b'["a"]', "line 1: not a record: 'a'"),
+    "repeated id": (b'{"1": "a",\n"1": "b"}', "line 2: the id '1' occurs twice .*line 1"),
+    "same id as number and text": (
         b'[{"id": 1, "caption": "a"},\n{"id": "1", "caption": "a"}]',
-        "line 2: the id '1' comes twice",
+        "line 2: the id '1' occurs twice",
     ),
-    "twice in a table": (b"video,caption\n1,a\n1,b\n", "line 3: the id '1' comes twice"),
+    "repeated id in a table": (b"video,caption\n1,a\n1,b\n", "line 3: the id '1' occurs twice"),
     "many captions": (b'{"1": ["a", "b"]}', "2 captions for one video; .*--paragraph"),
-    "none": (b'{"1": []}', "0 captions for one video"),
+    "no captions": (b'{"1": []}', "0 captions for one video"),
     "latin-1": (
         '{\n"1": "caf\u00e9"}'.encode("latin-1"),
         "line 2: not UTF-8 text .*; save the file as UTF-8",
     ),
     "utf-16": ('{"1": "a"}'.encode("utf-16"), "line 1: not UTF-8 text"),
-    "a video": (bytes(range(256)) * 9, "line 2: not UTF-8 text"),
-    "prose": (b"a dog runs\n", "line 1: no form of predictions; give"),
-    "another table": (b"name,size\nx,1\n", "line 1: no form of predictions"),
+    "binary data": (bytes(range(256)) * 9, "line 2: not UTF-8 text"),
+    "prose": (b"a dog runs\n", "line 1: not a known format of predictions; give"),
+    "another table": (b"name,size\nx,1\n", "line 1: not a known format of predictions"),
     "too few columns": (b"video\tcaption\n1\ta\n2\n", "line 3: 1 columns; write a video and a caption"),
-    "lines of another kind": (b"video,caption\r1,a\r2,b\r", "line 1: no form of predictions"),
-    "an open quote": (b'video,caption\n1,a\n2,"b\n', "line 3: not a row of a table"),
-    "half a character": (b'{"1": "\\ud83d"}', "half a character"),
-    "half a character in an id": (b'{"\\ud83d": "a"}', "half a character"),
-    "deep": (b'{"1": ' + b"[" * 100_000, "not JSON|ends too early"),
-    "half a gzip": (gzip.compress(b'{"1": "a"}' * 9)[:-12], "not readable"),
+    "old Macintosh line ends": (b"video,caption\r1,a\r2,b\r", "line 1: not a known format of predictions"),
+    "unclosed quote": (b'video,caption\n1,a\n2,"b\n', "line 3: not a row of a table"),
+    "an unpaired surrogate": (b'{"1": "\\ud83d"}', "an unpaired surrogate"),
+    "an unpaired surrogate in an id": (b'{"\\ud83d": "a"}', "an unpaired surrogate"),
+    "deeply nested": (b'{"1": ' + b"[" * 100_000, "not JSON|ends too early"),
+    "truncated gzip": (gzip.compress(b'{"1": "a"}' * 9)[:-12], "not readable"),
 }
 
 
-@pytest.mark.parametrize("kind", BROKEN)
-def test_files_that_cannot_be_used(kind: str, tmp_path: Path) -> None:
-    data, said = BROKEN[kind]
-    path = tmp_path / "said.json"
+@pytest.mark.parametrize("problem", BROKEN)
+def test_invalid_file_reports_location_and_remedy(problem: str, tmp_path: Path) -> None:
+    data, message = BROKEN[problem]
+    path = tmp_path / "predictions.json"
     path.write_bytes(data)
-    with pytest.raises(DataError, match=said) as caught:
+    with pytest.raises(DataError, match=message) as caught:
         read_predictions(path)
     assert str(caught.value).startswith(str(path))
     assert caught.value.remedy
 
 
 @pytest.mark.parametrize("start", ["{", "[{", '{"id": 1, "caption": "a"}\n{'])
-def test_a_wrong_encoding_far_down(start: str, tmp_path: Path) -> None:
-    path = tmp_path / "said.json"
+def test_wrong_encoding_late_in_the_file_is_reported(start: str, tmp_path: Path) -> None:
+    path = tmp_path / "predictions.json"
     path.write_bytes(start.encode() + b'"id": 1, "caption": "dogs' + b" and dogs" * 50 + b"\n\xe9")
     with pytest.raises(DataError, match="not UTF-8 text"):
         read_predictions(path)
 
 
-def test_no_file(tmp_path: Path) -> None:
+def test_missing_file_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no such file"):
         read_predictions(tmp_path / "x.json")
 
 
-def accepted(path: Path, *, paragraphs: bool = False) -> bool:
-    """Whether the file can be read, in either mode; what cannot is refused in one line that names it."""
+def is_readable(path: Path, *, paragraphs: bool = False) -> bool:
+    """Whether the file can be read; errors must be one line that begins with its path."""
     try:
         read_predictions(path, paragraphs=paragraphs)
     except DataError as error:
@@ -207,28 +216,30 @@ def accepted(path: Path, *, paragraphs: bool = False) -> bool:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("form", FORMS)
-def test_files_that_are_cut_off_anywhere(form: str, tmp_path: Path) -> None:
-    data = FORMS[form][0].encode()
-    path = tmp_path / "said"
+@pytest.mark.parametrize("format_name", FORMATS)
+def test_truncated_files_are_rejected(format_name: str, tmp_path: Path) -> None:
+    data = FORMATS[format_name][0].encode()
+    path = tmp_path / "predictions"
     for end in range(len(data)):
         path.write_bytes(data[:end])
-        whole = data[:end].rstrip(b"\n") == data.rstrip(b"\n")
-        if accepted(path) and data.startswith((b"[", b'{"1', b'{"v')):
-            assert whole
+        complete = data[:end].rstrip(b"\n") == data.rstrip(b"\n")
+        if is_readable(path) and data.startswith((b"[", b'{"1', b'{"v')):
+            assert complete
 
 
 @settings(max_examples=60, deadline=None)
 @given(
-    st.sampled_from(sorted(FORMS)),
+    st.sampled_from(sorted(FORMATS)),
     st.integers(0),
     st.sampled_from(list(b'"[]{},:\\\n\t 0nx\xff')),
     st.booleans(),
 )
-def test_files_with_a_wrong_byte(form: str, place: int, byte: int, paragraphs: bool) -> None:
-    data = bytearray(FORMS[form][0].encode())
-    data[place % len(data)] = byte
+def test_damaged_file_raises_only_data_errors(
+    format_name: str, position: int, byte: int, paragraphs: bool
+) -> None:
+    data = bytearray(FORMATS[format_name][0].encode())
+    data[position % len(data)] = byte
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "said"
+        path = Path(folder) / "predictions"
         path.write_bytes(data)
-        accepted(path, paragraphs=paragraphs)
+        is_readable(path, paragraphs=paragraphs)

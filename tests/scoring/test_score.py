@@ -30,7 +30,7 @@ def published(shared: Path, name: str, kind: str) -> dict[str, Any]:
     return result
 
 
-def test_names_and_values_that_can_be_told_in_advance() -> None:
+def test_score_names_and_values_of_perfect_captions() -> None:
     scores = score({"v": "a dog runs", "w": "TWO CATS SLEEP ON A BED!"}, REFERENCES)
     assert list(scores.corpus) == list(PUBLISHED.values())
     assert list(scores.per_video) == ["v", "w"]
@@ -49,14 +49,14 @@ def test_names_and_values_that_can_be_told_in_advance() -> None:
         (("cider", "bleu"), ["BLEU-1", "BLEU-2", "BLEU-3", "BLEU-4", "CIDEr-D"]),
     ],
 )
-def test_a_choice_of_metrics_gives_the_same_numbers(metrics: list[str], names: list[str]) -> None:
-    every = score(PREDICTIONS, REFERENCES)
-    some = score(PREDICTIONS, REFERENCES, metrics=metrics)
-    assert some.corpus == {name: every.corpus[name] for name in names}
-    assert some.per_video["w"] == {name: every.per_video["w"][name] for name in names}
+def test_selected_metrics_give_the_same_numbers(metrics: list[str], names: list[str]) -> None:
+    all_scores = score(PREDICTIONS, REFERENCES)
+    selected = score(PREDICTIONS, REFERENCES, metrics=metrics)
+    assert selected.corpus == {name: all_scores.corpus[name] for name in names}
+    assert selected.per_video["w"] == {name: all_scores.per_video["w"][name] for name in names}
 
 
-def test_tokenizer() -> None:
+def test_tokenizer_none_takes_tokenized_text() -> None:
     raw = {"v": "the dog's bowl", "w": "cats"}
     split = {"v": "the dog 's bowl", "w": "cats"}
     references = {"v": ["the dog 's bowl"], "w": ["cats"]}
@@ -65,11 +65,11 @@ def test_tokenizer() -> None:
     assert score(split, references, tokenizer="none").corpus["ROUGE_L"] == pytest.approx(1, abs=1e-12)
 
 
-def test_other_predictions_are_left_out() -> None:
+def test_predictions_without_references_are_ignored() -> None:
     assert score({**PREDICTIONS, "x": "a dog"}, REFERENCES) == score(PREDICTIONS, REFERENCES)
 
 
-def test_errors() -> None:
+def test_invalid_arguments_are_errors() -> None:
     with pytest.raises(DataError, match=r"no prediction for 1 of .*: w;"):
         score({"v": "a dog runs"}, REFERENCES)
     with pytest.raises(DataError, match="w: no references"):
@@ -112,7 +112,7 @@ def test_line_separators_are_spaces(shared_data: Path) -> None:
     assert scores.corpus["ROUGE_L"] == pytest.approx(1, abs=1e-12)
 
 
-def test_missing_captions() -> None:
+def test_missing_captions_are_treated_as_requested() -> None:
     references = {**REFERENCES, "x": ["a bird sings"]}
     with pytest.raises(DataError, match=r"no prediction for 1 of .*: x;"):
         score(PREDICTIONS, references)
@@ -122,7 +122,7 @@ def test_missing_captions() -> None:
     assert empty.per_video["x"]["ROUGE_L"] == 0
     with pytest.raises(DataError, match="no video of the references has a prediction"):
         score({"y": "a dog"}, references, missing="skip")
-    with pytest.raises(UsageError, match="'drop' with missing ones; use one of: error, empty, skip"):
+    with pytest.raises(UsageError, match="missing must be one of error, empty, skip, got 'drop'"):
         score(PREDICTIONS, references, missing="drop")
 
 
@@ -130,36 +130,40 @@ def test_auto_is_the_builtin_tokenizer() -> None:
     assert score(PREDICTIONS, REFERENCES, tokenizer="auto") == score(PREDICTIONS, REFERENCES)
 
 
-def test_meteor_by_whichever_engine_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    def meteor_scores(said: dict[str, str], wanted: dict[str, list[str]]) -> tuple[float, dict[str, float]]:
-        assert wanted["v"] == ["a dog runs", "a brown dog is running"]
-        return 0.5, {video: len(text.split()) / 10 for video, text in said.items()}
+def test_meteor_engine_is_selected_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    def meteor_scores(
+        predictions: dict[str, str], references: dict[str, list[str]]
+    ) -> tuple[float, dict[str, float]]:
+        assert references["v"] == ["a dog runs", "a brown dog is running"]
+        return 0.5, {video: len(text.split()) / 10 for video, text in predictions.items()}
 
-    def twice(said: dict[str, str], wanted: dict[str, list[str]]) -> tuple[float, dict[str, float]]:
-        corpus, videos = meteor_scores(said, wanted)
+    def doubled_scores(
+        predictions: dict[str, str], references: dict[str, list[str]]
+    ) -> tuple[float, dict[str, float]]:
+        corpus, videos = meteor_scores(predictions, references)
         return 2 * corpus, videos
 
-    for name, function in (("meteor.meteor_scorer", meteor_scores), ("java", twice)):
+    for name, function in (("meteor.meteor_scorer", meteor_scores), ("java", doubled_scores)):
         module = ModuleType(f"capvid.metrics.{name}")
         module.meteor_scores = function  # type: ignore[attr-defined]
         monkeypatch.setitem(sys.modules, module.__name__, module)
-    every = score(PREDICTIONS, REFERENCES, metrics=["cider", "meteor", "bleu", "rouge"])
-    assert list(every.corpus)[3:] == ["BLEU-4", "METEOR", "ROUGE_L", "CIDEr-D"]
-    assert every.corpus["METEOR"] == 0.5
-    assert every.per_video["w"]["METEOR"] == 0.6
+    all_scores = score(PREDICTIONS, REFERENCES, metrics=["cider", "meteor", "bleu", "rouge"])
+    assert list(all_scores.corpus)[3:] == ["BLEU-4", "METEOR", "ROUGE_L", "CIDEr-D"]
+    assert all_scores.corpus["METEOR"] == 0.5
+    assert all_scores.per_video["w"]["METEOR"] == 0.6
     assert score(PREDICTIONS, REFERENCES, metrics=["meteor"], meteor_engine="java").corpus == {"METEOR": 1.0}
     with pytest.raises(UsageError, match="no METEOR engine 'nltk'"):
         score(PREDICTIONS, REFERENCES, metrics=["meteor"], meteor_engine="nltk")
 
 
-def test_meteor_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_meteor_is_an_error_or_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "capvid.metrics.meteor.meteor_scorer", None)
     with pytest.raises(MetricError, match=r"not available; pip install 'capvid\[meteor\]'"):
         score(PREDICTIONS, REFERENCES, metrics=["meteor"])
     texts = caption_texts(PREDICTIONS, REFERENCES)
-    found = score_texts(texts, metrics=["meteor", "rouge"], meteor_needed=False)
-    assert list(found.corpus) == ["ROUGE_L"]
-    assert list(found.left_out) == ["METEOR"]
+    scores = score_texts(texts, metrics=["meteor", "rouge"], meteor_needed=False)
+    assert list(scores.corpus) == ["ROUGE_L"]
+    assert list(scores.left_out) == ["METEOR"]
     with pytest.raises(UsageError):
         score_texts(texts, metrics=["meteor"], meteor_engine="nltk", meteor_needed=False)
 
@@ -172,13 +176,13 @@ def test_published_paragraph_scores(shared_data: Path) -> None:
     references = {
         video: [texts[video] for texts in (first, second) if video in texts] for video in first | second
     }
-    found = score_paragraphs(case["predictions"], references, missing="empty", repetition_of=first.keys())
+    scores = score_paragraphs(case["predictions"], references, missing="empty", repetition_of=first.keys())
     names = {**PUBLISHED, "re1": "R@1", "re2": "R@2", "re3": "R@3", "re4": "R@4"}
-    assert found.corpus == pytest.approx(
+    assert scores.corpus == pytest.approx(
         {ours: expected["corpus"][theirs] for theirs, ours in names.items()}, rel=0, abs=1e-9
     )
     for video, values in expected["segments"].items():
-        wanted = {**values, **expected["repetition"].get(video, {})}
-        for name, value in found.per_video[video].items():
+        expected_scores = {**values, **expected["repetition"].get(video, {})}
+        for name, value in scores.per_video[video].items():
             theirs = next(key for key, ours in names.items() if ours == name)
-            assert value == pytest.approx(wanted[theirs], rel=0, abs=1e-9)
+            assert value == pytest.approx(expected_scores[theirs], rel=0, abs=1e-9)

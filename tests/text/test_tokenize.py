@@ -46,7 +46,7 @@ from capvid.text.tokenization import ptb_tokenize, words
         ("jumps 5'4 high", "jumps 5 4 high"),
     ],
 )
-def test_tokens(caption: str, tokens: str) -> None:
+def test_tokens_of_captions(caption: str, tokens: str) -> None:
     assert ptb_tokenize(caption) == [token for token in tokens.split(" ") if token]
     assert words(caption) == ptb_tokenize(caption)
 
@@ -64,11 +64,11 @@ def test_tokens(caption: str, tokens: str) -> None:
         "dont cant wont im its",
     ],
 )
-def test_plain_captions_take_a_short_cut_to_the_same_tokens(caption: str) -> None:
+def test_shortcut_for_plain_captions_gives_the_same_tokens(caption: str) -> None:
     assert list(tokenize._tokens(caption)) == tokenize._treebank_tokens(caption)
 
 
-def test_result_is_the_callers_own() -> None:
+def test_result_may_be_modified() -> None:
     first = ptb_tokenize("one two")
     first.append("three")
     assert ptb_tokenize("one two") == ["one", "two"]

@@ -11,7 +11,7 @@ from transformer_reference import mart
 from variants import clip, make, weights
 
 from capvid.captioners.base import ParagraphCaptioner
-from capvid.datasets.batches import Batch, in_segments
+from capvid.datasets.batches import Batch, paragraph_teacher_tokens
 from capvid.decoding.beam_search import decode_paragraphs
 from capvid.decoding.decoding_options import DecodingOptions
 from capvid.errors import RecipeError
@@ -31,7 +31,7 @@ def make_batch(captioner: ParagraphCaptioner) -> Batch:
     """Return a video of three segments with two paragraphs, and one of two segments with one."""
     mask = torch.ones(2, 3, 4, dtype=torch.bool)
     mask[1, 2] = False
-    inputs_and_targets = in_segments([paragraphs[0] for paragraphs in PARAGRAPHS], 3)
+    inputs_and_targets = paragraph_teacher_tokens([paragraphs[0] for paragraphs in PARAGRAPHS], 3)
     return Batch(clip(captioner, 2, 3, 4) * mask.unsqueeze(-1), mask, *inputs_and_targets, PARAGRAPHS)
 
 

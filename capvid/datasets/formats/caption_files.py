@@ -4,58 +4,44 @@ from __future__ import annotations
 
 import json
 import reprlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from capvid.datasets.annotation_files import Location, RowError, Rows, check_caption, read_lines
-from capvid.datasets.dataset import SPLITS, CaptionedVideo, Segment, dataset_format
+from capvid.datasets.annotation_files import RowError, Rows, check_caption, read_lines
+from capvid.datasets.dataset import SPLITS, CaptionedVideo, LocatedVideos, Location, Segment, dataset_format
 
 _SHAPE = 'write {"id": "name", "split": "train", "captions": ["..."]} on each line'
 
 
 @dataset_format("tsv", "FILE", "id, tab and caption on each line; all train")
-def read_tsv(path: Path, rows: Rows, options: Mapping[str, str]) -> Iterator[tuple[Location, CaptionedVideo]]:
-    """Read lines of id, tab and caption; all videos are in the train split.
-
-    Raises:
-        DataError: the file is unreadable, or has a bad row and these are not skipped.
-    """
+def read_tsv(path: Path, rows: Rows, options: Mapping[str, str]) -> LocatedVideos:
+    """Read lines of id, tab and caption; all videos are in the train split."""
     for name, (location, captions) in captions_by_id(path, rows).items():
         yield location, CaptionedVideo(name, "train", tuple(captions))
 
 
 def captions_by_id(path: Path, rows: Rows) -> dict[str, tuple[Location, list[str]]]:
-    """Return the captions of a TSV file by id, with the location of the first row of each.
-
-    Raises:
-        DataError: the file is unreadable, or has a bad row and these are not skipped.
-    """
-    captions_by_name: dict[str, tuple[Location, list[str]]] = {}
+    """Return the captions of a TSV file by id, with the location of the first row of each."""
+    rows_by_id: dict[str, tuple[Location, list[str]]] = {}
     for location, line in read_lines(path, rows):
         with rows.at(location):
             name, tab, caption = line.partition("\t")
             if not name.strip() or not tab:
-                raise RowError("no id and caption", "write an id, a tabulator and a caption")
-            captions_by_name.setdefault(name, (location, []))[1].append(check_caption(caption))
-    return {name: (location, captions) for name, (location, captions) in captions_by_name.items() if captions}
+                raise RowError("no id and caption", "write an id, a tab and a caption")
+            rows_by_id.setdefault(name, (location, []))[1].append(check_caption(caption))
+    return {name: row for name, row in rows_by_id.items() if row[1]}
 
 
 @dataset_format("jsonl", "FILE", "id, split and captions, or segments and paragraphs, on each line")
-def read_jsonl(
-    path: Path, rows: Rows, options: Mapping[str, str]
-) -> Iterator[tuple[Location, CaptionedVideo]]:
-    """Read one video per line.
-
-    Raises:
-        DataError: the file is unreadable, or has a bad row and these are not skipped.
-    """
+def read_jsonl(path: Path, rows: Rows, options: Mapping[str, str]) -> LocatedVideos:
+    """Read one video per line."""
     for location, line in read_lines(path, rows):
         with rows.at(location):
-            yield location, _video(line)
+            yield location, _parse_video(line)
 
 
-def _video(line: str) -> CaptionedVideo:
+def _parse_video(line: str) -> CaptionedVideo:
     try:
         row: Any = json.loads(line)
     except (ValueError, RecursionError):
@@ -68,25 +54,21 @@ def _video(line: str) -> CaptionedVideo:
     captions = row.get("captions", [] if "paragraphs" in row else None)
     if not isinstance(captions, list) or not (captions or "paragraphs" in row):
         raise RowError("no list of captions", _SHAPE)
-    kept = tuple(map(check_caption, captions))
+    checked = tuple(map(check_caption, captions))
     if "paragraphs" not in row:
-        return CaptionedVideo(row["id"], split, kept)
-    segments = _segments(row)
-    return CaptionedVideo(row["id"], split, kept, segments, _paragraphs(row["paragraphs"], len(segments)))
-
-
-def _paragraphs(value: Any, count: int) -> tuple[tuple[str, ...], ...]:
-    """Return the paragraphs of a row, each with ``count`` sentences."""
+        return CaptionedVideo(row["id"], split, checked)
+    segments, paragraphs = _segments(row), row["paragraphs"]
     if (
-        not isinstance(value, list)
-        or not value
-        or not all(isinstance(sentences, list) and len(sentences) == count for sentences in value)
+        not isinstance(paragraphs, list)
+        or not paragraphs
+        or not all(isinstance(texts, list) and len(texts) == len(segments) for texts in paragraphs)
     ):
         raise RowError(
-            f"no list of paragraphs with a sentence for each of the {count} segments",
+            f"no list of paragraphs with a sentence for each of the {len(segments)} segments",
             'write "paragraphs": [["sentence of segment 1", "of segment 2"], ...]',
         )
-    return tuple(tuple(map(check_caption, sentences)) for sentences in value)
+    sentences = tuple(tuple(map(check_caption, texts)) for texts in paragraphs)
+    return CaptionedVideo(row["id"], split, checked, segments, sentences)
 
 
 def _segments(row: dict[str, Any]) -> tuple[Segment, ...]:
@@ -105,7 +87,7 @@ def _segments(row: dict[str, Any]) -> tuple[Segment, ...]:
         or (unit == "frames" and any(segment.start % 1 or segment.end % 1 for segment in segments))
     ):
         raise RowError(
-            "no list of segments in the order of time",
+            "no list of segments in order of their start",
             'write "segments": [{"start": 0, "end": 4}, ...], with "unit": "seconds" if they are',
         )
     return segments

@@ -17,76 +17,63 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from capvid.datasets.annotation_files import Location, RowError, Rows, check_caption, find_splits, read_text
-from capvid.datasets.dataset import CaptionedVideo, dataset_format
+from capvid.datasets.annotation_files import RowError, Rows, check_caption, find_splits, read_text
+from capvid.datasets.dataset import CaptionedVideo, LocatedVideos, Location, dataset_format
 from capvid.errors import DataError
 
 FILES = (("train", "Charades_v1_train.csv"), ("test", "Charades_v1_test.csv"))
-VALIDATION, OF = 400, 7969
-_NONE = "{}"
+VALIDATION, DESCRIBED = 400, 7969  # videos of the published training file
+_MISSING = "{}"
 
 
 @dataset_format("charades", "DIR", "Charades as published")
-def read(folder: Path, rows: Rows, options: Mapping[str, str]) -> Iterator[tuple[Location, CaptionedVideo]]:
-    """Read the videos of all splits; videos without a description are skipped and noted.
-
-    Raises:
-        DataError: a file is missing or not CSV, or has a bad row and these are not skipped.
-    """
+def read(folder: Path, rows: Rows, options: Mapping[str, str]) -> LocatedVideos:
+    """Read the videos of all splits; videos without a description are skipped and noted."""
     for split, path in find_splits(folder, FILES, rows):
-        videos = []
-        bare = 0
+        videos: list[tuple[Location, CaptionedVideo]] = []
+        undescribed = 0
         for location, name, descriptions in _records(path, rows):
             with rows.at(location):
-                captions = _captions(descriptions)
+                if not descriptions.strip():
+                    raise RowError("no descriptions", f"write them, or {_MISSING} where there are none")
+                parts = [part.strip() for part in descriptions.split(";")]
+                captions = tuple(check_caption(part) for part in parts if part not in (_MISSING, ""))
                 if captions:
                     videos.append((location, CaptionedVideo(name, split, captions)))
                 else:
-                    bare += 1
-        if bare:
-            rows.notes.append(f"{path}: {bare} videos without a description ({_NONE}) are left out")
-        held = _held_out([video.id for _, video in videos]) if split == "train" else set()
+                    undescribed += 1
+        if undescribed:
+            rows.notes.append(f"{path}: {undescribed} videos without a description ({_MISSING}) are left out")
+        validation: set[str] = set()
+        if split == "train":
+            names = {video.id for _, video in videos}
+            shuffled = sorted(names, key=lambda name: hashlib.sha256(name.encode()).digest())
+            validation.update(shuffled[: len(shuffled) * VALIDATION // DESCRIBED])
         for location, video in videos:
-            yield location, replace(video, split="val") if video.id in held else video
-
-
-def _captions(descriptions: str) -> tuple[str, ...]:
-    if not descriptions.strip():
-        raise RowError("no descriptions", f"write them, or {_NONE} where there are none")
-    parts = [part.strip() for part in descriptions.split(";")]
-    return tuple(check_caption(part) for part in parts if part not in (_NONE, ""))
-
-
-def _held_out(names: list[str]) -> set[str]:
-    """Return the ids of the validation split."""
-    unique = sorted(set(names), key=lambda name: hashlib.sha256(name.encode()).digest())
-    return set(unique[: len(unique) * VALIDATION // OF])
+            yield location, replace(video, split="val") if video.id in validation else video
 
 
 def _records(path: Path, rows: Rows) -> Iterator[tuple[Location, str, str]]:
     """Yield location, id and descriptions of each row."""
     reader = csv.reader(io.StringIO(read_text(path), newline=""), strict=True)
-    header: list[str] | None = None
-    begun = 1
+    header: list[str] = []
+    line = 1
     try:
         for row in reader:
-            location, begun = Location(path, begun), reader.line_num + 1
-            if header is None:
+            location, line = Location(path, line), reader.line_num + 1
+            if not header:
                 header = row
                 if not {"id", "descriptions"} <= set(header):
-                    raise DataError(
-                        f"{location}: no columns id and descriptions",
-                        remedy="give the file as it was published",
-                    )
-                continue
-            if not row:
-                continue
-            with rows.at(location):
-                if len(row) != len(header):
-                    raise RowError(f"{len(row)} columns, and {len(header)} in the header", "mend the row")
-                fields = dict(zip(header, row, strict=True))
-                if not fields["id"].strip():
-                    raise RowError("no id", "give each video one")
-                yield location, fields["id"], fields["descriptions"]
+                    problem = f"{location}: no columns id and descriptions"
+                    raise DataError(problem, remedy="give the file as it was published")
+            elif row:
+                with rows.at(location):
+                    if len(row) != len(header):
+                        problem = f"{len(row)} columns, and {len(header)} in the header"
+                        raise RowError(problem, "correct the row")
+                    fields = dict(zip(header, row, strict=True))
+                    if not fields["id"].strip():
+                        raise RowError("no id", "give each video one")
+                    yield location, fields["id"], fields["descriptions"]
     except csv.Error as error:
-        raise DataError(f"{path}, line {begun}: not CSV ({error})", remedy="get the file again") from None
+        raise DataError(f"{path}, line {line}: not CSV ({error})", remedy="get the file again") from None

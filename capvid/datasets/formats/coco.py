@@ -8,15 +8,15 @@ the field ``split``; images without this field are in the split that follows the
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from capvid.datasets.annotation_files import JsonFile, Lists, Location, RowError, Rows, read_grouped
-from capvid.datasets.dataset import SPLITS, CaptionedVideo, dataset_format
+from capvid.datasets.annotation_files import RowError, Rows, lookup, read_grouped
+from capvid.datasets.dataset import SPLITS, LocatedVideos, dataset_format
 from capvid.errors import UsageError
 
-_SPLITS = {
+SPLIT_NAMES = {
     **{split: split for split in SPLITS},
     "training": "train",
     "restval": "train",
@@ -24,15 +24,14 @@ _SPLITS = {
     "validate": "val",
     "testing": "test",
 }
-_LISTS = Lists(videos="images", id="id", captions="annotations", refers="image_id")
+_KEYS = {"videos": "images", "id_key": "id", "captions": "annotations", "reference_key": "image_id"}
 
 
 @dataset_format("coco", "FILE", "COCO captions; #split=val for images that name no split", options=("split",))
-def read(path: Path, rows: Rows, options: Mapping[str, str]) -> Iterator[tuple[Location, CaptionedVideo]]:
+def read(path: Path, rows: Rows, options: Mapping[str, str]) -> LocatedVideos:
     """Read the images; the option ``split`` is that of images without a split of their own.
 
     Raises:
-        DataError: the file has another layout, or a bad row and these are not skipped.
         UsageError: no such split.
     """
     default = options.get("split", "train")
@@ -40,17 +39,13 @@ def read(path: Path, rows: Rows, options: Mapping[str, str]) -> Iterator[tuple[L
         raise UsageError(f"{path}: no split {default!r}", remedy=f"use one of {', '.join(SPLITS)}")
 
     def name_and_split(row: Any) -> tuple[str, str]:
-        split = row.get("split", default)
-        if not isinstance(split, str) or split not in _SPLITS:
-            raise RowError(
-                f"split {reprlib.repr(split)} is not one of {', '.join(SPLITS)}", "give one of them"
-            )
+        split = lookup(row, "split", SPLIT_NAMES, default)
         file_name = row.get("file_name")
         if isinstance(file_name, str) and file_name.strip():
-            path = PurePosixPath(file_name)
-            if not path.name:
-                raise RowError(f"no name of a file: {reprlib.repr(file_name)}", "mend its 'file_name'")
-            return path.with_suffix("").as_posix(), _SPLITS[split]
-        return str(row["id"]), _SPLITS[split]
+            image = PurePosixPath(file_name)
+            if not image.name:
+                raise RowError(f"not a file name: {reprlib.repr(file_name)}", "correct its 'file_name'")
+            return image.with_suffix("").as_posix(), split
+        return str(row["id"]), split
 
-    yield from read_grouped(JsonFile(path), _LISTS, rows, name_and_split)
+    yield from read_grouped(path, rows, name_and_split, **_KEYS)

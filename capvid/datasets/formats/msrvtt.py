@@ -5,42 +5,21 @@ The published splits have 6513, 497 and 2990 videos.
 
 from __future__ import annotations
 
-import reprlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-from capvid.datasets.annotation_files import (
-    JsonFile,
-    Lists,
-    Location,
-    RowError,
-    Rows,
-    find_splits,
-    read_grouped,
-)
-from capvid.datasets.dataset import CaptionedVideo, dataset_format
+from capvid.datasets.annotation_files import Rows, find_splits, lookup, read_grouped
+from capvid.datasets.dataset import LocatedVideos, dataset_format
 
 FILES = (("train and val", "train_val_videodatainfo.json"), ("test", "test_videodatainfo.json"))
 _SPLITS = {"train": "train", "validate": "val", "test": "test"}
-_LISTS = Lists(videos="videos", id="video_id", captions="sentences", refers="video_id")
+_KEYS = {"videos": "videos", "id_key": "video_id", "captions": "sentences", "reference_key": "video_id"}
 
 
 @dataset_format("msrvtt", "DIR", "MSR-VTT as published")
-def read(folder: Path, rows: Rows, options: Mapping[str, str]) -> Iterator[tuple[Location, CaptionedVideo]]:
-    """Read the videos of all splits.
-
-    Raises:
-        DataError: the files are missing or not as published, or have a bad row and these are not skipped.
-    """
+def read(folder: Path, rows: Rows, options: Mapping[str, str]) -> LocatedVideos:
+    """Read the videos of all splits."""
     for _, path in find_splits(folder, FILES, rows):
-        yield from read_grouped(JsonFile(path), _LISTS, rows, _name_and_split)
-
-
-def _name_and_split(row: Any) -> tuple[str, str]:
-    split = row.get("split")
-    if not isinstance(split, str) or split not in _SPLITS:
-        raise RowError(
-            f"split {reprlib.repr(split)} is not one of {', '.join(_SPLITS)}", "give each video one of them"
+        yield from read_grouped(
+            path, rows, lambda row: (str(row["video_id"]), lookup(row, "split", _SPLITS)), **_KEYS
         )
-    return str(row["video_id"]), _SPLITS[split]

@@ -7,11 +7,11 @@ their clips (YouTube id, start, end) instead; ``msvd:DIR#ids=vid`` keeps the ids
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
-from capvid.datasets.annotation_files import Location, RowError, Rows, find_file, find_splits, read_lines
-from capvid.datasets.dataset import SPLITS, CaptionedVideo, dataset_format
+from capvid.datasets.annotation_files import RowError, Rows, find_file, find_splits, read_lines
+from capvid.datasets.dataset import SPLITS, CaptionedVideo, LocatedVideos, dataset_format
 from capvid.datasets.formats.caption_files import captions_by_id
 from capvid.errors import UsageError
 
@@ -20,11 +20,10 @@ MAPPING = "youtube_mapping.txt"
 
 
 @dataset_format("msvd", "DIR", "MSVD as published; #ids=vid keeps its own ids", options=("ids",))
-def read(folder: Path, rows: Rows, options: Mapping[str, str]) -> Iterator[tuple[Location, CaptionedVideo]]:
+def read(folder: Path, rows: Rows, options: Mapping[str, str]) -> LocatedVideos:
     """Read the videos of all splits; the option ``ids`` is ``vid`` or ``youtube``.
 
     Raises:
-        DataError: the files are missing, or have a bad row and these are not skipped.
         UsageError: an unknown value of ``ids``.
     """
     ids = options.get("ids")
@@ -33,24 +32,25 @@ def read(folder: Path, rows: Rows, options: Mapping[str, str]) -> Iterator[tuple
     mapping = None if ids == "vid" else find_file(folder, MAPPING)
     if ids == "youtube" and mapping is None:
         raise UsageError(f"{folder}: no {MAPPING}", remedy="put it there, or use ids=vid")
-    names = _names(mapping, rows) if mapping else None
+    clips = _clips_by_id(mapping, rows) if mapping else None
     for split, path in find_splits(folder, FILES, rows):
         for name, (location, captions) in captions_by_id(path, rows).items():
             with rows.at(location):
-                if names is not None and name not in names:
+                if clips is not None and name not in clips:
                     raise RowError(f"{name} is not in {MAPPING}", "add it there, or use msvd:DIR#ids=vid")
-                yield location, CaptionedVideo(names[name] if names else name, split, tuple(captions))
+                yield location, CaptionedVideo(clips[name] if clips else name, split, tuple(captions))
 
 
-def _names(path: Path, rows: Rows) -> dict[str, str]:
+def _clips_by_id(path: Path, rows: Rows) -> dict[str, str]:
     """Return the names of the clips by id."""
-    names: dict[str, str] = {}
+    clips: dict[str, str] = {}
     for location, line in read_lines(path, rows):
         with rows.at(location):
             columns = line.split()
             if len(columns) != 2:
                 raise RowError(f"{len(columns)} columns", "write the clip's name, a space and its id")
-            if columns[1] in names:
-                raise RowError(f"the id {columns[1]} comes twice", "give each id one line")
-            names[columns[1]] = columns[0]
-    return names
+            clip, video = columns
+            if video in clips:
+                raise RowError(f"the id {video} occurs twice", "give each id one line")
+            clips[video] = clip
+    return clips

@@ -9,113 +9,162 @@ videos with other segments, in ``val_2.json``, or as complete paragraphs in ``ca
 
 from __future__ import annotations
 
+import math
 import reprlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from capvid.datasets.annotation_files import (
     JsonFile,
-    Location,
     RowError,
     Rows,
     check_caption,
     find_file,
     find_splits,
+    first_ids,
+    lookup,
     member,
-    note_mended,
-    read_timed,
-    timed_video,
 )
-from capvid.datasets.dataset import CaptionedVideo, dataset_format
+from capvid.datasets.dataset import CaptionedVideo, LocatedVideos, Location, Segment, dataset_format
 
 FILES = (("train", "train.json"), ("val", "captioning_val_1.json"), ("test", "captioning_test_1.json"))
-WHOLE = (("train", "train.json"), ("val", "val_1.json"))
-SECOND = "val_2.json"
+UNDIVIDED_FILES = (("train", "train.json"), ("val", "val_1.json"))
+SECOND_FILE = "val_2.json"
 SECOND_PARAGRAPHS = ("captioning_val_2_para.json", "captioning_test_2_para.json")
+
+YOUCOOK2_FILE = "youcookii_annotations_trainval.json"
+YOUCOOK2_FILES = (("train", "captioning_train.json"), ("val", "captioning_val.json"))
+_YOUCOOK2_SPLITS = {"training": "train", "validation": "val", "testing": "test"}
+
+FRAME = 0.5  # seconds between the frames of the MART paper's features
 
 
 @dataset_format("activitynet", "DIR", "ActivityNet Captions as published")
-def read_activitynet(
-    folder: Path, rows: Rows, options: Mapping[str, str]
-) -> Iterator[tuple[Location, CaptionedVideo]]:
-    """Read the videos of all splits; the paragraphs of the second annotator come last.
-
-    Raises:
-        DataError: the files are missing or not as published, or have a bad row and these are not skipped.
-    """
-    halves = any(find_file(folder, name) for _, name in FILES[1:])
-    files = FILES if halves or not find_file(folder, WHOLE[1][1]) else WHOLE
-    if files is WHOLE:
+def read_activitynet(folder: Path, rows: Rows, options: Mapping[str, str]) -> LocatedVideos:
+    """Read the videos of all splits; the paragraphs of the second annotator come last."""
+    files: tuple[tuple[str, str], ...] = FILES
+    if not any(find_file(folder, name) for _, name in FILES[1:]) and find_file(folder, "val_1.json"):
+        files = UNDIVIDED_FILES
         names = " and ".join(name for _, name in FILES[1:])
-        rows.notes.append(f"{folder}: no {names}, so all of {WHOLE[1][1]} is the val split")
+        rows.notes.append(f"{folder}: no {names}, so all of val_1.json is the val split")
     second: dict[str, tuple[str, ...]] | None = None
     for split, path in find_splits(folder, files, rows):
         if split != "train" and second is None:
-            second = _second(folder, rows)
-        for location, video in read_timed(path, split, rows):
+            second = _second_paragraphs(folder, rows)
+        for location, video in _read_timed(path, split, rows):
             if split != "train" and second and video.id in second:
                 video = replace(video, paragraphs=(*video.paragraphs, second[video.id]))
             yield location, video
 
 
-def _second(folder: Path, rows: Rows) -> dict[str, tuple[str, ...]]:
+def _second_paragraphs(folder: Path, rows: Rows) -> dict[str, tuple[str, ...]]:
     """Return the paragraphs of the second annotator by video id."""
     paragraphs: dict[str, tuple[str, ...]] = {}
-    path = find_file(folder, SECOND)
-    if path is not None:
-        for location, video in read_timed(path, "val", rows):
-            with rows.at(location):
-                _add(paragraphs, video.id, video.paragraphs[0])
+
+    def add(location: Location, name: str, sentences: Iterable[Any]) -> None:
+        with rows.at(location):
+            paragraph = tuple(map(check_caption, sentences))
+            if name in paragraphs:
+                raise RowError(f"the video {name} occurs twice", "give each video one record")
+            paragraphs[name] = paragraph
+
+    if path := find_file(folder, SECOND_FILE):
+        for location, video in _read_timed(path, "val", rows):
+            add(location, video.id, video.paragraphs[0])
         return paragraphs
     paths = [path for name in SECOND_PARAGRAPHS if (path := find_file(folder, name))]
     if not paths:
-        rows.notes.append(f"{folder}: no {SECOND}, so one reference for each video")
+        rows.notes.append(f"{folder}: no {SECOND_FILE}, so one reference for each video")
     for path in paths:
         for location, name, text in JsonFile(path).members():
-            with rows.at(location):
-                _add(paragraphs, name, (check_caption(text),))
+            add(location, name, [text])
     return paragraphs
 
 
-def _add(paragraphs: dict[str, tuple[str, ...]], name: str, paragraph: tuple[str, ...]) -> None:
-    if name in paragraphs:
-        raise RowError(f"the video {name} comes twice", "give each video one record")
-    paragraphs[name] = paragraph
-
-
-YOUCOOK2_FILE = "youcookii_annotations_trainval.json"
-YOUCOOK2_FILES = (("train", "captioning_train.json"), ("val", "captioning_val.json"))
-_SPLITS = {"training": "train", "validation": "val", "testing": "test"}
-
-
 @dataset_format("youcook2", "DIR", "YouCookII as published")
-def read_youcook2(
-    folder: Path, rows: Rows, options: Mapping[str, str]
-) -> Iterator[tuple[Location, CaptionedVideo]]:
+def read_youcook2(folder: Path, rows: Rows, options: Mapping[str, str]) -> LocatedVideos:
     """Read the videos of both splits of YouCookII, each with one paragraph.
 
     Without ``youcookii_annotations_trainval.json``, ``captioning_train.json`` and ``captioning_val.json`` are
     read: 1333 videos for training and 457 for validation.
-
-    Raises:
-        DataError: the files are missing or not as published, or have a bad row and these are not skipped.
     """
-    path = find_file(folder, YOUCOOK2_FILE)
-    if path is None:
-        for split, one in find_splits(folder, YOUCOOK2_FILES, rows):
-            yield from read_timed(one, split, rows)
+
+    def parse(row: Any) -> tuple[str, list[Any], list[Any]]:
+        split = lookup(row, "subset", _YOUCOOK2_SPLITS)
+        annotations = member(row, "annotations", list, "list of annotations")
+        times = [member(annotation, "segment", list, "segment") for annotation in annotations]
+        return split, times, [annotation.get("sentence") for annotation in annotations]
+
+    if path := find_file(folder, YOUCOOK2_FILE):
+        yield from _timed_videos(path, JsonFile(path).members("database"), parse, rows)
         return
-    mended: list[str] = []
-    for location, name, row in JsonFile(path).members("database"):
+    for split, path in find_splits(folder, YOUCOOK2_FILES, rows):
+        yield from _read_timed(path, split, rows)
+
+
+def _read_timed(path: Path, split: str, rows: Rows) -> LocatedVideos:
+    """Read a JSON object of videos by id, each with ``timestamps`` and ``sentences``."""
+
+    def parse(row: Any) -> tuple[str, list[Any], list[Any]]:
+        times = member(row, "timestamps", list, "list of times")
+        return split, times, member(row, "sentences", list, "list of sentences")
+
+    return _timed_videos(path, JsonFile(path).members(), parse, rows)
+
+
+def _timed_videos(
+    path: Path,
+    records: Iterable[tuple[Location, str, Any]],
+    parse: Callable[[Any], tuple[str, list[Any], list[Any]]],
+    rows: Rows,
+) -> LocatedVideos:
+    """Yield the videos of records, with segments and sentences in the order of annotation.
+
+    The published reference paragraphs have this order, not that of time. The times of a segment that ends
+    before it begins are swapped; an empty one begins one frame earlier. Both are noted.
+
+    Args:
+        path: path of the file, for notes.
+        records: location, id and content of each record.
+        parse: function from the content to split, times and sentences.
+        rows: collector of bad rows and notes.
+    """
+    corrected: list[str] = []  # video of each corrected segment
+    for location, name, row in records:
         with rows.at(location):
-            subset = member(row, "subset", str, "split")
-            if subset not in _SPLITS:
-                raise RowError(
-                    f"subset {reprlib.repr(subset)} is not one of {', '.join(_SPLITS)}", "give one of them"
-                )
-            annotations = member(row, "annotations", list, "list of annotations")
-            times = [member(one, "segment", list, "segment") for one in annotations]
-            sentences = [one.get("sentence") for one in annotations]
-            yield location, timed_video(name, _SPLITS[subset], times, sentences, mended)
-    note_mended(path, mended, rows)
+            split, times, sentences = parse(row)
+            if not name.strip():
+                raise RowError("no id", "give each video one")
+            if len(times) != len(sentences):
+                counts = f"{len(times)} segments and {len(sentences)} sentences"
+                raise RowError(counts, "give a sentence for every segment")
+            segments = []
+            for pair in times:
+                if not isinstance(pair, list) or len(pair) != 2:
+                    wrong = f"a segment that is not [start, end]: {reprlib.repr(pair)}"
+                    raise RowError(wrong, "give both times")
+                first, last = map(_seconds, pair)
+                start, end = sorted((first, last))
+                if start < 0 or end <= 0:
+                    raise RowError(f"a segment from {start:g} to {end:g} seconds", "give times from 0 on")
+                if first >= last:
+                    corrected.append(name)
+                segments.append(Segment(start if start < end else max(0.0, start - FRAME), end, "seconds"))
+            paragraph = tuple(map(check_caption, sentences))
+            yield location, CaptionedVideo(name, split, (), tuple(segments), (paragraph,))
+    if corrected:
+        problem = f"{len(corrected)} segments did not end after their start"
+        rows.notes.append(f"{path}: {problem} and were corrected ({first_ids(corrected)})")
+
+
+def _seconds(value: Any) -> float:
+    """Return a finite number as a float."""
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        try:
+            if math.isfinite(value):
+                return float(value)
+        except OverflowError:  # an integer beyond the range of floats
+            pass
+    raise RowError(f"{reprlib.repr(value)} is not a time in seconds", "give times as numbers")

@@ -43,13 +43,13 @@ class Alignment(NamedTuple):
     chunks: int
 
 
-# The beginning of an alignment: its key; where its open chunk ends in the reference (-1 when none is open)
-# and in the prediction; used words of both, as bits; its matches. A plain tuple, for there are very many.
+# A partial alignment: its key; the end of its open chunk in the reference (-1 when none is open) and in the
+# prediction; used words of both, as bits; its matches. A plain tuple, because there are very many.
 _Path = tuple[int, int, int, int, int, Chain]
 
 
 class _Option(NamedTuple):
-    """A match that the search may use."""
+    """A match that the search may use; the masks are its words in both sentences, as bits."""
 
     match: Match
     mask: int
@@ -85,16 +85,16 @@ def _split(starts: Sequence[Sequence[Match]], length: int) -> tuple[list[Match |
                 touched[j] += 1
     fixed: list[Match | None] = [None] * len(starts)
     free: list[list[_Option]] = [[] for _ in starts]
-    for at, matches in enumerate(starts):
+    for index, matches in enumerate(starts):
         for match in matches:
             position, own, start, words, module = match
             own_alone = sum(own_touched[position : position + own]) == own
             if own_alone and sum(touched[start : start + words]) == words:
-                fixed[at] = match
+                fixed[index] = match
                 continue
             gain = words + own if module == 0 else words // 2 + own // 2
             mask, own_mask = ((1 << words) - 1) << start, ((1 << own) - 1) << position
-            free[at].append(_Option(match, mask, own_mask, gain * _WORD, abs(start - position)))
+            free[index].append(_Option(match, mask, own_mask, gain * _WORD, abs(start - position)))
     return fixed, free
 
 
@@ -106,16 +106,21 @@ def _search(fixed: Sequence[Match | None], free: Sequence[Sequence[_Option]]) ->
             used |= ((1 << match.reference_length) - 1) << match.reference_start
             own_used |= ((1 << match.length) - 1) << match.start
     paths: list[_Path] = [(0, -1, -1, used, own_used, ())]
-    for at, (match, options) in enumerate(zip(fixed, free, strict=True)):
+    for index, (match, options) in enumerate(zip(fixed, free, strict=True)):
         if match is not None:
-            paths = [_extended(path, match) for path in paths]
-        else:
-            paths = _grown(paths, at, options)
-    best = min(paths, key=lambda path: path[0] + (_CHUNK if path[1] >= 0 else 0))
-    return _unchained(best[5])
+            paths = [_extend_fixed(path, match) for path in paths]
+        # Without options and chunks to end there is nothing to choose: the order stays.
+        elif options or any(path[1] >= 0 for path in paths):
+            paths = _extend(paths, index, options)
+    *_, chain = min(paths, key=lambda path: path[0] + (_CHUNK if path[1] >= 0 else 0))
+    matches: list[Match] = []
+    while chain:
+        chain, match = chain
+        matches.append(match)
+    return matches[::-1]
 
 
-def _extended(path: _Path, match: Match) -> _Path:
+def _extend_fixed(path: _Path, match: Match) -> _Path:
     """Extend a path by a match whose words are marked as used already."""
     position, own, start, words, _ = match
     key, end, own_end, used, own_used, chain = path
@@ -124,44 +129,32 @@ def _extended(path: _Path, match: Match) -> _Path:
     return key, start + words, position + own, used, own_used, (chain, match)
 
 
-def _grown(paths: list[_Path], at: int, options: Sequence[_Option]) -> list[_Path]:
-    """Return the best continuations of ``paths`` by any option at a word, or by skipping it."""
-    if not options and all(path[1] < 0 for path in paths):
-        return paths  # nothing to choose and no chunk to end: the order stays
+def _extend(paths: list[_Path], index: int, options: Sequence[_Option]) -> list[_Path]:
+    """Return the best continuations of ``paths`` by any option at word ``index``, or by skipping it."""
     candidates: list[tuple[int, _Path, _Option | None]] = []
     for path in paths:
         key, end, own_end, used, own_used, _ = path
-        if used >> at & 1:
+        if used >> index & 1:
             candidates.append((key, path, None))
             continue
         ended = _CHUNK if end >= 0 else 0
-        goes_on = own_end if end == at else -1
+        next_position = own_end if end == index else -1  # where a match would extend the chunk
         for option in options:
             match, mask, own_mask, gain, distance = option
             if used & mask or own_used & own_mask:
                 continue
-            candidates.append((key - gain + (0 if match[0] == goes_on else ended), path, option))
+            candidates.append((key - gain + (0 if match[0] == next_position else ended), path, option))
             key += distance
         candidates.append((key + ended, path, None))
     candidates.sort(key=itemgetter(0))
-    return [_continued(key, path, option) for key, path, option in candidates[:BEAM]]
+    return [_continue_path(key, path, option) for key, path, option in candidates[:BEAM]]
 
 
-def _continued(key: int, path: _Path, option: _Option | None) -> _Path:
+def _continue_path(key: int, path: _Path, option: _Option | None) -> _Path:
     """Extend a path by a match, or past a word that it has used or skips."""
-    if option is None and key == path[0]:
-        return path
     _, _, _, used, own_used, chain = path
     if option is None:
-        return key, -1, -1, used, own_used, chain
+        return path if key == path[0] else (key, -1, -1, used, own_used, chain)
     match, mask, own_mask, _, _ = option
     position, own, start, words, _ = match
     return key, start + words, position + own, used | mask, own_used | own_mask, (chain, match)
-
-
-def _unchained(chain: Chain) -> list[Match]:
-    matches: list[Match] = []
-    while chain:
-        chain, match = chain
-        matches.append(match)
-    return matches[::-1]

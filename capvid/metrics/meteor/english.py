@@ -10,7 +10,7 @@ import gzip
 import re
 import zipfile
 import zlib
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable
 from functools import cache, lru_cache
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -18,6 +18,8 @@ from pathlib import Path
 
 from capvid.errors import DataError
 
+JAR = "meteor-1.5.jar"  # the published program
+PARAPHRASES = "data/paraphrase-en.gz"
 REMEDY = "pip install 'capvid[meteor]'"
 PHRASE_WORDS = 7  # of the longest paraphrase
 
@@ -32,7 +34,7 @@ _BLOCK = 1 << 16
 
 
 def data_folder() -> Path:
-    """Return the folder ``meteor`` of pycocoevalcap, with the jar and ``data/paraphrase-en.gz``.
+    """Return the folder ``meteor`` of pycocoevalcap, with the files :data:`JAR` and :data:`PARAPHRASES`.
 
     Raises:
         DataError: the package is not installed or incomplete.
@@ -40,19 +42,11 @@ def data_folder() -> Path:
     spec = find_spec("pycocoevalcap")
     for location in (spec and spec.submodule_search_locations) or ():
         folder = Path(location) / "meteor"
-        if jar_in(folder).is_file() and paraphrases_in(folder).is_file():
+        if (folder / JAR).is_file() and (folder / PARAPHRASES).is_file():
             return folder
-    raise DataError("METEOR needs the data of the package pycocoevalcap, which is not there", remedy=REMEDY)
-
-
-def jar_in(folder: Path) -> Path:
-    """Return the program's archive in the data folder."""
-    return folder / "meteor-1.5.jar"
-
-
-def paraphrases_in(folder: Path) -> Path:
-    """Return the English paraphrase table in the data folder."""
-    return folder / "data" / "paraphrase-en.gz"
+    raise DataError(
+        "METEOR needs the data of the package pycocoevalcap, which is not installed", remedy=REMEDY
+    )
 
 
 class English:
@@ -93,9 +87,7 @@ def _lines(archive: zipfile.ZipFile, name: str) -> list[str]:
     return archive.read(name).decode("utf-8").strip("\n").split("\n")
 
 
-@cache
-def _english(jar: Path) -> English:
-    return English(jar)
+_english = cache(English)
 
 
 def english() -> English:
@@ -104,7 +96,7 @@ def english() -> English:
     Raises:
         DataError: a package that they need is not installed, or one of its files is damaged.
     """
-    jar = jar_in(data_folder())
+    jar = data_folder() / JAR
     if find_spec("snowballstemmer") is None or int(version("snowballstemmer").split(".")[0]) != 2:
         raise DataError("METEOR needs version 2 of the package snowballstemmer", remedy=REMEDY)
     try:
@@ -124,29 +116,23 @@ def paraphrases(phrases: Collection[bytes]) -> dict[bytes, list[bytes]]:
     Raises:
         DataError: the table is missing or damaged.
     """
-    path = paraphrases_in(data_folder())
+    path = data_folder() / PARAPHRASES
     table: dict[bytes, list[bytes]] = {}
     try:
-        for lines in _triples(path):
-            for phrase, other in zip(lines[1::3], lines[2::3], strict=True):
-                if phrase in phrases and other in phrases:
-                    table.setdefault(phrase, []).append(other)
+        with gzip.open(path, "rb") as stream:
+            rest = b""
+            while block := stream.read(_BLOCK):
+                lines = (rest + block).split(b"\n")
+                complete = (len(lines) - 1) // 3 * 3  # entries have three lines: weight, phrase, paraphrase
+                rest = b"\n".join(lines[complete:])
+                for phrase, other in zip(lines[1:complete:3], lines[2:complete:3], strict=True):
+                    if phrase in phrases and other in phrases:
+                        table.setdefault(phrase, []).append(other)
+            if rest:
+                raise ValueError("it ends within an entry")
     except (OSError, EOFError, ValueError, zlib.error) as error:
         raise DataError(f"{path}: cannot be read ({error})", remedy=f"{REMEDY} again") from error
     return table
-
-
-def _triples(path: Path) -> Iterator[list[bytes]]:
-    """Yield blocks of lines, always complete entries of three: weight, phrase, paraphrase."""
-    with gzip.open(path, "rb") as stream:
-        rest = b""
-        while block := stream.read(_BLOCK):
-            lines = (rest + block).split(b"\n")
-            complete = (len(lines) - 1) // 3 * 3
-            rest = b"\n".join(lines[complete:])
-            yield lines[:complete]
-        if rest:
-            raise ValueError("it ends within an entry")
 
 
 # Latin, Cyrillic and phonetic letters; those of other scripts stand alone, as punctuation does.
@@ -212,7 +198,5 @@ class Normaliser:
         if "." in bare and _HAS_LETTER.search(bare):
             return word.replace(".", "")  # u.s. -> us
         first = following[:1]
-        kept = bare in self._always or "a" <= first <= "z"
-        if kept or (bare in self._before_numbers and "0" <= first <= "9"):
-            return word
-        return f"{bare} ."
+        before_number = "0" <= first <= "9" and bare in self._before_numbers
+        return word if bare in self._always or "a" <= first <= "z" or before_number else f"{bare} ."

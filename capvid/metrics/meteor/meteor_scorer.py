@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from operator import itemgetter
 from typing import NamedTuple
 
 from capvid.metrics.meteor.alignment import Alignment, Match, align
@@ -28,28 +28,16 @@ ALPHA, BETA, GAMMA, DELTA = 0.85, 0.2, 0.6, 0.75
 EXACT, STEM, SYNONYM, PARAPHRASE = range(4)
 WEIGHTS = (1.0, 0.6, 0.8, 0.6)  # of the modules
 MODULES = len(WEIGHTS)
-_MARGIN = 1e-9  # above what rounding does to a bound
+_SIDE = 2 * (1 + MODULES)  # counts of a sentence
+_MARGIN = 1e-9  # more than the rounding error of a bound
 
-Spans = list[tuple[int, int, bytes]]  # start, number of words, the words
-
-
-class _Caption:
-    """A normalized caption: words, their weights, and its phrases with paraphrases."""
-
-    __slots__ = ("content", "length", "phrases", "text", "weight", "weights", "words")
-
-    def __init__(self, text: str, language: English) -> None:
-        self.text = text
-        self.words = text.split(" ") if text else []
-        self.length = len(self.words)
-        self.content = [word not in language.function_words for word in self.words]
-        self.weights = [DELTA if content else 1 - DELTA for content in self.content]
-        self.weight = sum(self.weights)
-        self.phrases: Spans = []
+# Of an aligned pair, or summed over many. For the prediction and then for the reference: content and function
+# words, then those matched by each module. Last the chunks; none if all words are matched in one.
+Counts = list[int]
 
 
-def _spans(text: str) -> Spans:
-    """Return each run of up to seven words of a normalized text, by start and then by length."""
+def _spans(text: str) -> list[tuple[int, int, bytes]]:
+    """Return start, length and words of each run of up to seven words, by start and then by length."""
     words = text.encode("utf-8", "surrogatepass").split()
     return [
         (start, end - start, b" ".join(words[start:end]))
@@ -58,35 +46,23 @@ def _spans(text: str) -> Spans:
     ]
 
 
-@dataclass(frozen=True)
-class _Counts:
-    """Counts of one aligned pair, or summed over many."""
-
-    predicted: tuple[int, int]  # content and function words of the prediction
-    referenced: tuple[int, int]
-    matched_predicted: tuple[tuple[int, int], ...]  # content and function words matched by each module
-    matched_referenced: tuple[tuple[int, int], ...]
-    chunks: int  # none where every word is matched, on both sides, in one chunk
-
-    @property
-    def score(self) -> float:
-        precision = _weighted(self.matched_predicted, self.predicted)
-        recall = _weighted(self.matched_referenced, self.referenced)
-        matched = sum(map(sum, self.matched_predicted)) + sum(map(sum, self.matched_referenced))
-        return _score(precision, recall, self.chunks / (matched / 2)) if matched else 0.0
+def _score_counts(counts: Counts) -> float:
+    prediction, reference, chunks = counts[:_SIDE], counts[_SIDE:-1], counts[-1]
+    matched = sum(prediction[2:]) + sum(reference[2:])
+    return _score(_weigh(prediction), _weigh(reference), chunks / (matched / 2)) if matched else 0.0
 
 
-def _weighted(matched: Sequence[tuple[int, int]], words: tuple[int, int]) -> float:
-    """Return precision or recall from counts of content and function words.
+def _weigh(counts: Sequence[int]) -> float:
+    """Return precision or recall from the counts of the prediction or reference.
 
     Terms are added in the order of the published program, here and below: rounding decides which of equally
     good references enters the corpus score.
     """
-    total = DELTA * words[0] + (1 - DELTA) * words[1]
+    total = DELTA * counts[0] + (1 - DELTA) * counts[1]
     matches = 0.0
     for kind, delta in enumerate((DELTA, 1 - DELTA)):
-        for weight, counts in zip(WEIGHTS, matched, strict=True):
-            matches += weight * counts[kind] * delta
+        for weight, count in zip(WEIGHTS, counts[2 + kind :: 2], strict=True):
+            matches += weight * count * delta
     return matches / total if total else 0.0
 
 
@@ -95,45 +71,6 @@ def _score(precision: float, recall: float, fragmentation: float) -> float:
         return 0.0
     mean = 1 / ((1 - ALPHA) / precision + ALPHA / recall)
     return float(mean * (1 - GAMMA * fragmentation**BETA))
-
-
-def _count(prediction: _Caption, reference: _Caption, alignment: Alignment) -> _Counts:
-    own = [[0, 0] for _ in range(MODULES)]
-    theirs = [[0, 0] for _ in range(MODULES)]
-    for match in alignment.matches:
-        for position in range(match.start, match.start + match.length):
-            own[match.module][not prediction.content[position]] += 1
-        for position in range(match.reference_start, match.reference_start + match.reference_length):
-            theirs[match.module][not reference.content[position]] += 1
-    everything = sum(map(sum, own)) == prediction.length and sum(map(sum, theirs)) == reference.length
-    return _Counts(
-        predicted=_kinds(prediction),
-        referenced=_kinds(reference),
-        matched_predicted=tuple((content, function) for content, function in own),
-        matched_referenced=tuple((content, function) for content, function in theirs),
-        chunks=0 if everything and alignment.chunks == 1 else alignment.chunks,
-    )
-
-
-def _kinds(caption: _Caption) -> tuple[int, int]:
-    content = sum(caption.content)
-    return content, caption.length - content
-
-
-def _sum(counts: Iterable[_Counts]) -> _Counts:
-    every = list(counts)
-
-    def added(pairs: Iterable[tuple[int, int]]) -> tuple[int, int]:
-        first, second = zip(*pairs, strict=True)
-        return sum(first), sum(second)
-
-    return _Counts(
-        predicted=added(one.predicted for one in every),
-        referenced=added(one.referenced for one in every),
-        matched_predicted=tuple(added(one.matched_predicted[k] for one in every) for k in range(MODULES)),
-        matched_referenced=tuple(added(one.matched_referenced[k] for one in every) for k in range(MODULES)),
-        chunks=sum(one.chunks for one in every),
-    )
 
 
 class _Word(NamedTuple):
@@ -161,21 +98,12 @@ class _Tables:
         phrases: set[bytes] = set()
         for text in texts:
             phrases.update(phrase for _, _, phrase in _spans(text))
-        self.paraphrases = paraphrases(phrases)  # of a phrase, in the table's order
-        self.sources: dict[
-            bytes, list[tuple[bytes, int]]
-        ] = {}  # of a paraphrase: phrases, its rank with each
+        self.paraphrases = paraphrases(phrases)  # by phrase, in the table's order
+        self.sources: dict[bytes, list[tuple[bytes, int]]] = {}  # by paraphrase: phrases, its rank with each
         for phrase, others in self.paraphrases.items():
             for rank, other in enumerate(others):
                 self.sources.setdefault(other, []).append((phrase, rank))
         self._words: dict[str, _Word] = {}
-
-    def caption(self, text: str) -> _Caption:
-        caption = _Caption(text, self.language)
-        caption.phrases = [
-            span for span in _spans(text) if span[2] in self.paraphrases or span[2] in self.sources
-        ]
-        return caption
 
     def word(self, word: str) -> _Word:
         if word not in self._words:
@@ -184,15 +112,32 @@ class _Tables:
         return self._words[word]
 
 
+class _Caption:
+    """A normalized caption: words, their weights, and its phrases with paraphrases."""
+
+    __slots__ = ("content", "kinds", "length", "phrases", "text", "weight", "weights", "words")
+
+    def __init__(self, text: str, tables: _Tables) -> None:
+        self.text = text
+        self.words = text.split(" ") if text else []
+        self.length = len(self.words)
+        self.content = [word not in tables.language.function_words for word in self.words]
+        self.weights = [DELTA if content else 1 - DELTA for content in self.content]
+        self.weight = sum(self.weights)
+        content = sum(self.content)
+        self.kinds = content, self.length - content  # content and function words
+        phrases, sources = tables.paraphrases, tables.sources
+        self.phrases = [span for span in _spans(text) if span[2] in phrases or span[2] in sources]
+
+
 class _Prediction:
     """A prediction, indexed by the words and phrases that match it."""
 
     def __init__(self, caption: _Caption, tables: _Tables) -> None:
-        self.caption = caption
         self._tables = tables
-        self._words: dict[str, list[tuple[int, int]]] = {}  # of a word: position in the prediction, module
-        self._known = [(position, *tables.word(word)) for position, word in enumerate(caption.words)]
-        # For a phrase of a reference: phrases of the prediction that are its paraphrases, or the reverse.
+        self._matches: dict[str, list[tuple[int, int]]] = {}  # by word: position in the prediction, module
+        self._words = [(position, *tables.word(word)) for position, word in enumerate(caption.words)]
+        # By phrase of a reference: phrases of the prediction that are its paraphrases, or the reverse.
         self._backward: dict[bytes, list[tuple[int, int, int]]] = {}  # rank, position, length
         self._forward: dict[bytes, list[tuple[int, int, int]]] = {}  # position, length, rank
         for start, length, phrase in caption.phrases:
@@ -203,27 +148,22 @@ class _Prediction:
         for entries in self._backward.values():
             entries.sort()
 
-    def _single(self, word: str) -> list[tuple[int, int]]:
+    def _match_word(self, word: str) -> list[tuple[int, int]]:
         """Return the words that match ``word``, by module and then by position."""
-        matches = self._words.get(word)
+        matches = self._matches.get(word)
         if matches is None:
             code, stem, synsets = self._tables.word(word)
-            matches = [(position, EXACT) for position, own, _, _ in self._known if own == code]
-            matches += [
-                (position, STEM) for position, own, root, _ in self._known if root == stem and own != code
-            ]
-            matches += [
-                (position, SYNONYM)
-                for position, own, _, senses in self._known
-                if own != code and not senses.isdisjoint(synsets)
-            ]
-            self._words[word] = matches
+            matches = [(position, EXACT) for position, own, _, _ in self._words if own == code]
+            others = [entry for entry in self._words if entry[1] != code]
+            matches += [(position, STEM) for position, _, root, _ in others if root == stem]
+            matches += [(position, SYNONYM) for position, *_, own in others if not own.isdisjoint(synsets)]
+            self._matches[word] = matches
         return matches
 
     def matches(self, reference: _Caption) -> list[list[Match]]:
         """Return all matches by their start in the reference, in the order that decides ties."""
         starts = [
-            [Match(position, 1, start, 1, module) for position, module in self._single(word)]
+            [Match(position, 1, start, 1, module) for position, module in self._match_word(word)]
             for start, word in enumerate(reference.words)
         ]
         forward: list[tuple[int, int, int, int, int]] = []
@@ -256,30 +196,38 @@ def _bound(prediction: _Caption, reference: _Caption, starts: Sequence[Sequence[
     return _score(precision, recall, 0.0 if perfect else 2 / sum(matched))
 
 
-def _identical(caption: _Caption) -> _Counts:
-    nothing = (0, 0)
-    matched = (_kinds(caption), *[nothing] * (MODULES - 1))
-    return _Counts(_kinds(caption), _kinds(caption), matched, matched, chunks=0)
+def _count(prediction: _Caption, reference: _Caption, alignment: Alignment) -> Counts:
+    own, theirs = [0] * (2 * MODULES), [0] * (2 * MODULES)
+    for match in alignment.matches:
+        for position in range(match.start, match.start + match.length):
+            own[2 * match.module + (not prediction.content[position])] += 1
+        for position in range(match.reference_start, match.reference_start + match.reference_length):
+            theirs[2 * match.module + (not reference.content[position])] += 1
+    complete = sum(own) == prediction.length and sum(theirs) == reference.length
+    chunks = 0 if complete and alignment.chunks == 1 else alignment.chunks
+    return [*prediction.kinds, *own, *reference.kinds, *theirs, chunks]
 
 
-def _best(prediction: _Caption, references: Sequence[_Caption], tables: _Tables) -> _Counts:
+def _best(prediction: _Caption, references: Sequence[_Caption], tables: _Tables) -> Counts:
     """Return the counts of the first reference with the highest score; skip those whose bound is lower."""
     if prediction.length and any(reference.text == prediction.text for reference in references):
-        return _identical(prediction)  # no other score is as high
+        identical = [*prediction.kinds, *prediction.kinds, *[0] * (2 * MODULES - 2)]
+        return [*identical, *identical, 0]  # no other score is as high
     index = _Prediction(prediction, tables)
     bounds = []
-    different = {reference.text: reference for reference in references}
-    for position, reference in enumerate(different.values()):
+    distinct = {reference.text: reference for reference in references}
+    for position, reference in enumerate(distinct.values()):
         starts = index.matches(reference)
         bounds.append((-_bound(prediction, reference, starts), position, reference, starts))
-    bounds.sort(key=lambda entry: entry[:2])
-    best: tuple[float, int, _Counts] | None = None
+    bounds.sort(key=itemgetter(0, 1))
+    best: tuple[float, int, Counts] | None = None  # negative score, position, counts
     for bound, position, reference, starts in bounds:
-        if best is not None and -bound < best[0] - _MARGIN:
+        if best is not None and bound > best[0] + _MARGIN:
             break
         counts = _count(prediction, reference, align(starts, prediction.length))
-        if best is None or (-counts.score, position) < (-best[0], best[1]):
-            best = counts.score, position, counts
+        key = (-_score_counts(counts), position)
+        if best is None or key < best[:2]:
+            best = *key, counts
     assert best is not None  # there is a reference
     return best[2]
 
@@ -301,11 +249,12 @@ def meteor_scores(
     """
     language = english()
     own = {video: language.normalise(predictions[video].replace("|||", "")) for video in references}
-    texts = {line for lines in references.values() for line in lines}
-    normal = {line: language.normalise(line) for line in texts}
-    tables = _Tables({*own.values(), *normal.values()}, language)
+    texts = {text for captions in references.values() for text in captions}
+    normalised = {text: language.normalise(text) for text in texts}
+    tables = _Tables({*own.values(), *normalised.values()}, language)
     counts = {}
-    for video, lines in references.items():
-        captions = [tables.caption(normal[line]) for line in lines]
-        counts[video] = _best(tables.caption(own[video]), captions, tables)
-    return _sum(counts.values()).score, {video: one.score for video, one in counts.items()}
+    for video, texts_of_video in references.items():
+        captions = [_Caption(normalised[text], tables) for text in texts_of_video]
+        counts[video] = _best(_Caption(own[video], tables), captions, tables)
+    corpus = [sum(column) for column in zip(*counts.values(), strict=True)]
+    return _score_counts(corpus), {video: _score_counts(count) for video, count in counts.items()}

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from capvid.datasets.annotation_files import Location, Rows, read_lines
-from capvid.datasets.dataset import CaptionedVideo, dataset_format
+from capvid.datasets.annotation_files import Rows, read_lines
+from capvid.datasets.dataset import CaptionedVideo, Location, dataset_format
 
 
 @dataset_format("toy", "FILE", "split:video:caption on each line")
