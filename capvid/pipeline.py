@@ -28,7 +28,7 @@ from capvid.captioners.layers import pad_frames, pad_segments
 from capvid.checkpoints.lookup import find_captioner, load_captioner
 from capvid.decoding.beam_search import as_tokens, check_repetition, decode, decode_paragraphs
 from capvid.decoding.decoding_options import DecodingOptions, Hypothesis
-from capvid.decoding.rescoring import Calibration, check_specificity, in_double, logprobs_of_average, rescore
+from capvid.decoding.rescoring import Calibration, average_logprobs, check_specificity, in_double, rescore
 from capvid.errors import (
     CapvidError,
     CheckpointError,
@@ -115,7 +115,7 @@ def load(
         'a man is playing a guitar'
     """
     chosen = {name: value for name, value in decoding.items() if value is not None}
-    options = DecodingOptions.from_dict({**chosen, "trace": attention})
+    options = DecodingOptions.from_dict(chosen)
     segmentation = None if segments is None else _parse_segments(segments)
     folder, published = find_captioner(model)
     torch_device = resolve_device(device)
@@ -154,6 +154,7 @@ def load(
         timeout=timeout,
         reader=reader,
         segments=segmentation,
+        attention=attention,
         thumbnails=thumbnails,
         model=label,
     )
@@ -183,6 +184,7 @@ class CaptionPipeline:
         timeout: seconds before a file, or a part of a long one, is abandoned; None disables the limit.
         reader: name of the video reader.
         segments: segmentation of videos, one sentence each; None captions whole videos.
+        attention: whether captions carry attention traces.
         thumbnails: whether results carry thumbnails of the sampled frames.
         model: name and revision for results; by default the checkpoint's name.
     """
@@ -198,6 +200,7 @@ class CaptionPipeline:
     timeout: float | None = TIMEOUT
     reader: str = "auto"
     segments: Segmentation | None = None
+    attention: bool = False
     thumbnails: bool = False
     model: str = ""
 
@@ -210,7 +213,11 @@ class CaptionPipeline:
         self._files_per_video = 1 if maps else FILES_PER_VIDEO
         self._capacity = self._files_per_video * self.batch_size  # feature files captioned together
         self._generator = CaptionGenerator(
-            self.checkpoint, device=self.device, options=self.options, batch_size=self._capacity
+            self.checkpoint,
+            device=self.device,
+            options=self.options,
+            batch_size=self._capacity,
+            trace=self.attention,
         )
 
     def __repr__(self) -> str:
@@ -503,8 +510,9 @@ class CaptionGenerator:
     Args:
         checkpoint: the captioner and its vocabulary.
         device: where it computes.
-        options: decoding options; with ``trace``, captions carry traces.
+        options: decoding options.
         batch_size: maximum number of segments decoded together.
+        trace: whether captions carry traces.
 
     Raises:
         UsageError: the captioner cannot rank by specificity or cannot tell which words repeat.
@@ -512,15 +520,20 @@ class CaptionGenerator:
     """
 
     def __init__(
-        self, checkpoint: Checkpoint, *, device: torch.device, options: DecodingOptions, batch_size: int
+        self,
+        checkpoint: Checkpoint,
+        *,
+        device: torch.device,
+        options: DecodingOptions,
+        batch_size: int,
+        trace: bool = False,
     ) -> None:
         check_specificity(checkpoint.captioner, options)
         check_repetition(checkpoint.captioner, options)
         self.checkpoint = checkpoint
         self.device = device
         self.batch_size = batch_size
-        self._trace = options.trace
-        self._search = replace(options, trace=False)  # traces are computed when captions are rescored
+        self._options, self._trace = options, trace
         self._captioner = checkpoint.captioner.to(device).eval()
         self._calibration = Calibration.of(checkpoint.info)
         precise = in_double(self._captioner, device)
@@ -561,7 +574,7 @@ class CaptionGenerator:
         for start in range(0, len(segments), self.batch_size):
             features, mask = pad_frames(segments[start : start + self.batch_size])  # (B, T, D), (B, T)
             hypotheses += decode(
-                self._captioner, features.to(self.device), mask.to(self.device), self._search
+                self._captioner, features.to(self.device), mask.to(self.device), self._options
             )
         captions: list[tuple[Caption, ...]] = []
         for start in range(0, len(segments), self._together):
@@ -576,7 +589,7 @@ class CaptionGenerator:
         """Decode segments with the memory of the ones before, then rescore them in the same order."""
         features, mask, counts = pad_segments(clips)  # (B, S, T, D), (B, S, T), (B,)
         hypotheses = decode_paragraphs(
-            captioner, features.to(self.device), mask.to(self.device), counts, self._search
+            captioner, features.to(self.device), mask.to(self.device), counts, self._options
         )
         described: list[list[Described]] = []
         for start in range(0, len(clips), self._together):
@@ -629,7 +642,7 @@ class CaptionGenerator:
             new = [tokens for tokens in sentences if tokens not in self._average_logprobs]
             for start in range(0, len(new), self._together):
                 batch = new[start : start + self._together]
-                logprobs = logprobs_of_average(self._precise, self._calibration.average, batch)
+                logprobs = average_logprobs(self._precise, self._calibration.average, batch)
                 self._average_logprobs.update(zip(batch, logprobs, strict=True))
         return [tuple(map(self._caption, group)) for group in rescored]
 

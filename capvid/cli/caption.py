@@ -58,7 +58,7 @@ else:  # parquet is a format of shards only
 @option_group(
     "decoding",
     DecodingOptions,
-    names={"beam_size": "beam", "length_penalty": "", "trace": ""},
+    names={"beam_size": "beam", "length_penalty": ""},
     trained=("specificity", "no_repeat_words"),
 )
 def caption(

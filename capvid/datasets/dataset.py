@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from capvid.utils.registry import Registry
 
@@ -56,7 +56,6 @@ class Location:
 LocatedVideos = Iterator[tuple[Location, CaptionedVideo]]
 # path, capvid.datasets.annotation_files.Rows, options -> locations and videos
 Reader = Callable[[Path, Any, Mapping[str, str]], LocatedVideos]
-_R = TypeVar("_R", bound=Reader)
 
 
 @dataclass(frozen=True)
@@ -64,30 +63,22 @@ class DatasetFormat:
     """A dataset format.
 
     Attributes:
+        name: name of the format.
         read: function of the path, the collector of bad rows and the options; yields locations and videos. It
             raises DataError for files that are missing or of another layout, UsageError for a bad option.
         target: kind of path, ``FILE`` or ``DIR``.
-        options: names of the options that may follow a ``#``.
         help: content of such a file or folder, in one line.
+        options: names of the options that may follow a ``#``.
     """
 
+    name: str
     read: Reader
     target: str
-    options: tuple[str, ...]
     help: str
+    options: tuple[str, ...] = ()
 
 
-DATASET_FORMATS: Registry[DatasetFormat] = Registry("dataset format", "capvid.datasets.formats")
-
-
-def dataset_format(name: str, target: str, help: str, *, options: tuple[str, ...] = ()) -> Callable[[_R], _R]:
-    """Return a decorator that registers a reader as the dataset format ``name``; see DatasetFormat."""
-
-    def decorator(read: _R) -> _R:
-        DATASET_FORMATS.register(name)(DatasetFormat(read, target, options, help))
-        return read
-
-    return decorator
+DATASET_FORMATS = Registry("dataset format", "capvid.datasets.formats", DatasetFormat)
 
 
 def known_specs(target: str = "") -> str:

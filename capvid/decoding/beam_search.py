@@ -11,10 +11,9 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
-from capvid.captioners.base import Captioner, Carried, ParagraphCaptioner, State, Trace
+from capvid.captioners.base import Captioner, Carried, ParagraphCaptioner, State
 from capvid.decoding.decoding_options import DecodingOptions, Hypothesis
 from capvid.decoding.rescoring import check_specificity, rank_by_specificity
 from capvid.decoding.token_selection import (
@@ -124,7 +123,6 @@ def _decode_from(
 class _Step:
     rows: Tensor  # (B,) numbers of the videos
     selection: Selection
-    trace: Trace  # (B * beams before the word, ...)
 
 
 def _search(
@@ -147,7 +145,7 @@ def _search(
     restricted = options.no_repeat_words or options.no_repeat_ngram > 0
     steps: list[_Step] = []
     for position in range(options.max_length + 1):
-        logits, state, trace = captioner.step(words.flatten(), state)
+        logits, state, _ = captioner.step(words.flatten(), state)
         scores = NextTokens.of(
             logits,
             totals,
@@ -156,7 +154,7 @@ def _search(
             may_go_on=position < options.max_length,
         )
         selection = selector(scores, position=position, rows=rows)
-        steps.append(_Step(rows, selection, trace if options.trace else {}))
+        steps.append(_Step(rows, selection))
         if not scores.may_go_on:
             break
         source, beams = selection.source, totals.shape[1]
@@ -211,54 +209,26 @@ def _hypotheses(
     beams = table("end_source", 0).transpose(0, 1).flatten(1).gather(1, order)  # (N, H)
     end_logprobs = table("end_logprobs", 0).transpose(0, 1).flatten(1).gather(1, order)
 
-    # Follow the back-pointers from the ends; beams_at are the beams that each step started from.
+    # Follow the back-pointers from the ends.
     sources, words, word_logprobs = table("source", 0), table("words", PAD), table("logprobs", 0.0)
-    beams_at, tokens, logprobs = [beams], [], []
+    tokens, logprobs = [], []
     for position in reversed(range(len(steps))):
         before_end = ends > position
         tokens.append(words[position].gather(1, beams).where(before_end, PAD))
         logprobs.append(word_logprobs[position].gather(1, beams).where(before_end, 0.0))
         beams = sources[position].gather(1, beams).where(before_end, beams)
-        beams_at.append(beams)
     all_tokens, all_logprobs = torch.stack(tokens[::-1], -1), torch.stack(logprobs[::-1], -1)  # (N, H, L)
     all_logprobs.scatter_(2, ends.unsqueeze(-1), end_logprobs.unsqueeze(-1))
-    traces = _traces(steps, videos, ends, beams_at[:0:-1]) if options.trace else {}
 
     token_lists, logprob_lists, end_lists = all_tokens.tolist(), all_logprobs.tolist(), ends.tolist()
     return [
         [
-            Hypothesis(
-                token_lists[video][rank][:end],
-                logprob_lists[video][rank][: end + 1],
-                score,
-                {name: trace[video, rank, : end + 1].clone() for name, trace in traces.items()}
-                if options.trace
-                else None,
-            )
+            Hypothesis(token_lists[video][rank][:end], logprob_lists[video][rank][: end + 1], score)
             for rank, (score, end) in enumerate(zip(row, end_lists[video], strict=True))
             if score > IMPOSSIBLE
         ]
         for video, row in enumerate(scores.tolist())
     ]
-
-
-def _traces(steps: Sequence[_Step], videos: int, ends: Tensor, beams_at: Sequence[Tensor]) -> Trace:
-    """Return the trace of every step of every hypothesis by name, (N, H, L, W), padded with zeros.
-
-    ``ends`` (N, H) are the positions of the end, ``beams_at`` the beam (N, H) before each step.
-    """
-    parts: dict[str, list[Tensor]] = {name: [] for name in steps[0].trace}
-    index = torch.zeros(videos, dtype=torch.long, device=ends.device)
-    for position, (step, beams) in enumerate(zip(steps, beams_at, strict=True)):
-        index[step.rows] = torch.arange(len(step.rows), device=ends.device)
-        for name, tensor in step.trace.items():
-            row = index.unsqueeze(-1) * (len(tensor) // len(step.rows)) + beams
-            row = row.where(ends >= position, 0)
-            parts[name].append(tensor.index_select(0, row.flatten()).unflatten(0, ends.shape))
-    for name, tensors in parts.items():  # where weights are over earlier words, they widen from step to step
-        width = max(tensor.shape[-1] for tensor in tensors)
-        parts[name] = [F.pad(tensor, (0, width - tensor.shape[-1])) for tensor in tensors]
-    return {name: torch.stack(tensors, 2).cpu() for name, tensors in parts.items()}
 
 
 def check_repetition(captioner: Captioner, options: DecodingOptions) -> None:

@@ -53,7 +53,6 @@ class DecodingOptions:
         1.0, "Sample from the smallest set of words with this total probability.", maximum=1
     )
     seed: int = _option(0, "Random seed for sampling.", maximum=2**63 - 1)
-    trace: bool = _option(False, "Keep the captioner's attention to each frame at every word.")
 
     @property
     def sampling(self) -> bool:
@@ -62,7 +61,7 @@ class DecodingOptions:
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything that captions depend on, as plain values."""
-        return {name: value for name, value in asdict(self).items() if name != "trace"}
+        return asdict(self)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> DecodingOptions:
@@ -111,7 +110,7 @@ class Hypothesis:
         score: ranking score: the sum of ``logprobs``, less ``specificity`` times that of the average video,
             normalised by length.
         trace: the captioner's trace by name, each (words + 1, ...) on the CPU, padded with zeros where its
-            width differs from word to word; None unless requested.
+            width differs from word to word; None unless rescored with it.
     """
 
     tokens: list[int]

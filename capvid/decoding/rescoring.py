@@ -59,19 +59,14 @@ def rescore(
     """
     features = features.to(next(captioner.parameters()).dtype)
     width = max(map(len, hypotheses))  # K; the last caption fills the rows of videos that have fewer
-    rows = [row for each in hypotheses for row in [*each, *[each[-1]] * (width - len(each))]]
-    sentences = [torch.tensor([BOS, *row.tokens, EOS], device=features.device) for row in rows]
-    tokens = pad_sequence(sentences, batch_first=True)  # (B K, L + 2)
-    before, after = tokens[:, :-1], tokens[:, 1:]
+    rows = [row.tokens for each in hypotheses for row in [*each, *[each[-1]] * (width - len(each))]]
+    before, after = _words_around(rows, features.device)  # (B K, L + 1)
     if isinstance(captioner, ParagraphCaptioner):
         state = captioner.encode(features, mask, carried)
         hidden = captioner.read(state.repeat(width), before)[0]
     else:
         hidden = captioner.teacher_forced(features, mask, before)  # (B K, L + 1, Z)
-    logprobs: list[list[float]] = []
-    for part, words in zip(hidden.split(SENTENCES), after.split(SENTENCES), strict=True):
-        logits = at_least_float32(captioner.logits(part))
-        logprobs += (logits.gather(2, words.unsqueeze(2)).squeeze(2) - logits.logsumexp(-1)).tolist()
+    logprobs = _word_logprobs(captioner, hidden, after)
     traces: list[Trace] = []
     if trace:
         if not isinstance(captioner, ParagraphCaptioner):
@@ -96,6 +91,22 @@ def rescore(
         [rescored(video, rank, hypothesis) for rank, hypothesis in enumerate(each)]
         for video, each in enumerate(hypotheses)
     ]
+
+
+def _words_around(sentences: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return the word before and after each position of sentences with start and end, both (N, L + 1)."""
+    tokens = [torch.tensor([BOS, *words, EOS], device=device) for words in sentences]
+    padded = pad_sequence(tokens, batch_first=True)
+    return padded[:, :-1], padded[:, 1:]
+
+
+def _word_logprobs(captioner: Captioner, hidden: Tensor, words: Tensor) -> list[list[float]]:
+    """Return the log-probabilities of ``words`` (N, L) by inputs of the vocabulary layer (N, L, Z)."""
+    logprobs: list[list[float]] = []
+    for part, after in zip(hidden.split(SENTENCES), words.split(SENTENCES), strict=True):
+        logits = at_least_float32(captioner.logits(part))
+        logprobs += (logits.gather(2, after.unsqueeze(2)).squeeze(2) - logits.logsumexp(-1)).tolist()
+    return logprobs
 
 
 def check_specificity(captioner: Captioner, options: DecodingOptions) -> None:
@@ -143,40 +154,38 @@ def rank_by_specificity(
 
 
 @torch.inference_mode()
-def average_logprobs(captioner: Captioner, mean: Tensor, sentences: Sequence[Sequence[int]]) -> list[float]:
+def average_logprobs(
+    captioner: Captioner, average: Tensor | Sequence[float], sentences: Sequence[Sequence[int]]
+) -> list[float]:
     """Return the log-probability of each sentence, its end included, given the average video.
 
-    Common beginnings are computed once. The last digits depend on the sentences that share a call.
+    The last digits depend on the sentences that share a call.
 
     Args:
         captioner: captioner of single captions.
-        mean: (D,) mean of the features; for feature maps, at every location.
+        average: (D,) mean of the features; for feature maps, at every location.
         sentences: word numbers of each, without start and end.
+
+    Raises:
+        CheckpointError: the captioner's features have a different width.
     """
+    config, weights = captioner.config, next(captioner.parameters())
+    if len(average) != config.feature_width:
+        raise CheckpointError(
+            f"the captioner's calibration is of features of width {len(average)}, and it takes "
+            f"{config.feature_width}",
+            remedy="train it again or copy it anew",
+        )
+    if not sentences:
+        return []
     captioner.eval()
-    frame = mean.view(1, 1, -1)  # one frame of one video
-    if captioner.config.locations:
-        frame = frame.unsqueeze(2).expand(-1, -1, captioner.config.locations, -1)
-    state = captioner.encode(frame, torch.ones(1, 1, dtype=torch.bool, device=mean.device))
-    totals, active = [0.0] * len(sentences), list(range(len(sentences)))
-    rows = [0] * len(sentences)  # each sentence's row among the distinct beginnings
-    words = [BOS]  # last word of each row
-    while active:
-        logits, state, _ = captioner.step(torch.tensor(words, device=mean.device), state)
-        following = [(*sentences[number], EOS)[state.words - 1] for number in active]
-        row_of, word_of = torch.tensor([[rows[number] for number in active], following], device=mean.device)
-        logits = at_least_float32(logits)
-        logprobs = (logits[row_of, word_of] - logits.logsumexp(-1)[row_of]).tolist()
-        beginnings: dict[tuple[int, int], int] = {}
-        unfinished = []
-        for number, word, logprob in zip(active, following, logprobs, strict=True):
-            totals[number] += logprob
-            if state.words <= len(sentences[number]):
-                rows[number] = beginnings.setdefault((rows[number], word), len(beginnings))
-                unfinished.append(number)
-        active, words = unfinished, [word for _, word in beginnings]
-        state = state.reorder(torch.tensor([row for row, _ in beginnings], device=mean.device).long())
-    return totals
+    frame = torch.as_tensor(average, dtype=weights.dtype, device=weights.device).view(1, 1, -1)
+    if config.locations:
+        frame = frame.unsqueeze(2).expand(-1, -1, config.locations, -1)
+    before, after = _words_around(sentences, weights.device)
+    mask = torch.ones(1, 1, dtype=torch.bool, device=weights.device)
+    logprobs = _word_logprobs(captioner, captioner.teacher_forced(frame, mask, before), after)
+    return [sum(row[: len(words) + 1]) for row, words in zip(logprobs, sentences, strict=True)]
 
 
 NOTE = "confidence"  # its name in a checkpoint's notes
@@ -249,28 +258,3 @@ def signals(hypothesis: Hypothesis, average_logprob: float) -> tuple[float, floa
 def logistic(x: float) -> float:
     """Return 1 / (1 + exp(-x)) without overflow."""
     return 0.5 + 0.5 * math.tanh(0.5 * x)
-
-
-def logprobs_of_average(
-    captioner: Captioner, average: Sequence[float], sentences: Sequence[Sequence[int]]
-) -> list[float]:
-    """Return the log-probability of each caption, its end included, given the average video.
-
-    Args:
-        captioner: captioner of single captions.
-        average: (D,) mean of the features.
-        sentences: word numbers of each, without start and end.
-
-    Raises:
-        CheckpointError: the captioner's features have a different width.
-    """
-    config = captioner.config
-    if len(average) != config.feature_width:
-        raise CheckpointError(
-            f"the captioner's calibration is of features of width {len(average)}, and it takes "
-            f"{config.feature_width}",
-            remedy="train it again or copy it anew",
-        )
-    weights = next(captioner.parameters())
-    mean = torch.tensor(average, dtype=weights.dtype, device=weights.device)
-    return average_logprobs(captioner, mean, sentences)

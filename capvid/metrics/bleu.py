@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from capvid.metrics.metric import Scored, Texts, metric
+from capvid.metrics.metric import METRICS, Scored, Texts
 from capvid.metrics.ngram_index import MAX_N, Floats, ReferenceIndex
 
 _TINY = 1e-15
@@ -75,7 +75,7 @@ def bleu_of_counts(counts: Floats) -> Floats:
     return product
 
 
-@metric("bleu")
+@METRICS.register("bleu")
 def bleu(texts: Texts) -> Scored:
     """Compute BLEU-1 to BLEU-4 of the captions."""
     means, videos = bleu_scores(texts.predictions, texts.references, texts.index)

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from capvid.metrics.metric import Scored, Texts, metric
+from capvid.metrics.metric import METRICS, Scored, Texts
 from capvid.metrics.ngram_index import (
     MAX_N,
     Caption,
@@ -132,7 +132,7 @@ class CiderD:
         return summed
 
 
-@metric("cider")
+@METRICS.register("cider")
 def cider(texts: Texts) -> Scored:
     """Compute CIDEr-D of the captions."""
     scorer = CiderD(texts.references, tokenizer="none", index=texts.index)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from capvid.utils.registry import Registry
 
@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from capvid.metrics.ngram_index import ReferenceIndex
 
 Scored = Mapping[str, tuple[float, Mapping[str, float]]]  # by score: the corpus score, and that of each video
-_F = TypeVar("_F", bound=Callable[..., Scored])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,20 +43,11 @@ class Texts:
 
 @dataclass(frozen=True)
 class Metric:
-    """A metric: a function from texts to scores by name, and whether it needs paragraphs."""
+    """A metric: a function from :class:`Texts` to scores by name, and whether it needs paragraphs."""
 
+    name: str
     compute: Callable[..., Scored]
-    paragraphs_only: bool
+    paragraphs_only: bool = False
 
 
-METRICS: Registry[Metric] = Registry("metric", "capvid.metrics")
-
-
-def metric(name: str, *, paragraphs_only: bool = False) -> Callable[[_F], _F]:
-    """Return a decorator that registers a function of :class:`Texts` as the metric ``name``."""
-
-    def decorator(compute: _F) -> _F:
-        METRICS.register(name)(Metric(compute, paragraphs_only))
-        return compute
-
-    return decorator
+METRICS = Registry("metric", "capvid.metrics", Metric)

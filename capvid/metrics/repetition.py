@@ -10,7 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from capvid.metrics.metric import Scored, Texts, metric
+from capvid.metrics.metric import METRICS, Scored, Texts
 
 ORDERS = (1, 2, 3, 4)
 
@@ -42,7 +42,7 @@ def _words(sentence: str) -> list[str]:
     return text.split(" ") if text else []
 
 
-@metric("repetition", paragraphs_only=True)
+@METRICS.register("repetition", paragraphs_only=True)
 def repetition_of_paragraphs(texts: Texts) -> Scored:
     """Compute R@1 to R@4 of the paragraphs."""
     means, videos = repetition(texts.sentences)

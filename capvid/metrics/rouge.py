@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from capvid.metrics.metric import Scored, Texts, metric
+from capvid.metrics.metric import METRICS, Scored, Texts
 
 BETA = 1.2
 
@@ -63,7 +63,7 @@ def _common_subsequence(positions: Mapping[str, int], length: int, reference: Se
     return length - bin(row).count("1")
 
 
-@metric("rouge")
+@METRICS.register("rouge")
 def rouge(texts: Texts) -> Scored:
     """Compute ROUGE_L of the captions."""
     return {"ROUGE_L": rouge_l(texts.predictions, texts.references)}

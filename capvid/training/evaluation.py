@@ -33,7 +33,7 @@ from capvid.decoding.decoding_options import DecodingOptions, Hypothesis
 from capvid.decoding.rescoring import (
     NOTE,
     Calibration,
-    logprobs_of_average,
+    average_logprobs,
     signals,
 )
 from capvid.errors import CapvidError, DataError
@@ -272,7 +272,7 @@ def calibrate(
         total, frames = total + vectors.sum(0), frames + len(vectors)
     average = tuple(float(f"{value:.{_DIGITS}g}") for value in (total / frames).tolist())
     distinct = list(dict.fromkeys(tuple(hypothesis.tokens) for hypothesis in best.values()))
-    unconditional = dict(zip(distinct, logprobs_of_average(captioner, average, distinct), strict=True))
+    unconditional = dict(zip(distinct, average_logprobs(captioner, average, distinct), strict=True))
     x = np.array(
         [signals(hypothesis, unconditional[tuple(hypothesis.tokens)]) for hypothesis in best.values()]
     )

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 from capvid.errors import UsageError
 
 T = TypeVar("T")
+P = TypeVar("P")
 
 
 class Registry(Mapping[str, T], Generic[T]):
-    """Mapping from names to plug-ins of one kind, in order of registration.
+    """Mapping from names to plug-ins of one kind, in the order of their modules and definitions.
 
     A new plug-in is one new module of ``package``. Looking up a name imports the module of that name (with
     underscores for hyphens) and, if that does not register it, every module; iteration imports every module.
@@ -20,26 +21,31 @@ class Registry(Mapping[str, T], Generic[T]):
     Args:
         kind: what the plug-ins are, for messages, such as "captioner".
         package: dotted name of the package whose modules register plug-ins.
+        entry: function that makes the registered object of its name, the decorated one and properties; None
+            registers the decorated one.
 
     Example:
-        >>> METRICS = Registry("metric", "capvid.metrics")
-        >>> @METRICS.register("length")
-        ... class Length: ...
+        >>> METRICS = Registry("metric", "capvid.metrics", Metric)
+        >>> @METRICS.register("length", paragraphs_only=True)
+        ... def length(texts): ...
     """
 
-    def __init__(self, kind: str, package: str) -> None:
+    def __init__(self, kind: str, package: str, entry: Callable[..., T] | None = None) -> None:
         self.kind = kind
         self._package = package
+        self._entry = entry
         self._plugins: dict[str, T] = {}
+        self._modules: dict[str, str] = {}  # by plug-in
         self._discovered = False
 
-    def register(self, name: str) -> Callable[[T], T]:
-        """Return a decorator that registers a class, function or object as ``name``."""
+    def register(self, name: str, **properties: Any) -> Callable[[P], P]:
+        """Return a decorator that registers a class or function as ``name``, with properties of its entry."""
 
-        def decorator(plugin: T) -> T:
+        def decorator(plugin: P) -> P:
             if name in self._plugins:
                 raise ValueError(f"{self.kind} {name} is registered twice")
-            self._plugins[name] = plugin
+            self._plugins[name] = self._entry(name, plugin, **properties) if self._entry else cast(T, plugin)
+            self._modules[name] = plugin.__module__
             return plugin
 
         return decorator
@@ -67,7 +73,7 @@ class Registry(Mapping[str, T], Generic[T]):
 
     def __iter__(self) -> Iterator[str]:
         self._discover()
-        return iter(self._plugins)
+        return iter(sorted(self._plugins, key=self._modules.__getitem__))  # not in order of import
 
     def __len__(self) -> int:
         self._discover()

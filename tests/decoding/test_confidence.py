@@ -11,7 +11,7 @@ from capvid.captioners.base import Captioner, build
 from capvid.captioners.checkpoint import load_checkpoint
 from capvid.decoding.beam_search import decode
 from capvid.decoding.decoding_options import DecodingOptions, Hypothesis
-from capvid.decoding.rescoring import Calibration, logprobs_of_average
+from capvid.decoding.rescoring import Calibration, average_logprobs
 from capvid.errors import CheckpointError
 from capvid.output.results import Caption
 from capvid.text.vocabulary import BOS, EOS
@@ -61,7 +61,7 @@ def test_average_video_is_one_frame(name: str, tokens: list[int]) -> None:
         frame = frame.view(1, 1, 1, -1).repeat(1, 1, 4, 1)
     with torch.no_grad():
         expected = stepwise_logprob(captioner, frame, tokens)
-    assert logprobs_of_average(captioner, CALIBRATION["average"], [tokens]) == [
+    assert average_logprobs(captioner, CALIBRATION["average"], [tokens]) == [
         pytest.approx(expected, abs=1e-4)
     ]
 
@@ -108,7 +108,7 @@ def test_damaged_calibration_is_refused(damage: Any) -> None:
 
 def test_calibration_for_other_features_is_refused() -> None:
     with pytest.raises(CheckpointError, match="features of width 5, and it takes 6"):
-        logprobs_of_average(build_captioner("m3"), [1.0] * 5, [[5]])
+        average_logprobs(build_captioner("m3"), [1.0] * 5, [[5]])
 
 
 def test_bundled_captioner_is_unsure_of_the_average_video() -> None:
@@ -119,6 +119,6 @@ def test_bundled_captioner_is_unsure_of_the_average_video() -> None:
     frame = torch.tensor(calibration.average).view(1, 1, -1)
     mask = torch.ones(1, 1, dtype=torch.bool)
     best = decode(checkpoint.captioner, frame, mask, DecodingOptions())[0][0]
-    (average_logprob,) = logprobs_of_average(checkpoint.captioner, calibration.average, [best.tokens])
+    (average_logprob,) = average_logprobs(checkpoint.captioner, calibration.average, [best.tokens])
     assert best.logprob == pytest.approx(average_logprob, abs=1e-4)
     assert calibration.confidence(best, average_logprob) < 0.3

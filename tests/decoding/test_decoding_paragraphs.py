@@ -70,15 +70,6 @@ def test_single_segment_equals_plain_decoding(variant: str) -> None:
     assert [[h.tokens for h in s] for (s,) in paragraphs] == [[h.tokens for h in s] for s in expected]
 
 
-@every_variant
-def test_traces_of_segments_have_one_row_per_word(variant: str) -> None:
-    captioner = make(variant)
-    options = DecodingOptions(beam_size=2, max_length=4, trace=True)
-    for video in decode_paragraphs(captioner, *pad_segments(make_segments(captioner)), options):
-        for (hypothesis,) in video:
-            assert {len(tensor) for tensor in hypothesis.trace.values()} == {len(hypothesis.logprobs)}
-
-
 def test_pad_segments() -> None:
     videos = [[torch.ones(2, 3)], [torch.full((1, 3), 2.0), torch.zeros(0, 3), torch.full((3, 3), 3.0)]]
     features, mask, counts = pad_segments(videos)

@@ -35,7 +35,7 @@ from capvid.errors import UsageError
         ({"beam_size": 2.0}, "beam_size must be an integer between 1 and 1000, got 2.0"),
         ({"beam_size": True}, "beam_size must be an integer between 1 and 1000, got true"),
         ({"temperature": "hot"}, "temperature must be a number between 0 and 1000, got 'hot'"),
-        ({"trace": 1}, "trace must be true or false, got 1"),
+        ({"no_repeat_words": 1}, "no_repeat_words must be true or false, got 1"),
         ({"beams": 2}, "beams: no such decoding option; did you mean beam_size"),
     ],
 )

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from variants import VARIANTS, all_real, clip, make
 
-from capvid.captioners.base import CAPTIONERS, Captioner, Carried, ParagraphCaptioner
+from capvid.captioners.base import CAPTIONERS, Captioner, Carried, ParagraphCaptioner, State, Trace
 from capvid.decoding.decoding_options import Hypothesis
 from capvid.decoding.rescoring import in_double, rescore
 from capvid.text.vocabulary import BOS, EOS
@@ -55,6 +55,23 @@ def test_rescoring_equals_stepping(variant: str) -> None:
                     row[..., : expected.shape[-1]] if expected.dim() else row, expected, atol=1e-9
                 )
                 assert not row[expected.shape[-1] :].any() if expected.dim() else True
+
+
+def test_growing_traces_are_padded(monkeypatch: pytest.MonkeyPatch) -> None:
+    captioner = make("soft-attention")
+    step = captioner.step
+
+    def growing_step(tokens: Tensor, state: State) -> tuple[Tensor, State, Trace]:
+        logits, after, _ = step(tokens, state)
+        return logits, after, {"grown": torch.full((len(tokens), after.words), float(after.words))}
+
+    monkeypatch.setattr(captioner, "step", growing_step)
+    (rescored,) = rescore(captioner, clip(captioner, 1, 4), all_real(1, 4), [SENTENCES], trace=True)
+    for sentence in rescored:
+        assert sentence.trace is not None
+        steps = range(1, len(sentence.tokens) + 2)
+        expected = [[float(n)] * n + [0.0] * (steps[-1] - n) for n in steps]
+        assert sentence.trace["grown"].tolist() == expected
 
 
 @pytest.mark.parametrize("variant", PARAGRAPHS)

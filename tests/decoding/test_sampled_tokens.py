@@ -128,15 +128,3 @@ def test_uniform_numbers_depend_on_seed_sample_and_position() -> None:
     assert float(many.min()) >= 0 and float(many.max()) < 1
     assert float(many.mean()) == pytest.approx(0.5, abs=0.01)
     assert many.unique().numel() > 0.99 * many.numel()
-
-
-def test_traces_of_samples_equal_single_steps() -> None:
-    captioner = make("soft-attention")
-    features, mask = videos(captioner, 2)
-    options = DecodingOptions(num_captions=3, temperature=1.0, max_length=4, trace=True)
-    for row, samples in enumerate(decode(captioner, features, mask, options)):
-        for hypothesis in samples:
-            state = captioner.encode(features[row : row + 1], mask[row : row + 1])
-            for position, word in enumerate([BOS, *hypothesis.tokens]):
-                _, state, trace = captioner.step(torch.tensor([word]), state)
-                torch.testing.assert_close(hypothesis.trace["attention"][position], trace["attention"][0])

@@ -167,49 +167,6 @@ def test_batches_do_not_change_captions(variant: str, beams: int) -> None:
                 assert hypothesis.logprobs == pytest.approx(expected.logprobs, abs=1e-8)
 
 
-@pytest.mark.slow
-@every_variant
-def test_traces_equal_those_of_single_steps(variant: str) -> None:
-    captioner = make(variant)
-    features, mask = videos(captioner, 3)
-    options = DecodingOptions(beam_size=3, num_captions=2, max_length=5, trace=True)
-    for row, hypotheses in enumerate(decode(captioner, features, mask, options)):
-        for hypothesis in hypotheses:
-            state = captioner.encode(features[row : row + 1], mask[row : row + 1])
-            assert hypothesis.trace is not None
-            for position, word in enumerate([BOS, *hypothesis.tokens]):
-                _, state, trace = captioner.step(torch.tensor([word]), state)
-                assert set(trace) == set(hypothesis.trace)
-                for name, expected in trace.items():
-                    steps = hypothesis.trace[name]
-                    assert len(steps) == len(hypothesis.logprobs)
-                    inside = tuple(slice(size) for size in expected[0].shape)
-                    torch.testing.assert_close(steps[position][inside], expected[0])
-                    torch.testing.assert_close(steps[position].sum(), expected[0].sum())  # the rest is zero
-
-
-def test_traces_are_kept_only_on_request() -> None:
-    captioner = make("m3")
-    ((hypothesis,),) = decode(captioner, *videos(captioner, 1), DecodingOptions())
-    assert hypothesis.trace is None
-
-
-def test_growing_traces_are_padded(monkeypatch: pytest.MonkeyPatch) -> None:
-    captioner = make("soft-attention")
-    step = captioner.step
-
-    def growing_step(tokens: Tensor, state: State) -> tuple[Tensor, State, Trace]:
-        logits, after, _ = step(tokens, state)
-        return logits, after, {"grown": torch.full((len(tokens), after.words), float(after.words))}
-
-    monkeypatch.setattr(captioner, "step", growing_step)
-    options = DecodingOptions(beam_size=2, min_length=2, max_length=3, trace=True)
-    for (hypothesis,) in decode(captioner, *videos(captioner, 3), options):
-        steps = range(1, len(hypothesis.logprobs) + 1)
-        expected = [[float(n)] * n + [0.0] * (len(hypothesis.trace["grown"][0]) - n) for n in steps]
-        assert hypothesis.trace["grown"].tolist() == expected
-
-
 def test_best_words_of_large_vocabularies() -> None:
     """Compare with a plain top-k, for vocabularies of different sizes."""
     torch.manual_seed(2)

@@ -90,18 +90,6 @@ def test_all_finished_sentences_are_ranked(variant: str, penalty: float) -> None
     assert changed_ranks
 
 
-def test_traces_follow_their_reranked_sentences() -> None:
-    captioner = make_fitted("m3")
-    features, mask = videos(captioner, 3)
-    for row, hypotheses in enumerate(decode(captioner, features, mask, replace(OPTIONS, trace=True))):
-        for hypothesis in hypotheses:
-            state = captioner.encode(features[row : row + 1], mask[row : row + 1])
-            assert hypothesis.trace is not None
-            for position, word in enumerate([BOS, *hypothesis.tokens]):
-                _, state, trace = captioner.step(torch.tensor([word]), state)
-                torch.testing.assert_close(hypothesis.trace["attention"][position], trace["attention"][0])
-
-
 @pytest.mark.parametrize("variant", REPRESENTATIVE)
 def test_batches_do_not_change_captions(variant: str) -> None:
     captioner = make_fitted(variant, seed=3)

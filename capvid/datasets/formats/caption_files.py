@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from capvid.datasets.annotation_files import RowError, Rows, check_caption, read_lines
-from capvid.datasets.dataset import SPLITS, CaptionedVideo, LocatedVideos, Location, Segment, dataset_format
+from capvid.datasets.dataset import DATASET_FORMATS, SPLITS, CaptionedVideo, LocatedVideos, Location, Segment
 
 _SHAPE = 'write {"id": "name", "split": "train", "captions": ["..."]} on each line'
 
 
-@dataset_format("tsv", "FILE", "id, tab and caption on each line; all train")
+@DATASET_FORMATS.register("tsv", target="FILE", help="id, tab and caption on each line; all train")
 def read_tsv(path: Path, rows: Rows, options: Mapping[str, str]) -> LocatedVideos:
     """Read lines of id, tab and caption; all videos are in the train split."""
     for name, (location, captions) in captions_by_id(path, rows).items():
@@ -33,7 +33,9 @@ def captions_by_id(path: Path, rows: Rows) -> dict[str, tuple[Location, list[str
     return {name: row for name, row in rows_by_id.items() if row[1]}
 
 
-@dataset_format("jsonl", "FILE", "id, split and captions, or segments and paragraphs, on each line")
+@DATASET_FORMATS.register(
+    "jsonl", target="FILE", help="id, split and captions, or segments and paragraphs, on each line"
+)
 def read_jsonl(path: Path, rows: Rows, options: Mapping[str, str]) -> LocatedVideos:
     """Read one video per line."""
     for location, line in read_lines(path, rows):

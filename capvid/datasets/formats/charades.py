@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from capvid.datasets.annotation_files import RowError, Rows, check_caption, find_splits, read_text
-from capvid.datasets.dataset import CaptionedVideo, LocatedVideos, Location, dataset_format
+from capvid.datasets.dataset import DATASET_FORMATS, CaptionedVideo, LocatedVideos, Location
 from capvid.errors import DataError
 
 FILES = (("train", "Charades_v1_train.csv"), ("test", "Charades_v1_test.csv"))
@@ -26,7 +26,7 @@ VALIDATION, DESCRIBED = 400, 7969  # videos of the published training file
 _MISSING = "{}"
 
 
-@dataset_format("charades", "DIR", "Charades as published")
+@DATASET_FORMATS.register("charades", target="DIR", help="Charades as published")
 def read(folder: Path, rows: Rows, options: Mapping[str, str]) -> LocatedVideos:
     """Read the videos of all splits; videos without a description are skipped and noted."""
     for split, path in find_splits(folder, FILES, rows):

@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from capvid.datasets.annotation_files import RowError, Rows, lookup, read_grouped
-from capvid.datasets.dataset import SPLITS, LocatedVideos, dataset_format
+from capvid.datasets.dataset import DATASET_FORMATS, SPLITS, LocatedVideos
 from capvid.errors import UsageError
 
 SPLIT_NAMES = {
@@ -27,7 +27,9 @@ SPLIT_NAMES = {
 _KEYS = {"videos": "images", "id_key": "id", "captions": "annotations", "reference_key": "image_id"}
 
 
-@dataset_format("coco", "FILE", "COCO captions; #split=val for images that name no split", options=("split",))
+@DATASET_FORMATS.register(
+    "coco", target="FILE", help="COCO captions; #split=val for images that name no split", options=("split",)
+)
 def read(path: Path, rows: Rows, options: Mapping[str, str]) -> LocatedVideos:
     """Read the images; the option ``split`` is that of images without a split of their own.
 

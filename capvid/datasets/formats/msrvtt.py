@@ -9,14 +9,14 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from capvid.datasets.annotation_files import Rows, find_splits, lookup, read_grouped
-from capvid.datasets.dataset import LocatedVideos, dataset_format
+from capvid.datasets.dataset import DATASET_FORMATS, LocatedVideos
 
 FILES = (("train and val", "train_val_videodatainfo.json"), ("test", "test_videodatainfo.json"))
 _SPLITS = {"train": "train", "validate": "val", "test": "test"}
 _KEYS = {"videos": "videos", "id_key": "video_id", "captions": "sentences", "reference_key": "video_id"}
 
 
-@dataset_format("msrvtt", "DIR", "MSR-VTT as published")
+@DATASET_FORMATS.register("msrvtt", target="DIR", help="MSR-VTT as published")
 def read(folder: Path, rows: Rows, options: Mapping[str, str]) -> LocatedVideos:
     """Read the videos of all splits."""
     for _, path in find_splits(folder, FILES, rows):

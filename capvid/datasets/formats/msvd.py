@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from capvid.datasets.annotation_files import RowError, Rows, find_file, find_splits, read_lines
-from capvid.datasets.dataset import SPLITS, CaptionedVideo, LocatedVideos, dataset_format
+from capvid.datasets.dataset import DATASET_FORMATS, SPLITS, CaptionedVideo, LocatedVideos
 from capvid.datasets.formats.caption_files import captions_by_id
 from capvid.errors import UsageError
 
@@ -19,7 +19,9 @@ FILES = tuple((split, f"sents_{split}_lc_nopunc.txt") for split in SPLITS)
 MAPPING = "youtube_mapping.txt"
 
 
-@dataset_format("msvd", "DIR", "MSVD as published; #ids=vid keeps its own ids", options=("ids",))
+@DATASET_FORMATS.register(
+    "msvd", target="DIR", help="MSVD as published; #ids=vid keeps its own ids", options=("ids",)
+)
 def read(folder: Path, rows: Rows, options: Mapping[str, str]) -> LocatedVideos:
     """Read the videos of all splits; the option ``ids`` is ``vid`` or ``youtube``.
 

@@ -27,7 +27,7 @@ from capvid.datasets.annotation_files import (
     lookup,
     member,
 )
-from capvid.datasets.dataset import CaptionedVideo, LocatedVideos, Location, Segment, dataset_format
+from capvid.datasets.dataset import DATASET_FORMATS, CaptionedVideo, LocatedVideos, Location, Segment
 
 FILES = (("train", "train.json"), ("val", "captioning_val_1.json"), ("test", "captioning_test_1.json"))
 UNDIVIDED_FILES = (("train", "train.json"), ("val", "val_1.json"))
@@ -41,7 +41,7 @@ _YOUCOOK2_SPLITS = {"training": "train", "validation": "val", "testing": "test"}
 FRAME = 0.5  # seconds between the frames of the MART paper's features
 
 
-@dataset_format("activitynet", "DIR", "ActivityNet Captions as published")
+@DATASET_FORMATS.register("activitynet", target="DIR", help="ActivityNet Captions as published")
 def read_activitynet(folder: Path, rows: Rows, options: Mapping[str, str]) -> LocatedVideos:
     """Read the videos of all splits; the paragraphs of the second annotator come last."""
     files: tuple[tuple[str, str], ...] = FILES
@@ -83,7 +83,7 @@ def _second_paragraphs(folder: Path, rows: Rows) -> dict[str, tuple[str, ...]]:
     return paragraphs
 
 
-@dataset_format("youcook2", "DIR", "YouCookII as published")
+@DATASET_FORMATS.register("youcook2", target="DIR", help="YouCookII as published")
 def read_youcook2(folder: Path, rows: Rows, options: Mapping[str, str]) -> LocatedVideos:
     """Read the videos of both splits of YouCookII, each with one paragraph.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 
 from capvid.errors import MetricError, UsageError
-from capvid.metrics.metric import Scored, Texts, metric
+from capvid.metrics.metric import METRICS, Scored, Texts
 
 ENGINES = {
     "auto": "capvid.metrics.meteor.meteor_scorer",
@@ -14,7 +14,7 @@ ENGINES = {
 }
 
 
-@metric("meteor")
+@METRICS.register("meteor")
 def meteor(texts: Texts, *, engine: str = "auto") -> Scored:
     """Compute METEOR of the captions with one of :data:`ENGINES`.
 

@@ -1,6 +1,6 @@
 """Output formats: one function per format, which renders results one by one.
 
-A new format is a new module in this package with a function decorated by :func:`output_format`. ``--help``
+A new format is a new module in this package with a function under ``@FORMATS.register(name)``. ``--help``
 imports the modules here, so import heavy libraries inside functions.
 """
 
@@ -10,7 +10,7 @@ import csv
 import io
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Any, TextIO
 
 from capvid.errors import DataError
@@ -25,7 +25,7 @@ COLUMNS = ("video", "start", "end", "caption", "logprob")
 Render = Callable[["CaptionResult", "Document"], str]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class OutputFormat:
     """Output format of captions.
 
@@ -41,6 +41,7 @@ class OutputFormat:
 
     extension: str
     render: Render
+    _: KW_ONLY
     head: str = ""
     tail: Callable[[Document], str] = lambda _: ""
     records_errors: bool = False
@@ -48,17 +49,7 @@ class OutputFormat:
     single: bool = False
 
 
-FORMATS: Registry[OutputFormat] = Registry("output format", "capvid.output.writers")
-
-
-def output_format(name: str, **properties: Any) -> Callable[[Render], Render]:
-    """Return a decorator that registers a function as the format ``name`` with these properties."""
-
-    def decorator(render: Render) -> Render:
-        FORMATS.register(name)(OutputFormat(extension=name, render=render, **properties))
-        return render
-
-    return decorator
+FORMATS = Registry("output format", "capvid.output.writers", OutputFormat)
 
 
 @dataclass(kw_only=True, eq=False)
@@ -105,7 +96,7 @@ class Document:
             self.stream.flush()
 
 
-@output_format("txt")
+@FORMATS.register("txt")
 def text_lines(result: CaptionResult, document: Document) -> str:
     """Return plain captions, one per line; with several inputs each after its path and a tab."""
     path = f"{terminal(result.path)}\t" if document.many else ""
@@ -118,14 +109,14 @@ def _end_of_list(document: Document) -> str:
     return "[]\n" if document.empty else "\n]\n"
 
 
-@output_format("json", tail=_end_of_list, records_errors=True, records_attention=True)
+@FORMATS.register("json", tail=_end_of_list, records_errors=True, records_attention=True)
 def json_document(result: CaptionResult, document: Document) -> str:
     """Return one record, indented: the document of one input, or an item of its list."""
     text = json_text(make_record(result, document.settings, attention=document.attention), indent=2)
     return f"{'[' if document.empty else ','}\n{text}" if document.many else f"{text}\n"
 
 
-@output_format("jsonl", records_errors=True, records_attention=True)
+@FORMATS.register("jsonl", records_errors=True, records_attention=True)
 def json_line(result: CaptionResult, document: Document) -> str:
     """Return one record on a line."""
     return json_text(make_record(result, document.settings, attention=document.attention)) + "\n"
@@ -153,13 +144,13 @@ def _cues(result: CaptionResult, escape: Callable[[str], str], decimal_mark: str
     return "".join(cues)
 
 
-@output_format("srt", single=True)
+@FORMATS.register("srt", single=True)
 def subrip(result: CaptionResult, document: Document) -> str:
     """Return SubRip subtitles."""
     return _cues(result, srt_text, ",")
 
 
-@output_format("vtt", single=True, head="WEBVTT\n\n")
+@FORMATS.register("vtt", single=True, head="WEBVTT\n\n")
 def webvtt(result: CaptionResult, document: Document) -> str:
     """Return WebVTT subtitles."""
     return _cues(result, vtt_text, ".")
@@ -176,13 +167,13 @@ def _rows(result: CaptionResult) -> list[list[str]]:
     return rows
 
 
-@output_format("tsv", head="\t".join(COLUMNS) + "\n")
+@FORMATS.register("tsv", head="\t".join(COLUMNS) + "\n")
 def tab_separated(result: CaptionResult, document: Document) -> str:
     """Return a table of captions, whose cells are unquoted."""
     return "".join(["\t".join(row) + "\n" for row in _rows(result)])
 
 
-@output_format("csv", head=",".join(COLUMNS) + "\n")
+@FORMATS.register("csv", head=",".join(COLUMNS) + "\n")
 def comma_separated(result: CaptionResult, document: Document) -> str:
     """Return the same table as CSV."""
     text = io.StringIO()

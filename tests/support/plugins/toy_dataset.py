@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from capvid.datasets.annotation_files import Rows, read_lines
-from capvid.datasets.dataset import CaptionedVideo, Location, dataset_format
+from capvid.datasets.dataset import DATASET_FORMATS, CaptionedVideo, Location
 
 
-@dataset_format("toy", "FILE", "split:video:caption on each line")
+@DATASET_FORMATS.register("toy", target="FILE", help="split:video:caption on each line")
 def read(path: Path, rows: Rows, options: Mapping[str, str]) -> Iterator[tuple[Location, CaptionedVideo]]:
     """Read one video from each line."""
     for location, line in read_lines(path, rows):

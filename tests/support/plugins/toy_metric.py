@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from capvid.metrics.metric import Scored, Texts, metric
+from capvid.metrics.metric import METRICS, Scored, Texts
 
 
-@metric("toy")
+@METRICS.register("toy")
 def words(texts: Texts) -> Scored:
     """Mean number of words of the captions."""
     counts = {video: float(len(text.split())) for video, text in texts.predictions.items()}
