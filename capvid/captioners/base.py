@@ -18,7 +18,6 @@ from typing import Any, ClassVar
 import psutil
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from capvid.errors import UsageError
 from capvid.utils.registry import Registry
@@ -306,18 +305,6 @@ def build(name: str, options: Mapping[str, Any]) -> Captioner:
     return captioner
 
 
-class _NoRandomNumbers(TorchFunctionMode):
-    """Skip normal numbers and their scaling: on the meta device both take seconds to import."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs, name = kwargs or {}, getattr(func, "__name__", "")
-        if name == "randn":
-            return torch.empty(*args, **kwargs)
-        if name in ("normal_", "mul", "__mul__"):  # methods, and the function of torch.nn.init
-            return args[0] if args else kwargs["tensor"]
-        return func(*args, **kwargs)
-
-
 def sketch(name: str, options: Mapping[str, Any], *, copies: int = 1) -> Captioner:
     """Build a captioner on the meta device: its tensors have names, shapes and types, but no data.
 
@@ -329,7 +316,7 @@ def sketch(name: str, options: Mapping[str, Any], *, copies: int = 1) -> Caption
     Raises:
         UsageError: as :func:`build`, or the weights are too large for this machine.
     """
-    with torch.device("meta"), _NoRandomNumbers():
+    with torch.device("meta"):
         captioner = build(name, options)
     size = copies * sum([tensor.nbytes for tensor in captioner.state_dict().values()])
     room = min(limits().model_bytes, psutil.virtual_memory().total)

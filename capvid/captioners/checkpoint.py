@@ -201,22 +201,23 @@ def _read(folder: Path) -> Checkpoint:
             f"{folder}: checkpoint format {short(record['format'])}, this capvid reads {FORMAT}",
             remedy="use the capvid version that wrote it",
         )
-    name = _part(record, "captioner", str)
+    name, features, options = (
+        _part(record, *part) for part in (("captioner", str), ("features", dict), ("config", dict))
+    )
+    info: dict[str, Any] = _part(record, "info", dict, {})
     try:
         vocabulary = Vocabulary.checked(record.get("vocabulary"))
     except ValueError as error:
         space = "" if str(error).startswith("[") else " "
         raise ValueError(f"{CONFIG}: vocabulary{space}{error}") from error
 
-    header = FeatureHeader.from_json(json.dumps(_part(record, "features", dict)))
+    header = FeatureHeader.from_json(json.dumps(features))
     header.check_alike()
-
-    info: dict[str, Any] = _part(record, "info", dict, {})
     known = {name: info[name] for name in info.keys() & _Notes.__dataclass_fields__.keys()}
     checked_fields(_Notes, known, prefix=f"{CONFIG}: info.")
 
     try:
-        captioner = sketch(name, _part(record, "config", dict))
+        captioner = sketch(name, options)
     except CapvidError as error:
         raise ValueError(f"{CONFIG}: config.{error.message}") from error
     config = captioner.config

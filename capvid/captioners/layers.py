@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from capvid.captioners.base import Captioner, CaptionerConfig, State, Trace
+from capvid.text.vocabulary import PAD
 
 EPSILON = 1e-8
 
@@ -118,6 +119,17 @@ def write_rows(memory: Tensor, weights: Tensor, erase: Tensor, add: Tensor) -> T
     return torch.addcmul(memory, w, change)
 
 
+def normal(*shape: int, std: float = 1.0) -> Tensor:
+    """Return normally distributed numbers; on the meta device, where they take seconds to import, none."""
+    numbers = torch.empty(*shape)
+    return numbers if numbers.is_meta else numbers.normal_(std=std)
+
+
+def embed(weight: Tensor) -> nn.Embedding:
+    """Return a trainable layer of word embeddings (V, E); that of padding keeps its value."""
+    return nn.Embedding.from_pretrained(weight, freeze=False, padding_idx=PAD)
+
+
 @torch.no_grad()
 def init_gates(inputs: nn.Linear, recurrent: nn.Linear) -> None:
     """Initialise the gates of an LSTM: open forget gates, orthogonal recurrence."""
@@ -125,7 +137,8 @@ def init_gates(inputs: nn.Linear, recurrent: nn.Linear) -> None:
         inputs.bias.zero_()
         inputs.bias.chunk(4)[1].fill_(1.0)
     for gate in recurrent.weight.chunk(4):
-        nn.init.orthogonal_(gate)
+        if not gate.is_meta:  # its random numbers take seconds to import there
+            nn.init.orthogonal_(gate)
 
 
 class LSTMCell(nn.Module):
@@ -204,8 +217,8 @@ class RecurrentCaptioner(Captioner):
         super().__init__(config)
         self.dropout = nn.Dropout(config.dropout)
         self.projection = self.make_projection(config)
-        self.embedding = nn.Embedding(config.vocabulary_size, config.embedding, padding_idx=0)
-        nn.init.uniform_(self.embedding.weight, -0.05, 0.05)
+        words = torch.empty(config.vocabulary_size, config.embedding)
+        self.embedding = embed(words.uniform_(-0.05, 0.05))
 
     @staticmethod
     def make_projection(config: RecurrentConfig) -> nn.Module:

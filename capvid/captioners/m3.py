@@ -28,6 +28,7 @@ from capvid.captioners.layers import (
     AttentiveConfig,
     address,
     first_state,
+    normal,
     read_rows,
     write_rows,
 )
@@ -61,7 +62,7 @@ class M3(AttentiveCaptioner):
         # Text: keys of write, read, read; add, erase of the write; betas. Vision: key, add, erase, beta.
         self.text_heads = nn.Linear(config.hidden, 5 * m + 3)
         self.visual_head = nn.Linear(width, 3 * m + 1)
-        self.memory = nn.Parameter(torch.randn(config.memory_rows, m) * m**-0.5)
+        self.memory = nn.Parameter(normal(config.memory_rows, m, std=m**-0.5))
 
     def encode(self, features: Tensor, mask: Tensor) -> State:
         """Return the first state of features (B, T, D), real by ``mask`` (B, T)."""

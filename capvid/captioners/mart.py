@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from capvid.captioners.base import CAPTIONERS, Carried, State, Trace
-from capvid.captioners.layers import at_least_float32
+from capvid.captioners.layers import at_least_float32, normal
 from capvid.captioners.transformer import (
     Attention,
     Layer,
@@ -73,7 +73,7 @@ class MemoryLayer(Layer):
         hidden, heads = config.hidden, config.heads
         self.memory_attention = Attention(hidden=hidden, heads=heads)
         self.updater = MemoryUpdater(hidden=hidden, heads=heads)
-        self.slots = nn.Parameter(torch.randn(config.memory_length, hidden))
+        self.slots = nn.Parameter(normal(config.memory_length, hidden))
         self.first = nn.Sequential(
             nn.Linear(hidden, hidden), nn.LayerNorm(hidden), nn.Dropout(config.dropout)
         )

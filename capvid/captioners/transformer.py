@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from capvid.captioners.base import MAX_LAYERS, CaptionerConfig, ParagraphCaptioner, State
-from capvid.captioners.layers import masked_softmax
+from capvid.captioners.layers import embed, masked_softmax, normal
 from capvid.errors import UsageError
 from capvid.utils.validation import bounded
 
@@ -300,13 +300,12 @@ class TransformerCaptioner(ParagraphCaptioner):
             )
         self.dropout = nn.Dropout(config.dropout)
         self.frame = nn.Sequential(nn.Linear(config.feature_width, hidden), nn.LayerNorm(hidden))
-        self.embedding = nn.Embedding(config.vocabulary_size, config.word_width, padding_idx=0)
+        self.embedding = embed(normal(config.vocabulary_size, config.word_width, std=0.02))
         self.word = nn.Sequential(nn.Linear(config.word_width, hidden), nn.LayerNorm(hidden))
-        self.mark_embedding = nn.Parameter(torch.randn(2, hidden) * 0.02)  # [CLS], [SEP]
-        self.type_embedding = nn.Parameter(torch.randn(2, hidden) * 0.02)  # of video, of text
+        self.mark_embedding = nn.Parameter(normal(2, hidden, std=0.02))  # [CLS], [SEP]
+        self.type_embedding = nn.Parameter(normal(2, hidden, std=0.02))  # of video, of text
         self.transform = nn.Sequential(nn.Linear(hidden, hidden), nn.GELU(), nn.LayerNorm(hidden))
         self.vocabulary = nn.Linear(hidden, config.vocabulary_size)
-        nn.init.normal_(self.embedding.weight, std=0.02)
 
     def video_tokens(self, features: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
         """Return [CLS] video [SEP] (B, T + 2, H) and its mask (B, T + 2) from features and mask (B, T)."""

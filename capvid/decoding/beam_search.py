@@ -103,8 +103,9 @@ def _decode_from(
 ) -> list[list[Hypothesis]]:
     """Return each video's hypotheses, best first, decoding from the initial ``state``."""
     if not options.sampling:
-        check_specificity(captioner, options)
         selector = BeamSelector(options.beam_size)
+        if options.specificity:
+            check_specificity(captioner, options)
         if not options.specificity or options.beam_size == 1:
             return _search(captioner, state, videos, selector, options, options.num_captions)
         # Fewer sentences than beams end before the last position, and at most as many there.

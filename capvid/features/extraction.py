@@ -236,7 +236,7 @@ def compute_features(
     Arguments are those of :func:`extract`; the videos were decoded for :func:`views_of` the backbones.
     """
     streams = [_Stream(backbone, batch_size) for backbone in backbones]
-    views = views_of(backbones)
+    views = list(dict.fromkeys([stream.view for stream in streams]))
     enough = 2 * max([backbone.lanes.count for backbone in backbones])  # batches that keep the lanes busy
     room = enough * max([stream.together for stream in streams])
     queue: deque[_Pending] = deque()
