@@ -16,13 +16,12 @@ from capvid.features.feature_file import FeatureHeader
 from capvid.hub import client as hub
 from capvid.hub.client import record, recorded
 from capvid.utils.files import file_digest
-from capvid.vlm.git import GIT_CONFIG, GIT_OPTIONAL, GIT_REQUIRED, GIT_TYPE, model_type
+from capvid.vlm.git import GIT_CONFIG, GIT_OPTIONAL, GIT_REQUIRED, GIT_TYPE, USABLE, model_type
 
 WEIGHTS_FOLDER = "weights"
 _NAME = re.compile(r"(?P<repository>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w.-]+(?:/[\w.-]+)*))?", re.ASCII)
 _COMMIT = re.compile(r"[0-9a-f]{40}")
-_INSTEAD = "give the folder of a captioner"
-_USABLE = "give a captioner that capvid trained, or a GIT such as microsoft/git-base-vatex"
+_INSTEAD = "give the folder of a captioner, trained by capvid or a GIT"
 _ABSENT = "absent"
 
 
@@ -63,7 +62,7 @@ class HubModel:
         """
         from huggingface_hub import constants
 
-        repo = hub.HubRepository(repository=self.repository, revision=self.commit, files=(filename,))
+        repo = hub.HubRepository(repository=self.repository, revision=self.commit)
         name = f"{self.repository}@{self.commit}/{filename}"
         if recorded(name) == _ABSENT:
             return
@@ -111,8 +110,7 @@ def fetch_model(name: str) -> HubModel:
         repository=match["repository"],
         revision=revision if _COMMIT.fullmatch(revision) else None,
         branch=revision,
-        files=(CONFIG, WEIGHTS),
-        all_files=known,
+        all_files=True,
         instead=_INSTEAD,
     )
     first, *others = (GIT_CONFIG,) if known else (CONFIG, GIT_CONFIG)
@@ -122,7 +120,7 @@ def fetch_model(name: str) -> HubModel:
         if not _is_missing(error):
             raise
         raise HubError(
-            f"{repo}: no captioner (neither {CONFIG} nor {GIT_CONFIG} is there)", remedy=_USABLE
+            f"{repo}: no captioner (neither {CONFIG} nor {GIT_CONFIG} is there)", remedy=USABLE
         ) from error
     folder = config.parent  # named by the commit
     repo = replace(repo, revision=folder.name)
@@ -130,10 +128,10 @@ def fetch_model(name: str) -> HubModel:
     if config.name == CONFIG:
         hub.fetch(repo, WEIGHTS)
         return model
-    repo, kind = replace(repo, all_files=True), model_type(folder)
+    kind = model_type(folder)
     if kind != GIT_TYPE:
         what = "no captioner" if kind is None else f"a model of the type {kind}, which capvid cannot use"
-        raise HubError(f"{repo}: {what}", remedy=_USABLE)
+        raise HubError(f"{repo}: {what}", remedy=USABLE)
     for filename in GIT_OPTIONAL:
         model.fetch_if_there(filename)
     for filename, *alternatives in GIT_REQUIRED:

@@ -35,15 +35,20 @@ def load_captioner(
 ) -> tuple[Checkpoint, Callable[[], Sequence[Backbone]], str]:
     """Load the captioner in a folder; return it, a loader of its backbones, and its name for results."""
     if not holds_checkpoint(folder):
-        from capvid.vlm.git import GIT_CONFIG, GIT_TYPE, load_git, model_type, weights_file
+        from capvid.vlm.git import GIT_CONFIG, GIT_TYPE, USABLE, load_git, model_type, weights_file
 
-        if model_type(folder) == GIT_TYPE:
+        kind = model_type(folder)
+        if kind == GIT_TYPE:
             if weights is not None:
                 raise UsageError("GIT has its own weights", remedy="leave out --weights")
             name = published.repository if published else GIT_TYPE
             checkpoint, backbone = load_git(folder, name=name, device=device)
             digest = _digest(folder / GIT_CONFIG, weights_file(folder)) if published is None else ""
             return checkpoint, lambda: [backbone], published.label if published else f"{GIT_TYPE}@{digest}"
+        if kind is not None:
+            raise CheckpointError(
+                f"{folder}: a model of the type {kind}, which capvid cannot use", remedy=USABLE
+            )
     checkpoint = load_checkpoint(folder)
     home = checkpoint.folder or folder  # of a training run, its folder "best"
     return (

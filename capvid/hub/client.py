@@ -43,15 +43,13 @@ class HubRepository:
         repository: ``OWNER/NAME``.
         revision: 40 hexadecimal digits of the commit; None before the first download from a branch.
         branch: branch or tag that applies without a commit.
-        files: files named in the command for a manual download; empty names the requested one.
-        all_files: whether that command downloads the complete repository.
+        all_files: whether the command for a manual download is for the complete repository.
         instead: alternative to a download.
     """
 
     repository: str
     revision: str | None = None
     branch: str = "main"
-    files: tuple[str, ...] = ()
     all_files: bool = False
     instead: str = "give the file with --weights FILE"
 
@@ -67,8 +65,8 @@ class HubRepository:
         """Return how to get the file manually."""
         wanted = self.revision or ("" if self.branch == "main" else self.branch)
         revision = f" --revision {wanted}" if wanted else ""
-        files = "" if self.all_files else f" {' '.join(self.files or (filename,))}"
-        return f"run `hf download {self.repository}{files}{revision}`, or {self.instead}"
+        file = "" if self.all_files else f" {filename}"
+        return f"run `hf download {self.repository}{file}{revision}`, or {self.instead}"
 
 
 def fetch(
@@ -145,7 +143,7 @@ def _download(repo: HubRepository, names: Sequence[str]) -> _File:
     name = names[0]
     if constants.HF_HUB_OFFLINE:
         raise HubError(
-            f"{repo}: {name} is not in the cache, and HF_HUB_OFFLINE forbids downloads",
+            f"{repo}: {' or '.join(names)} is not in the cache, and HF_HUB_OFFLINE forbids downloads",
             remedy=f"where there is a network {repo.remedy(name)}",
         )
     try:

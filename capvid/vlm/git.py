@@ -36,6 +36,7 @@ from capvid.utils.validation import LARGEST, MIB, limits, parse_json, short
 from capvid.version import __version__
 
 GIT_TYPE = "git"  # transformers' name of the type
+USABLE = "give a captioner that capvid trained, or a GIT such as microsoft/git-base-vatex"
 GIT_CONFIG = "config.json"
 GIT_WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 _PREPROCESS = ("preprocessor_config.json", "processor_config.json")

@@ -103,10 +103,11 @@ def test_train_command_in_two_processes(tmp_path: Path) -> None:
     (tmp_path / "data.jsonl").write_text("\n".join(map(json.dumps, rows)))
     options = ["train", "m3-small", "--data", f"{tmp_path}/data.jsonl", "--device", "cpu"]
     options += ["--features", f"{tmp_path}/features.safetensors", "-o", f"{tmp_path}/two"]
-    for setting in [*SMALL_M3, "training.epochs=10"]:
+    settings = ["training.epochs=10", "training.patience=10"]
+    for setting in [*SMALL_M3, *settings]:
         options += ["--set", setting]
     stderr = launch("-m", "capvid", *options)
-    single_process = make_trainer(tmp_path, "m3", "training.epochs=10")
+    single_process = make_trainer(tmp_path, "m3", *settings)
     single_process.run()
     rows = [json.loads(line) for line in (tmp_path / "two/metrics.jsonl").read_text().splitlines()]
     assert [row["loss"] for row in rows] == pytest.approx(summarise(single_process)["losses"], abs=1e-5)

@@ -22,7 +22,7 @@ from toy import write_video
 import capvid
 from capvid.backbones.catalog import StreamHeader
 from capvid.backbones.preprocessing import prepare
-from capvid.errors import CapvidError, FeatureMismatchError, UsageError
+from capvid.errors import CapvidError, CheckpointError, FeatureMismatchError, UsageError
 from capvid.features.feature_file import FeatureHeader, Features, save_features
 from capvid.output.results import CaptionResult
 from capvid.vlm.git import read_preprocess
@@ -358,3 +358,9 @@ def test_other_captioners_do_not_load_transformers() -> None:
     code = "import sys, capvid; capvid.load(device='cpu'); print('transformers' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=200)
     assert (done.stdout, done.stderr) == ("False\n", "")
+
+
+def test_folders_of_other_models_name_their_type(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "qwen2_5_vl"}')
+    with pytest.raises(CheckpointError, match="a model of the type qwen2_5_vl, which capvid cannot use"):
+        capvid.load(tmp_path)
