@@ -201,9 +201,8 @@ def _read(folder: Path) -> Checkpoint:
             f"{folder}: checkpoint format {short(record['format'])}, this capvid reads {FORMAT}",
             remedy="use the capvid version that wrote it",
         )
-    name, features, options = (
-        _part(record, *part) for part in (("captioner", str), ("features", dict), ("config", dict))
-    )
+    name: str = _part(record, "captioner", str)
+    features, options = _part(record, "features", dict), _part(record, "config", dict)
     info: dict[str, Any] = _part(record, "info", dict, {})
     try:
         vocabulary = Vocabulary.checked(record.get("vocabulary"))

@@ -21,7 +21,7 @@ from capvid.vlm.git import GIT_CONFIG, GIT_OPTIONAL, GIT_REQUIRED, GIT_TYPE, USA
 WEIGHTS_FOLDER = "weights"
 _NAME = re.compile(r"(?P<repository>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w.-]+(?:/[\w.-]+)*))?", re.ASCII)
 _COMMIT = re.compile(r"[0-9a-f]{40}")
-_INSTEAD = "give the folder of a captioner, trained by capvid or a GIT"
+_INSTEAD = "give the folder of a captioner that capvid trained, or of a GIT"
 _ABSENT = "absent"
 
 

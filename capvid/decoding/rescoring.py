@@ -28,6 +28,7 @@ from capvid.text.vocabulary import BOS, EOS
 
 MOST_WEIGHTS = 100_000_000  # of a captioner that is held twice
 SENTENCES = 32  # whose logits are held at once
+AVERAGE_WORDS = 8192  # words of sentences that are read together, given the average video
 
 
 def in_double(captioner: Captioner, device: torch.device) -> Captioner | None:
@@ -176,16 +177,19 @@ def average_logprobs(
             f"{config.feature_width}",
             remedy="train it again or copy it anew",
         )
-    if not sentences:
-        return []
     captioner.eval()
     frame = torch.as_tensor(average, dtype=weights.dtype, device=weights.device).view(1, 1, -1)
     if config.locations:
         frame = frame.unsqueeze(2).expand(-1, -1, config.locations, -1)
-    before, after = _words_around(sentences, weights.device)
     mask = torch.ones(1, 1, dtype=torch.bool, device=weights.device)
-    logprobs = _word_logprobs(captioner, captioner.teacher_forced(frame, mask, before), after)
-    return [sum(row[: len(words) + 1]) for row, words in zip(logprobs, sentences, strict=True)]
+    together = max(1, AVERAGE_WORDS // (max(map(len, sentences), default=0) + 1))
+    totals: list[float] = []
+    for start in range(0, len(sentences), together):  # their gates are computed for all words at once
+        batch = sentences[start : start + together]
+        before, after = _words_around(batch, weights.device)
+        logprobs = _word_logprobs(captioner, captioner.teacher_forced(frame, mask, before), after)
+        totals += [sum(row[: len(words) + 1]) for row, words in zip(logprobs, batch, strict=True)]
+    return totals
 
 
 NOTE = "confidence"  # its name in a checkpoint's notes

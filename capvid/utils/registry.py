@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, TypeVar
 
 from capvid.errors import UsageError
 
 T = TypeVar("T")
 P = TypeVar("P")
+
+
+def _decorated(name: str, plugin: Any) -> Any:
+    """Return what is decorated; it has no properties."""
+    return plugin
 
 
 class Registry(Mapping[str, T], Generic[T]):
@@ -21,8 +26,8 @@ class Registry(Mapping[str, T], Generic[T]):
     Args:
         kind: what the plug-ins are, for messages, such as "captioner".
         package: dotted name of the package whose modules register plug-ins.
-        entry: function that makes the registered object of its name, the decorated one and properties; None
-            registers the decorated one.
+        entry: function that makes the registered object of its name, the decorated one and properties; by
+            default the decorated one is registered.
 
     Example:
         >>> METRICS = Registry("metric", "capvid.metrics", Metric)
@@ -30,7 +35,7 @@ class Registry(Mapping[str, T], Generic[T]):
         ... def length(texts): ...
     """
 
-    def __init__(self, kind: str, package: str, entry: Callable[..., T] | None = None) -> None:
+    def __init__(self, kind: str, package: str, entry: Callable[..., T] = _decorated) -> None:
         self.kind = kind
         self._package = package
         self._entry = entry
@@ -44,7 +49,7 @@ class Registry(Mapping[str, T], Generic[T]):
         def decorator(plugin: P) -> P:
             if name in self._plugins:
                 raise ValueError(f"{self.kind} {name} is registered twice")
-            self._plugins[name] = self._entry(name, plugin, **properties) if self._entry else cast(T, plugin)
+            self._plugins[name] = self._entry(name, plugin, **properties)
             self._modules[name] = plugin.__module__
             return plugin
 

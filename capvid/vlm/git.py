@@ -48,6 +48,7 @@ _MOST = {"num_hidden_layers": 256, "num_image_with_embedding": 1000, "image_size
 _FILTERS = {2: "bilinear", 3: "bicubic"}  # by Pillow's numbers
 LAYER = "image_encoder"
 FRAME_POSITIONS = ("img_temporal_embedding", "img_temperal_embedding")  # spellings of transformers' versions
+_MAX_TYPE = 100  # characters
 _WIDEST = 8  # bytes in memory per byte in a file: half precision, and layers that share their weights
 
 
@@ -348,7 +349,7 @@ def model_type(folder: Path) -> str | None:
     except (OSError, ValueError):
         return None
     kind = config.get("model_type") if isinstance(config, dict) else None
-    return kind if isinstance(kind, str) and kind else None
+    return kind if isinstance(kind, str) and 0 < len(kind) <= _MAX_TYPE else None
 
 
 def read_json(path: Path) -> Any:

@@ -58,6 +58,23 @@ def test_average_video_is_one_frame_of_the_mean(variant: str) -> None:
     assert average_logprobs(captioner, captioner.standardise.mean, []) == []
 
 
+def test_few_words_are_read_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    captioner = make_fitted("m3")
+    sentences = [[5, 7, 9], [4], [9, 4, 4, 10, 5, 6], [4, 7, 9], []]
+    expected = average_logprobs(captioner, captioner.standardise.mean, sentences)
+    read = captioner.teacher_forced
+    sizes = []
+
+    def counting_read(features: Tensor, mask: Tensor, tokens: Tensor) -> Tensor:
+        sizes.append(tokens.numel())
+        return read(features, mask, tokens)
+
+    monkeypatch.setattr(captioner, "teacher_forced", counting_read)
+    monkeypatch.setattr("capvid.decoding.rescoring.AVERAGE_WORDS", 14)
+    assert average_logprobs(captioner, captioner.standardise.mean, sentences) == pytest.approx(expected)
+    assert len(sizes) == 3 and max(sizes) <= 14
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("variant", REPRESENTATIVE)
 @pytest.mark.parametrize("penalty", [1.0, 0.3])

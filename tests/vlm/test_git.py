@@ -364,3 +364,6 @@ def test_folders_of_other_models_name_their_type(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "qwen2_5_vl"}')
     with pytest.raises(CheckpointError, match="a model of the type qwen2_5_vl, which capvid cannot use"):
         capvid.load(tmp_path)
+    (tmp_path / "config.json").write_text(f'{{"model_type": "{1000 * "q"}"}}')
+    with pytest.raises(CheckpointError, match="no captioner in this folder"):
+        capvid.load(tmp_path)
