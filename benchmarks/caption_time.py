@@ -35,7 +35,7 @@ def stage_seconds(runs: int, video: Path) -> dict[str, float]:
     pipeline = capvid.load()
     pipeline(video)
     sampled = read_frames(video, pipeline.sampling)
-    backbone = load_backbone(str(pipeline.checkpoint.header.streams[0].backbone))
+    backbone = load_backbone(str(pipeline.generator.checkpoint.header.streams[0].backbone))
     features = torch.from_numpy(backbone(sampled.frames))
     return {
         "decoding": median(runs, lambda: read_frames(video, pipeline.sampling)),

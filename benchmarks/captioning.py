@@ -12,13 +12,10 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import numpy as np
 import psutil
 import torch
 
 import capvid
-from capvid.features.extraction import extract
-from capvid.features.prefetch import DecodeStage, View
 from capvid.pipeline import CaptionPipeline
 from capvid.video.input_set import find_videos
 from capvid.video.worker_pool import WorkerPool
@@ -33,24 +30,21 @@ class Stages:
         self.pipeline = pipeline
         self.paths = paths
         self.pool = pool
-        (self.backbone,) = pipeline.loaded_backbones
-        extracted = extract(paths, [self.backbone], pipeline.sampling, pool=pool)
-        self.results = [result for result in extracted if result.features is not None]
-        self.crops: list[np.ndarray] = []
+        self.decoding()
+        results = pipeline.features_of(self.videos)
+        self.results = [result for result in results if result.features is not None]
 
     def decoding(self) -> None:
         """Decode, crop and resize the frames of all videos in the pool's processes."""
-        views = [View.of(self.backbone.entry)]
-        stage = DecodeStage(sampling=self.pipeline.sampling, views=tuple(views), frames=32)
-        self.crops = [v.decoded.crops[0] for v in stage.videos(self.pool, self.paths) if v.decoded]
+        self.videos = list(self.pipeline.decoding.videos(self.pool, self.paths))
 
-    def model(self) -> None:
-        """Run the backbone on crops in memory."""
-        self.backbone.compute(np.concatenate(self.crops), batch_size=32)
+    def backbone(self) -> None:
+        """Run the backbones on crops in memory; chat models have none."""
+        list(self.pipeline.features_of(self.videos))
 
     def captioner(self) -> None:
-        """Generate captions from features in memory."""
-        size = self.pipeline.batch_size
+        """Generate captions from features, or frames, in memory."""
+        size = self.pipeline.generator.batch_size
         for start in range(0, len(self.results), size):
             list(self.pipeline.describe(self.results[start : start + size]))
 
@@ -85,10 +79,13 @@ def main() -> None:
     parser.add_argument("--number", type=int, default=1000, help="number of videos to caption")
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--threads", type=int, default=1, help="threads of backbone and captioner")
+    parser.add_argument("--batch-size", type=int, default=8)
+    parser.add_argument("--endpoint", help="address of a served chat model")
     parser.add_argument("--segments", help="segment the videos, as capvid caption does")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     settings = {"weights": options.weights, "workers": options.workers, "segments": options.segments}
+    settings |= {"batch_size": options.batch_size, "endpoint": options.endpoint}
     pipeline = capvid.load(options.model, **settings)
     paths = [video.path for video in find_videos(options.videos)]
     print(f"{len(paths)} clips, {pipeline.model}, {options.workers} workers, {options.threads} threads")
@@ -108,7 +105,7 @@ def main() -> None:
             stages = Stages(pipeline, paths, pool)
             alone = {
                 name: len(stages.results) / seconds(getattr(stages, name))
-                for name in ("decoding", "model", "captioner")
+                for name in ("decoding", "backbone", "captioner")
             }
         for name, speed in alone.items():
             print(f"{name + ' alone:':16} {speed:7.2f} videos/s")

@@ -24,7 +24,7 @@ from typing import Any
 
 import psutil
 
-from capvid.utils.options import RuntimeOptions
+from capvid.cli._options import RuntimeOptions
 from capvid.video.input_set import EXTENSIONS
 
 STORE = 400 << 20  # total bytes of the object stores of all nodes

@@ -20,15 +20,16 @@ from typing import TYPE_CHECKING, Any
 from capvid.version import __version__
 
 if TYPE_CHECKING:
+    from capvid.decoding.caption_generator import Caption, WordScore
     from capvid.errors import CapvidError
     from capvid.features.extraction import ExtractionResult, extract
-    from capvid.output.results import Caption, CaptionResult, Segment, WordScore
+    from capvid.output.results import CaptionResult, Segment
     from capvid.pipeline import CaptionPipeline, load
     from capvid.scoring.scorer import Scores, score
     from capvid.training.runs import TrainingResult, train
 
 _MODULES = {
-    "Caption": "output.results",
+    "Caption": "decoding.caption_generator",
     "CaptionPipeline": "pipeline",
     "CaptionResult": "output.results",
     "CapvidError": "errors",
@@ -36,7 +37,7 @@ _MODULES = {
     "Scores": "scoring.scorer",
     "Segment": "output.results",
     "TrainingResult": "training.runs",
-    "WordScore": "output.results",
+    "WordScore": "decoding.caption_generator",
     "extract": "features.extraction",
     "load": "pipeline",
     "score": "scoring.scorer",

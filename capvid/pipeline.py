@@ -9,7 +9,7 @@ Array shapes: B videos or segments, T frames, D feature width, L locations of a 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import KW_ONLY, dataclass, fields, replace
 from functools import cached_property
@@ -22,13 +22,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from capvid.captioners.base import Carried, ParagraphCaptioner
-from capvid.captioners.checkpoint import Checkpoint
-from capvid.captioners.layers import pad_frames, pad_segments
-from capvid.checkpoints.lookup import find_captioner, load_captioner
-from capvid.decoding.beam_search import as_tokens, check_repetition, decode, decode_paragraphs
-from capvid.decoding.decoding_options import DecodingOptions, Hypothesis
-from capvid.decoding.rescoring import Calibration, average_logprobs, check_specificity, in_double, rescore
+from capvid.checkpoints.lookup import chat_label, find_captioner, holds_chat_model, load_captioner
+from capvid.decoding.caption_generator import (
+    Caption,
+    CaptionGenerator,
+    Clip,
+    Described,
+    FeatureCaptionGenerator,
+)
+from capvid.decoding.decoding_options import ChatOptions, DecodingOptions
 from capvid.errors import (
     CapvidError,
     CheckpointError,
@@ -38,21 +40,20 @@ from capvid.errors import (
     UsageError,
     input_error,
 )
-from capvid.features.extraction import TIMEOUT, ExtractionResult, compute_features, views_of
+from capvid.features.extraction import TIMEOUT, ExtractionResult
 from capvid.features.feature_file import Features, load_features
-from capvid.features.prefetch import DecodeStage, Video, decode_video, fetched, holds_features
-from capvid.output.results import Caption, CaptionResult, Segment, WordScore
+from capvid.features.prefetch import DecodeStage, Video, decode_video, is_feature_file, local_file
+from capvid.output.results import CaptionResult, Segment
 from capvid.utils.device import resolve_device
 from capvid.utils.storage import VideoPath, parse_path
 from capvid.utils.validation import limits
 from capvid.video.frame_sampling import ChosenTimes, Sampling, UniformSampling, parse_sampling
-from capvid.video.frame_source import ArraySource
 from capvid.video.worker_pool import WorkerPool
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-    from capvid.backbones.backbone import Backbone
+    from capvid.captioners.checkpoint import Checkpoint
     from capvid.video.segmentation import Segmentation
 
 DEFAULT_FRAMES = 28
@@ -61,12 +62,6 @@ TRAINED_OPTIONS = (
     "specificity",
     "no_repeat_words",
 )  # decoding options stored in checkpoints
-FRAMES_PER_VIDEO = 4  # frames per video of a batch that the backbones process together
-FILES_PER_VIDEO = 8  # feature files captioned in the place of one video; feature maps are too large for that
-RESCORED_TOGETHER = 64  # segments rescored in one batch
-MAPS_RESCORED_TOGETHER = 8  # the same for feature maps
-CACHED_SENTENCES = 4096  # sentences whose probability given the average video is cached
-
 Span = tuple[float, float | None]
 
 
@@ -79,16 +74,22 @@ def load(
     workers: int = 2,
     timeout: float | None = TIMEOUT,
     reader: str = "auto",
+    sampling: str | None = None,
+    max_frames: int | None = None,
+    precision: str = "auto",
+    quantize: str | None = None,
+    endpoint: str | None = None,
     segments: str | int | Path | None = None,
-    attention: bool = False,
+    attention: bool | None = False,
     thumbnails: bool = False,
-    **decoding: Any,
+    **options: Any,
 ) -> CaptionPipeline:
-    """Load a trained captioner with the backbones it needs.
+    """Load a trained captioner with the backbones it needs, or a chat model.
 
     Args:
         model: name of a bundled captioner, folder of a trained one, or ``OWNER/NAME[@REVISION]`` on the
-            Hugging Face Hub (also a GIT as transformers publishes it); None loads the default captioner.
+            Hugging Face Hub (also a GIT or a chat model as transformers publishes them); None loads the
+            default captioner.
         device: ``auto``, ``cpu``, ``cuda``, ``cuda:N`` or ``mps``.
         weights: file or folder of the backbone's weights; by default they are looked up in ``model/weights``,
             the folders in ``CAPVID_WEIGHTS`` and the cache.
@@ -96,12 +97,19 @@ def load(
         workers: processes that decode videos.
         timeout: seconds before a file, or a part of a long one, is abandoned; None disables the limit.
         reader: video reader: ``auto``, ``pyav`` or ``decord``.
+        sampling: frames to sample, such as ``uniform:16`` or ``fps:2``; None takes those of training.
+        max_frames: maximum number of frames of a video or segment; None takes that of training.
+        precision: of a chat model: ``auto``, ``fp32``, ``fp16`` or ``bf16``.
+        quantize: weights of a chat model, on CUDA: ``8bit`` or ``4bit``.
+        endpoint: address of an OpenAI-compatible API, such as ``http://localhost:8000/v1``; ``model`` is then
+            the name of a model there, None for the first one. The key is in ``CAPVID_API_KEY``.
         segments: one sentence per segment: ``auto``, their number, or a file with their times; None captions
             whole videos, except for paragraph captioners, which use ``auto``.
-        attention: whether captions carry attention traces.
+        attention: whether captions carry attention traces; None if the captioner has any.
         thumbnails: whether results carry thumbnails of the sampled frames.
-        decoding: see :class:`~capvid.decoding.decoding_options.DecodingOptions` such as ``beam_size``; None
-            stands for the value the captioner was trained with.
+        options: fields of :class:`~capvid.decoding.decoding_options.DecodingOptions`, such as ``beam_size``,
+            and of :class:`~capvid.decoding.decoding_options.ChatOptions`, such as ``prompt``; None stands for
+            the captioner's default.
 
     Raises:
         CheckpointError: the captioner does not exist or is damaged.
@@ -114,50 +122,100 @@ def load(
         >>> captioner("video.mp4")
         'a man is playing a guitar'
     """
-    chosen = {name: value for name, value in decoding.items() if value is not None}
-    options = DecodingOptions.from_dict(chosen)
+    chosen = {name: value for name, value in options.items() if value is not None}
+    chat = {each.name: chosen.pop(each.name) for each in fields(ChatOptions) if each.name in chosen}
+    if max_frames is not None and max_frames < 1:
+        raise UsageError(f"max_frames must be at least 1, got {max_frames}")
+    requested_sampling = None if sampling is None else parse_sampling(sampling)
     segmentation = None if segments is None else _parse_segments(segments)
-    folder, published = find_captioner(model)
+    folder, published = (Path(), None) if endpoint is not None else find_captioner(model)
     torch_device = resolve_device(device)
-    checkpoint, backbones, label = load_captioner(folder, published, weights=weights, device=torch_device)
+    runtime: dict[str, Any] = {"workers": workers, "timeout": timeout, "reader": reader}
+    if endpoint is not None or holds_chat_model(folder):
+        from capvid.vlm import chat as vlm
 
-    max_words = int(checkpoint.info.get("max_words", options.max_length))
-    if options.max_length > max_words:
+        unused = {"attention": attention, "weights": weights}
+        if endpoint is not None:
+            unused |= {"precision": precision != "auto", "quantize": quantize}
+        for name, value in unused.items():
+            if value:
+                kind = "chat models have" if endpoint is None else "endpoints have"
+                raise UsageError(f"{name}: {kind} no such option", remedy=f"leave out --{name}")
+        language_model: vlm.LanguageModel
+        if endpoint is not None:
+            from capvid.vlm.endpoint import ServedModel
+
+            language_model = ServedModel(endpoint, None if model is None else str(model), timeout=timeout)
+            label = language_model.label
+        else:
+            language_model = vlm.load_chat_model(
+                folder, device=device, precision=precision, quantize=quantize
+            )
+            label = chat_label(folder, published)
+        generator = vlm.ChatCaptionGenerator(
+            language_model,
+            options=DecodingOptions.from_dict({**vlm.DEFAULTS, **chosen}),
+            chat=ChatOptions(**chat),
+            batch_size=batch_size,
+            max_frames=max_frames,
+        )
+        return CaptionPipeline(
+            generator,
+            sampling=requested_sampling or parse_sampling(vlm.SAMPLING),
+            segments=segmentation,
+            thumbnails=thumbnails,
+            model=label,
+            **runtime,
+        )
+    decoding = DecodingOptions.from_dict(chosen)
+    checkpoint, backbones, label = load_captioner(folder, published, weights=weights, device=torch_device)
+    chat |= {"precision": precision} if precision != "auto" else {}
+    if only_chat := [*chat, *(["quantize"] if quantize is not None else [])]:
+        problem = f"{only_chat[0]}: only chat models have this option"
+        raise UsageError(problem, remedy=f"leave out --{only_chat[0].replace('_', '-')}")
+
+    max_words = int(checkpoint.info.get("max_words", decoding.max_length))
+    if decoding.max_length > max_words:
         raise UsageError(f"{label}: its captions have {max_words} words at most", remedy="ask for no more")
-    trained = checkpoint.info.get("decoding", {})
-    try:
-        stored = {name: trained[name] for name in TRAINED_OPTIONS if name in trained.keys() - chosen.keys()}
-        DecodingOptions(**stored)
-    except (AttributeError, UsageError) as error:
-        raise CheckpointError(
-            f"{label}: its decoding options are damaged", remedy="train it again or copy it anew"
-        ) from error
+    stored, trained_sampling = _trained_settings(checkpoint, label)
     if segmentation is None and checkpoint.captioner.paragraphs:
         segmentation = _parse_segments("auto")
-    try:
-        spec = checkpoint.header.sampling
-        max_frames = int(checkpoint.info.get("max_frames", DEFAULT_FRAMES))
-        sampling = parse_sampling(spec) if spec else UniformSampling(max_frames)
-    except UsageError as error:
-        raise CheckpointError(
-            f"{label}: captioner.json: features.sampling: {error.message}",
-            remedy="train it again or copy it anew",
-        ) from error
+    if requested_sampling is not None:  # features of another sampling are accepted
+        checkpoint = replace(checkpoint, header=replace(checkpoint.header, sampling=None))
     return CaptionPipeline(
-        checkpoint,
-        backbones,
-        device=torch_device,
-        sampling=sampling,
-        options=replace(options, **stored),
-        batch_size=batch_size,
-        workers=workers,
-        timeout=timeout,
-        reader=reader,
+        FeatureCaptionGenerator(
+            checkpoint,
+            backbones,
+            device=torch_device,
+            options=DecodingOptions(**{**stored, **chosen}),
+            batch_size=batch_size,
+            attention=attention is not False,
+            max_frames=max_frames,
+        ),
+        sampling=requested_sampling or trained_sampling,
         segments=segmentation,
-        attention=attention,
         thumbnails=thumbnails,
         model=label,
+        **runtime,
     )
+
+
+def _trained_settings(checkpoint: Checkpoint, label: str) -> tuple[dict[str, Any], Sampling]:
+    """Return the decoding options and the sampling with which a captioner was trained."""
+    remedy = "train it again or copy it anew"
+    trained = checkpoint.info.get("decoding", {})
+    try:
+        stored = {name: trained[name] for name in trained.keys() & set(TRAINED_OPTIONS)}
+        DecodingOptions(**stored)
+    except (AttributeError, TypeError, UsageError) as error:
+        raise CheckpointError(f"{label}: its decoding options are damaged", remedy=remedy) from error
+    try:
+        spec = checkpoint.header.sampling
+        frames = int(checkpoint.info.get("max_frames", DEFAULT_FRAMES))
+        return stored, parse_sampling(spec) if spec else UniformSampling(frames)
+    except UsageError as error:
+        problem = f"{label}: captioner.json: features.sampling: {error.message}"
+        raise CheckpointError(problem, remedy=remedy) from error
 
 
 def _parse_segments(segments: str | int | Path) -> Segmentation:
@@ -174,55 +232,33 @@ class CaptionPipeline:
     or garbage collection.
 
     Args:
-        checkpoint: the captioner, its vocabulary and the header of its training features.
-        backbones: the backbones that compute such features, or a function that loads them when needed.
-        device: where the captioner computes.
+        generator: the captioner.
         sampling: which frames to sample.
-        options: decoding options.
-        batch_size: videos captioned together; captions do not depend on it.
         workers: processes that decode videos.
         timeout: seconds before a file, or a part of a long one, is abandoned; None disables the limit.
         reader: name of the video reader.
         segments: segmentation of videos, one sentence each; None captions whole videos.
-        attention: whether captions carry attention traces.
         thumbnails: whether results carry thumbnails of the sampled frames.
-        model: name and revision for results; by default the checkpoint's name.
+        model: name and revision for results.
     """
 
-    checkpoint: Checkpoint
-    backbones: Sequence[Backbone] | Callable[[], Sequence[Backbone]]
+    generator: CaptionGenerator
     _: KW_ONLY
-    device: torch.device | str
     sampling: Sampling
-    options: DecodingOptions
-    batch_size: int = 8
     workers: int = 2
     timeout: float | None = TIMEOUT
     reader: str = "auto"
     segments: Segmentation | None = None
-    attention: bool = False
     thumbnails: bool = False
     model: str = ""
 
     def __post_init__(self) -> None:
-        if self.batch_size < 1 or self.workers < 1:
+        if self.generator.batch_size < 1 or self.workers < 1:
             raise UsageError("batch size and workers must be at least 1")
-        self.device = torch.device(self.device)
-        self.model = self.model or self.checkpoint.name
-        maps = self.checkpoint.captioner.config.locations
-        self._files_per_video = 1 if maps else FILES_PER_VIDEO
-        self._capacity = self._files_per_video * self.batch_size  # feature files captioned together
-        self._generator = CaptionGenerator(
-            self.checkpoint,
-            device=self.device,
-            options=self.options,
-            batch_size=self._capacity,
-            trace=self.attention,
-        )
 
     def __repr__(self) -> str:
         settings = ", ".join(f"{name}={value!r}" for name, value in self.settings.items())
-        return f"CaptionPipeline({self.model!r}, device={str(self.device)!r}, {settings})"
+        return f"CaptionPipeline({self.model!r}, device={str(self.generator.device)!r}, {settings})"
 
     def __enter__(self) -> Self:
         return self
@@ -244,23 +280,16 @@ class CaptionPipeline:
 
     def on(self, device: torch.device | str) -> CaptionPipeline:
         """Return this pipeline on another device; it takes the networks with it."""
-        moved = [backbone.on(device) for backbone in self.loaded_backbones]
-        return _rebuild({**self._arguments(), "backbones": moved, "device": device})
+        return replace(self, generator=self.generator.on(device))
 
     def _arguments(self) -> dict[str, Any]:
-        arguments = {each.name: getattr(self, each.name) for each in fields(self)}
-        return {**arguments, "backbones": tuple(self.loaded_backbones)}
+        return {each.name: getattr(self, each.name) for each in fields(self)}
 
     @property
     def settings(self) -> Mapping[str, Any]:
         """Everything besides the model that a caption depends on."""
         segments = {} if self.segments is None else {"segments": self.segments.spec}
-        return {"sampling": self.sampling.spec(), **segments, **self.options.to_dict()}
-
-    @cached_property
-    def loaded_backbones(self) -> Sequence[Backbone]:
-        """The backbones, loaded on first use: feature files need none."""
-        return self.backbones() if callable(self.backbones) else self.backbones
+        return {"sampling": self.sampling.spec(), **segments, **self.generator.settings}
 
     @cached_property
     def _pool(self) -> WorkerPool:
@@ -272,13 +301,13 @@ class CaptionPipeline:
     def decoding(self) -> DecodeStage:
         """The first stage: decoding of videos into the crops that the backbones see."""
         return DecodeStage(
-            views=tuple(views_of(self.loaded_backbones)),
+            views=self.generator.views,
             sampling=self.sampling,
-            cut=self.segments,
+            segmentation=self.segments,
             thumbnails=self.thumbnails,
-            frames=FRAMES_PER_VIDEO * self.batch_size,
+            frames=self.generator.prefetched_frames,
             reader=self.reader,
-            stored=True,
+            feature_files=True,
         )
 
     def __call__(
@@ -304,6 +333,8 @@ class CaptionPipeline:
 
     def _decode_frames(self, frames: np.ndarray | Tensor, times: Sequence[float] | None) -> Video:
         """Crop frames in memory as a worker process crops those of a video."""
+        from capvid.video.frame_source import ArraySource
+
         source = ArraySource(frames, times)
         sampling = self.sampling
         if self.segments is not None:
@@ -328,7 +359,7 @@ class CaptionPipeline:
     def _features(self, paths: Iterator[VideoPath]) -> Generator[ExtractionResult, None, None]:
         """Yield the features of each input; backbones are loaded when the first video comes."""
         for path in paths:
-            if not holds_features(path):
+            if not is_feature_file(path):
                 with closing(self.decoding.videos(self._pool, chain([path], paths))) as videos:
                     yield from self.features_of(videos)
                 return
@@ -336,36 +367,32 @@ class CaptionPipeline:
 
     def features_of(self, videos: Iterable[Video]) -> Iterator[ExtractionResult]:
         """Yield features of decoded videos in order, the second stage; feature files are read."""
-        dtype = "float32" if self.checkpoint.sees else "float16"  # GIT's features are never stored in a file
-        frames = FRAMES_PER_VIDEO * self.batch_size
-        computed = compute_features(
-            videos, self.loaded_backbones, self.sampling, batch_size=frames, dtype=dtype
-        )
-        for result in computed:
+        for result in self.generator.features_of(videos, self.sampling):
             is_file = result.features is None and result.error is None
             yield self._load_features(result.path) if is_file else result
 
     def _load_features(self, path: VideoPath) -> ExtractionResult:
         try:
-            with fetched(path, max_bytes=limits().feature_bytes, timeout=self.timeout) as file:
+            with local_file(path, max_bytes=limits().feature_bytes, timeout=self.timeout) as file:
                 return ExtractionResult(path=path, features=load_features(file), error=None)
         except Exception as cause:
             return ExtractionResult(path=path, features=None, error=input_error(path, cause))
 
     def describe(self, results: Iterable[ExtractionResult]) -> Iterator[CaptionResult]:
         """Yield captions of videos by their features in order, the last stage."""
-        batch: list[_Clip | CaptionResult] = []
-        room = self._capacity
+        batch: list[_Clips | CaptionResult] = []
+        generator = self.generator
+        room = capacity = generator.files_per_video * generator.batch_size  # feature files captioned together
         for result in results:
             batch.append(self._segment(result))
-            room -= 1 if holds_features(result.path) else self._files_per_video
+            room -= 1 if is_feature_file(result.path) else generator.files_per_video
             if room <= 0:
                 yield from self._caption_batch(batch)
-                batch, room = [], self._capacity
+                batch, room = [], capacity
         if batch:
             yield from self._caption_batch(batch)
 
-    def _segment(self, result: ExtractionResult) -> _Clip | CaptionResult:
+    def _segment(self, result: ExtractionResult) -> _Clips | CaptionResult:
         """Check a video's features and cut them into segments; a failed input becomes its final result."""
         path, features = result.path, result.features
         if features is None:
@@ -373,7 +400,7 @@ class CaptionPipeline:
             return self._failed(result, result.error)
         try:
             try:
-                self.checkpoint.accept(features.header)
+                self.generator.accept(features.header)
             except FeatureMismatchError as error:
                 raise FeatureMismatchError(f"{path}: {error.message}", remedy=error.remedy) from error
             array, times, duration = features.concatenated(), features.times, features.seconds
@@ -390,14 +417,18 @@ class CaptionPipeline:
                 bounds = self.segments.spans(path, array, times, duration)
                 spans = list(bounds)
                 indices = [frames_within(span, times, duration) for span in bounds]
-            frames = [index[self._generator.frames(len(index))] for index in indices]
-            return _Clip(result, spans=spans, frames=frames, segments=[array[index] for index in frames])
+            frames = [index[self.generator.frames(len(index))] for index in indices]
+            clips = [
+                Clip(frames=array[index], times=None if times is None else times[index], start=start, end=end)
+                for index, (start, end) in zip(frames, spans, strict=True)
+            ]
+            return _Clips(result, clips, frames)
         except Exception as cause:
             return self._failed(result, input_error(path, cause))
 
-    def _caption_batch(self, batch: Sequence[_Clip | CaptionResult]) -> Iterator[CaptionResult]:
+    def _caption_batch(self, batch: Sequence[_Clips | CaptionResult]) -> Iterator[CaptionResult]:
         """Caption one batch; inputs that failed keep their place."""
-        clips = [clip for clip in batch if isinstance(clip, _Clip)]
+        clips = [clip for clip in batch if isinstance(clip, _Clips)]
         captions = iter(self._generate(clips))
         for clip in batch:
             if isinstance(clip, CaptionResult):
@@ -405,32 +436,34 @@ class CaptionPipeline:
                 continue
             captioned = next(captions)
             try:
+                if isinstance(captioned, CapvidError):
+                    captioned.message = f"{clip.result.path}: {captioned.message}"
                 if isinstance(captioned, Exception):
                     raise captioned
                 yield self._result(clip, captioned)
             except Exception as cause:
                 yield self._failed(clip.result, input_error(clip.result.path, cause))
 
-    def _generate(self, clips: Sequence[_Clip]) -> Sequence[Sequence[Described] | Exception]:
+    def _generate(self, clips: Sequence[_Clips]) -> Sequence[Sequence[Described] | Exception]:
         """Caption videos together, or one by one where that fails, so that only the one at fault has none."""
         try:
-            return self._generator.describe([clip.segments for clip in clips])
+            return self.generator.describe([clip.clips for clip in clips])
         except RunError:
             raise
         except Exception as cause:
             return [cause] if len(clips) == 1 else [self._generate([clip])[0] for clip in clips]
 
-    def _result(self, clip: _Clip, captioned: Sequence[Described]) -> CaptionResult:
+    def _result(self, clip: _Clips, captioned: Sequence[Described]) -> CaptionResult:
         """Assemble the result of a video from the captions of its segments."""
         segments = [
             Segment(
-                start=start,
-                end=end,
-                captions=segment.captions,
+                start=segment.start,
+                end=segment.end,
+                captions=described.captions,
                 frames=frames,
-                memory_change=segment.memory_change,
+                memory_change=described.memory_change,
             )
-            for (start, end), frames, segment in zip(clip.spans, clip.frames, captioned, strict=True)
+            for segment, frames, described in zip(clip.clips, clip.frames, captioned, strict=True)
         ]
         features = clip.result.features
         assert features is not None
@@ -463,216 +496,27 @@ class CaptionPipeline:
         Raises:
             FeatureMismatchError: they are not what the captioner was trained on.
         """
-        header = self.checkpoint.header
-        inner = (header.locations, header.width) if header.locations else (header.width,)
-        segments = []
-        for video in videos:
-            if isinstance(video, Features):
-                self.checkpoint.accept(video.header)
-                video = video.concatenated()
-            if video.shape[1:] != inner or not len(video):
-                expected = ", ".join(("T", *map(str, inner)))
-                raise FeatureMismatchError(
-                    f"features of the shape {video.shape}, and the captioner was trained on ({expected})",
-                    remedy="extract them with the captioner's backbone and layer",
-                )
-            array = np.ascontiguousarray(video, dtype=np.float32)
-            segments.append([array[self._generator.frames(len(array))]])
-        return [captioned[0].captions for captioned in self._generator.describe(segments)]
+        return self.generator.caption_features(videos)
 
 
 def _rebuild(arguments: dict[str, Any]) -> CaptionPipeline:
-    return CaptionPipeline(arguments.pop("checkpoint"), arguments.pop("backbones"), **arguments)
+    return CaptionPipeline(arguments.pop("generator"), **arguments)
 
 
 @dataclass(frozen=True)
-class _Clip:
-    """A video cut into segments: their times, and the frames and features that the captioner looks at."""
+class _Clips:
+    """The segments of a video, and the indices (T,) of the frames that the captioner looks at in each."""
 
     result: ExtractionResult
-    _: KW_ONLY
-    spans: Sequence[Span]
-    frames: Sequence[np.ndarray]  # indices (T,)
-    segments: Sequence[np.ndarray]  # (T, D) or (T, L, D)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Described:
-    """Captions of one segment, best first, and how much it changed the memory of each layer."""
-
-    captions: tuple[Caption, ...]
-    memory_change: tuple[float, ...] = ()
-
-
-class CaptionGenerator:
-    """Captions features with one captioner; no caption depends on what is captioned together with it.
-
-    Args:
-        checkpoint: the captioner and its vocabulary.
-        device: where it computes.
-        options: decoding options.
-        batch_size: maximum number of segments decoded together.
-        trace: whether captions carry traces.
-
-    Raises:
-        UsageError: the captioner cannot rank by specificity or cannot tell which words repeat.
-        CheckpointError: its calibration is damaged.
-    """
-
-    def __init__(
-        self,
-        checkpoint: Checkpoint,
-        *,
-        device: torch.device,
-        options: DecodingOptions,
-        batch_size: int,
-        trace: bool = False,
-    ) -> None:
-        check_specificity(checkpoint.captioner, options)
-        check_repetition(checkpoint.captioner, options)
-        self.checkpoint = checkpoint
-        self.device = device
-        self.batch_size = batch_size
-        self._options, self._trace = options, trace
-        self._captioner = checkpoint.captioner.to(device).eval()
-        self._calibration = Calibration.of(checkpoint.info)
-        precise = in_double(self._captioner, device)
-        # Without double precision, captions are rescored one by one, so that none depends on the others.
-        together = MAPS_RESCORED_TOGETHER if self._captioner.config.locations else RESCORED_TOGETHER
-        self._precise, self._together = (precise, together) if precise else (self._captioner, 1)
-        self._average_logprobs: dict[tuple[int, ...], float] = {}
-
-    def frames(self, count: int) -> np.ndarray:
-        """Return the indices (T,) of the frames that the captioner looks at, of ``count``."""
-        return self.checkpoint.frames(torch.arange(count)).numpy()
-
-    @torch.inference_mode()
-    def describe(self, videos: Sequence[Sequence[np.ndarray]]) -> list[list[Described]]:
-        """Caption each segment of each video by its features (T, D), or maps (T, L, D).
-
-        Raises:
-            RunError: the device runs out of memory.
-        """
-        if not videos:  # a batch of inputs that all failed
-            return []
-        clips = [[torch.from_numpy(segment) for segment in video] for video in videos]
-        captioner = self._captioner
-        try:
-            if isinstance(captioner, ParagraphCaptioner) and captioner.recurrent:
-                return self._describe_paragraphs(captioner, clips)
-            return self._describe_segments(clips)
-        except torch.OutOfMemoryError as error:
-            raise RunError(
-                f"{self.device} has not the memory to caption {len(videos)} videos at once",
-                remedy="use a smaller --batch-size",
-            ) from error
-
-    def _describe_segments(self, clips: Sequence[Sequence[Tensor]]) -> list[list[Described]]:
-        """Decode and rescore each segment by itself."""
-        segments = [segment for video in clips for segment in video]
-        hypotheses: list[list[Hypothesis]] = []
-        for start in range(0, len(segments), self.batch_size):
-            features, mask = pad_frames(segments[start : start + self.batch_size])  # (B, T, D), (B, T)
-            hypotheses += decode(
-                self._captioner, features.to(self.device), mask.to(self.device), self._options
-            )
-        captions: list[tuple[Caption, ...]] = []
-        for start in range(0, len(segments), self._together):
-            batch = slice(start, start + self._together)
-            captions += self._rescore(*self._pad(segments[batch]), hypotheses[batch])
-        described = iter(captions)
-        return [[Described(captions=next(described)) for _ in video] for video in clips]
-
-    def _describe_paragraphs(
-        self, captioner: ParagraphCaptioner, clips: Sequence[Sequence[Tensor]]
-    ) -> list[list[Described]]:
-        """Decode segments with the memory of the ones before, then rescore them in the same order."""
-        features, mask, counts = pad_segments(clips)  # (B, S, T, D), (B, S, T), (B,)
-        hypotheses = decode_paragraphs(
-            captioner, features.to(self.device), mask.to(self.device), counts, self._options
-        )
-        described: list[list[Described]] = []
-        for start in range(0, len(clips), self._together):
-            batch = slice(start, start + self._together)
-            described += self._rescore_paragraphs(clips[batch], hypotheses[batch])
-        return described
-
-    def _rescore_paragraphs(
-        self, clips: Sequence[Sequence[Tensor]], hypotheses: Sequence[Sequence[list[Hypothesis]]]
-    ) -> list[list[Described]]:
-        captioner = self._precise
-        assert isinstance(captioner, ParagraphCaptioner)
-        described: list[list[Described]] = [[] for _ in clips]
-        rows, carried = list(range(len(clips))), None
-        for step in range(max(map(len, clips))):
-            going = [at for at, row in enumerate(rows) if step < len(clips[row])]
-            if carried is not None and len(going) < len(rows):
-                index = torch.tensor(going, device=self.device)
-                carried = {name: tensor.index_select(0, index) for name, tensor in carried.items()}
-            rows = [rows[at] for at in going]
-            features, mask = self._pad([clips[row][step] for row in rows])
-            sentences = [hypotheses[row][step] for row in rows]
-            captions = self._rescore(features, mask, sentences, carried)
-            state = captioner.encode(features, mask, carried)
-            best = as_tokens([sentence[0].tokens for sentence in sentences], self.device)
-            carried = captioner.remember(state, best)
-            changes = captioner.memory_change(state, carried).float().tolist()
-            for row, caption, change in zip(rows, captions, changes, strict=True):
-                described[row].append(Described(captions=caption, memory_change=tuple(change)))
-        return described
-
-    def _pad(self, segments: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-        """Pad segments (T, D) to features (B, T, D) in the precision of rescoring, and their mask (B, T)."""
-        features, mask = pad_frames(segments)
-        return features.to(self.device, next(self._precise.parameters()).dtype), mask.to(self.device)
-
-    def _rescore(
-        self,
-        features: Tensor,
-        mask: Tensor,
-        hypotheses: Sequence[Sequence[Hypothesis]],
-        carried: Carried | None = None,
-    ) -> list[tuple[Caption, ...]]:
-        """Turn the hypotheses of segments (B, T, D) into captions with exact log-probabilities."""
-        rescored = rescore(self._precise, features, mask, hypotheses, carried=carried, trace=self._trace)
-        if self._calibration is not None:
-            if len(self._average_logprobs) > CACHED_SENTENCES:
-                self._average_logprobs.clear()
-            sentences = {tuple(each.tokens): None for group in rescored for each in group}
-            new = [tokens for tokens in sentences if tokens not in self._average_logprobs]
-            for start in range(0, len(new), self._together):
-                batch = new[start : start + self._together]
-                logprobs = average_logprobs(self._precise, self._calibration.average, batch)
-                self._average_logprobs.update(zip(batch, logprobs, strict=True))
-        return [tuple(map(self._caption, group)) for group in rescored]
-
-    def _caption(self, hypothesis: Hypothesis) -> Caption:
-        text, words = self.checkpoint.vocabulary.sentence(hypothesis.tokens)
-        logprobs: list[float] = np.asarray(hypothesis.logprobs, dtype=np.float32).tolist()
-        traces, confidence = None, None
-        if hypothesis.trace is not None:
-            rows = [tokens for _, tokens in words] + [[len(hypothesis.tokens)]]  # the last for the end
-            traces = {
-                name: torch.stack([tensor[tokens].float().mean(0) for tokens in rows]).numpy()
-                for name, tensor in hypothesis.trace.items()
-            }
-        if self._calibration is not None:
-            average = self._average_logprobs[tuple(hypothesis.tokens)]
-            confidence = self._calibration.confidence(hypothesis, average)
-        return Caption(
-            text=text,
-            logprob=sum(logprobs),
-            words=tuple([WordScore(word=word, logprob=sum([logprobs[n] for n in at])) for word, at in words]),
-            confidence=confidence,
-            traces=traces,
-        )
+    clips: Sequence[Clip]
+    frames: Sequence[np.ndarray]
 
 
 def paragraph(captions: Sequence[Caption]) -> Caption:
     """Join the captions of a video's segments into one text, a sentence each."""
     sentences = (caption.text for caption in captions if caption.text)
     return Caption(
-        text=" ".join(f"{text[0].upper()}{text[1:]}." for text in sentences),
+        text=" ".join(f"{text[0].upper()}{text[1:].removesuffix('.')}." for text in sentences),
         logprob=sum(caption.logprob for caption in captions),
         words=tuple(word for caption in captions for word in caption.words),
         sentences=len(captions),

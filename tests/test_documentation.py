@@ -26,7 +26,8 @@ __all__ = ["capvid"]
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
-REASONS = {"installation", "cluster", "runs this test", "rewrites the pages that this test checks"}
+REASONS = {"cluster", "download", "installation", "server"}
+REASONS |= {"runs this test", "rewrites the pages that this test checks"}
 SHELL = re.compile(r"[|<>;&*$]|^find |^python |^cat |^ls ")
 
 

@@ -24,11 +24,13 @@ from capvid import pipeline
 from capvid.backbones.backbone import Backbone
 from capvid.captioners.checkpoint import Checkpoint
 from capvid.cli.app import main
+from capvid.decoding import caption_generator
+from capvid.decoding.caption_generator import FeatureCaptionGenerator
 from capvid.errors import InternalError, RemoteError, RunError, input_error
 from capvid.features import extraction, feature_file, prefetch
 from capvid.output import manifest, report, shards, writers
 from capvid.output.shards import JsonLines
-from capvid.pipeline import CaptionGenerator, CaptionPipeline
+from capvid.pipeline import CaptionPipeline
 from capvid.utils.files import MANIFEST
 from capvid.video.segmentation import EqualSegments
 
@@ -112,8 +114,8 @@ STAGES: dict[str, tuple[object, str, Callable[..., bool]]] = {
     "backbone": (Backbone, "_run", is_bad_batch),
     "features": (extraction, "Features", lambda **metadata: metadata["video"] == "bad"),
     "segments": (feature_file.Features, "concatenated", lambda self: self.video == "bad"),
-    "search": (pipeline, "decode", is_bad_mask),
-    "rescoring": (pipeline, "rescore", is_bad_mask),
+    "search": (caption_generator, "decode", is_bad_mask),
+    "rescoring": (caption_generator, "rescore", is_bad_mask),
     "result": (CaptionPipeline, "_result", is_bad_path),
     "record": (writers, "make_record", is_bad_path),
 }
@@ -346,7 +348,7 @@ def test_out_of_device_memory_stops_the_run(
     def fail(*args: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(CaptionGenerator, "_describe_segments", fail)
+    monkeypatch.setattr(FeatureCaptionGenerator, "_describe_segments", fail)
     code, out, stderr = capvid("caption", clips, "--model", model)
     assert (code, out) == (1, "")
     assert stderr == "error: cpu has not the memory to caption 3 videos at once; use a smaller --batch-size\n"

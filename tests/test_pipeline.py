@@ -21,6 +21,7 @@ from capvid.captioners.base import Captioner, build
 from capvid.captioners.checkpoint import load_checkpoint
 from capvid.checkpoints.lookup import revision
 from capvid.decoding.beam_search import decode
+from capvid.decoding.caption_generator import FeatureCaptionGenerator
 from capvid.decoding.decoding_options import DecodingOptions, Hypothesis
 from capvid.errors import (
     CheckpointError,
@@ -92,7 +93,7 @@ def test_feature_files_form_larger_batches_than_videos(
         sizes.append(len(features))
         return decode(captioner, features, *arguments)
 
-    monkeypatch.setattr("capvid.pipeline.decode", counting_decode)
+    monkeypatch.setattr("capvid.decoding.caption_generator.decode", counting_decode)
     results = list(load(toy.model, batch_size=2).stream([*files, *video_files[:3]]))
     assert len({result.captions[0].text for result in results[:21]}) == 1
     assert sizes == [16, 6, 1]  # 16 feature files; the other 4, which count half, with 2 videos; the rest
@@ -122,7 +123,9 @@ def test_failures_keep_their_position(toy: Toy, video_files: list[Path], bad_fil
 def test_paths_are_consumed_lazily(toy: Toy, video_files: list[Path], tmp_path: Path) -> None:
     """An endless iterable of videos and feature files is consumed lazily, in order."""
     pipeline = load(toy.model, batch_size=2, workers=1)
-    extracted = next(extract(video_files[:1], pipeline.loaded_backbones, pipeline.sampling)).features
+    extracted = next(
+        extract(video_files[:1], pipeline.generator.loaded_backbones, pipeline.sampling)
+    ).features
     assert extracted is not None
     save_features(tmp_path / "f.safetensors", extracted)
     taken: list[Path] = []
@@ -147,7 +150,7 @@ def test_paths_are_consumed_lazily(toy: Toy, video_files: list[Path], tmp_path: 
 @pytest.mark.slow
 def test_caption_features_equals_captioning_videos(toy: Toy, video_files: list[Path]) -> None:
     pipeline = load(toy.model, num_captions=2)
-    videos = list(extract(video_files, pipeline.loaded_backbones, pipeline.sampling))
+    videos = list(extract(video_files, pipeline.generator.loaded_backbones, pipeline.sampling))
     features = [video.features for video in videos if video.features is not None]
     expected = [result.captions for result in pipeline.stream(video_files)]
     assert pipeline.caption_features(features) == expected
@@ -244,15 +247,19 @@ def test_decoding_options_default_to_those_of_the_checkpoint(toy: Toy, tmp_path:
         (folder / "captioner.json").write_text(json.dumps(config))
         return folder
 
-    assert load(toy.model).options.specificity == 0
-    assert load(with_decoding({"beam_size": 3})).options == DecodingOptions()
-    assert load(with_decoding({"specificity": 0.25})).options == DecodingOptions(specificity=0.25)
+    assert load(toy.model).generator.options.specificity == 0
+    assert load(with_decoding({"beam_size": 3})).generator.options == DecodingOptions()
+    assert load(with_decoding({"specificity": 0.25})).generator.options == DecodingOptions(specificity=0.25)
     assert load(folder).settings["specificity"] == 0.25
-    assert load(folder, specificity=0).options.specificity == 0
-    assert load(with_decoding({"length_penalty": 1.3})).options == DecodingOptions(length_penalty=1.3)
-    assert load(folder, length_penalty=0.5).options.length_penalty == 0.5
-    assert load(with_decoding({"no_repeat_words": True})).options == DecodingOptions(no_repeat_words=True)
-    assert load(folder, no_repeat_words=False).options == DecodingOptions()
+    assert load(folder, specificity=0).generator.options.specificity == 0
+    assert load(with_decoding({"length_penalty": 1.3})).generator.options == DecodingOptions(
+        length_penalty=1.3
+    )
+    assert load(folder, length_penalty=0.5).generator.options.length_penalty == 0.5
+    assert load(with_decoding({"no_repeat_words": True})).generator.options == DecodingOptions(
+        no_repeat_words=True
+    )
+    assert load(folder, no_repeat_words=False).generator.options == DecodingOptions()
     for damaged in ({"specificity": -1}, {"specificity": "x"}, [0.5]):
         with pytest.raises(CheckpointError, match="its decoding options are damaged; train it again"):
             load(with_decoding(damaged))
@@ -262,11 +269,10 @@ def test_unsupported_specificity_is_refused_early(toy: Toy) -> None:
     checkpoint = load_checkpoint(toy.model)
     config = {**checkpoint.captioner.config.to_dict(), "standardise": False}
     with pytest.raises(UsageError, match=r"specificity = 0.1: expected a captioner .* standardise = true"):
-        CaptionPipeline(
+        FeatureCaptionGenerator(
             replace(checkpoint, captioner=build("soft-attention", config)),
             [],
-            device="cpu",
-            sampling=UniformSampling(4),
+            device=torch.device("cpu"),
             options=DecodingOptions(specificity=0.1),
         )
 

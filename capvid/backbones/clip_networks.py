@@ -1,4 +1,4 @@
-"""Networks of clips: C3D and X3D-XS.
+"""Clip networks: C3D and X3D-XS.
 
 Notation for tensor shapes: N clips, C channels, E channels inside a block, T frames of a clip, H x W pixels.
 """
@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from capvid.backbones.catalog import NETWORKS, BackboneEntry
 from capvid.backbones.networks import OneLayer, build_empty
 
-# convolutions in their order: (channels in, channels out)
+# (channels in, channels out) of the convolutions, in order
 _C3D_CONVOLUTIONS: dict[str, tuple[int, int]] = {
     "conv1a": (3, 64),
     "conv2a": (64, 128),
@@ -30,7 +30,7 @@ C3D_LAYERS = ("conv5b", "fc6", "fc7")
 
 
 class C3D(nn.Module):
-    """C3D, the 3D CNN of the papers' motion features ``fc6``, as its authors' Caffe computes it.
+    """C3D, the 3D CNN of the papers' motion features ``fc6``, as the authors' Caffe computes it.
 
     Tran et al., Learning Spatiotemporal Features with 3D Convolutional Networks, ICCV 2015 (arXiv:1412.0767),
     Figure 3: eight convolutions 3 x 3 x 3, five max-poolings, two fully connected layers of 4096. Caffe
@@ -45,15 +45,15 @@ class C3D(nn.Module):
         self.fc7 = nn.Linear(4096, 4096)
 
     def forward(self, clips: Tensor, layers: Collection[str] = ("fc6",)) -> dict[str, Tensor]:
-        """Compute the layers asked for, each after its ReLU.
+        """Compute the requested layers, each after its ReLU.
 
         Args:
             clips: (N, 3, 16, 112, 112), BGR 0..255 minus the mean of Sports-1M.
             layers: names in ``C3D_LAYERS``.
 
         Returns:
-            By name: ``conv5b`` (N, 98, 512), 2 x 7 x 7 locations, frame by frame and row by row; ``fc6`` and
-            ``fc7`` (N, 4096).
+            Layers by name: ``conv5b`` (N, 98, 512), 2 x 7 x 7 locations, frame by frame and row by row;
+            ``fc6`` and ``fc7`` (N, 4096).
         """
         x = clips
         for name in _C3D_CONVOLUTIONS:
@@ -62,7 +62,7 @@ class C3D(nn.Module):
             x = F.relu_(self.get_submodule(name)(x))
         outputs = {"conv5b": x.flatten(2).transpose(1, 2)}  # x (N, 512, 2, 7, 7)
         if set(layers) - {"conv5b"}:
-            # a window that hangs over the edge counts, as in Caffe: (N, 512, 1, 4, 4)
+            # windows that extend beyond the edge count, as in Caffe: (N, 512, 1, 4, 4)
             pooled = F.max_pool3d(x, 2, ceil_mode=True)
             outputs["fc6"] = F.relu(self.fc6(pooled.flatten(1)))
             if "fc7" in layers:
@@ -81,7 +81,7 @@ def build_c3d(entry: BackboneEntry, layer: str) -> nn.Module:
     return OneLayer(network, layer)
 
 
-# (blocks, channels C, channels E inside a block, channels of the squeeze) of each stage
+# (blocks, channels C, channels E inside a block, squeeze channels) of each stage
 _X3D_STAGES: tuple[tuple[int, int, int, int], ...] = (
     (3, 24, 54, 8),
     (5, 48, 108, 8),
@@ -93,11 +93,11 @@ X3D_LAYERS = ("conv5", "lin5", "fc")
 
 
 class X3DXS(nn.Module):
-    """X3D-XS with the 400 classes of Kinetics: a small 3D CNN that sees the motion within four frames.
+    """X3D-XS with the 400 classes of Kinetics: a small 3D CNN for clips of four frames.
 
     Feichtenhofer, X3D: Expanding Architectures for Efficient Video Recognition, CVPR 2020 (arXiv:2004.04730),
-    with batch normalisation folded into the convolutions. Convolutions along one axis only run in 2D, and
-    memory is channels-last throughout: less than half the time on CPUs for the same numbers.
+    with batch normalisation folded into the convolutions. For speed, 1 x k x k and k x 1 x 1 convolutions run
+    in 2D, and memory is channels-last throughout: less than half the time on CPUs for the same numbers.
     """
 
     def __init__(self) -> None:
@@ -106,9 +106,9 @@ class X3DXS(nn.Module):
         self.stem_t = nn.Conv3d(_X3D_STEM, _X3D_STEM, (5, 1, 1), padding=(2, 0, 0), groups=_X3D_STEM)
         blocks: list[nn.Module] = []
         width = _X3D_STEM
-        for count, out, inner, squeezed in _X3D_STAGES:
+        for count, out, inner, squeeze_width in _X3D_STAGES:
             for number in range(count):
-                squeeze = squeezed if number % 2 == 0 else None
+                squeeze = squeeze_width if number % 2 == 0 else None
                 blocks.append(Block(width, out, inner, squeeze=squeeze, stride=1 if number else 2))
                 width = out
         self.blocks = nn.Sequential(*blocks)
@@ -117,16 +117,16 @@ class X3DXS(nn.Module):
         self.fc = nn.Linear(2048, 400)
 
     def forward(self, clips: Tensor, layers: Collection[str] = ("conv5",)) -> dict[str, Tensor]:
-        """Compute the layers asked for.
+        """Compute the requested layers.
 
         Args:
             clips: (N, 3, T, H, W), RGB 0..1 minus 0.45, over 0.225; trained with T = 4 and H = W = 160.
-                Zeros pad the clip in time as in space.
+                Convolutions pad the clip with zeros in time as well as in space.
             layers: names in ``X3D_LAYERS``.
 
         Returns:
-            By name: ``conv5`` (N, 432), the mean over frames and locations, ``lin5`` (N, 2048), ``fc``
-            (N, 400), the logits.
+            Layers by name: ``conv5`` (N, 432), the mean over frames and locations; ``lin5`` (N, 2048);
+            ``fc`` (N, 400), the logits.
         """
         x = clips.contiguous(memory_format=torch.channels_last_3d)
         x = _over_time(_per_frame(x, self.stem_xy), self.stem_t)  # (N, 24, T, H/2, W/2)
@@ -140,14 +140,14 @@ class X3DXS(nn.Module):
 
 
 class Block(nn.Module):
-    """y = ReLU(shortcut(x) + c(swish(SE(b(ReLU(a(x))))))): wide and depthwise inside, narrow outside.
+    """Residual block: y = ReLU(shortcut(x) + c(swish(SE(b(ReLU(a(x))))))), where b is depthwise.
 
     Args:
         width: C of the input.
         out: C of the output.
         inner: E.
-        squeeze: channels of the squeeze-excitation; ``None`` for none.
-        stride: in space; in time it is 1.
+        squeeze: channels of the squeeze-excitation; ``None`` for a block without.
+        stride: stride in space; in time it is 1.
     """
 
     def __init__(self, width: int, out: int, inner: int, *, squeeze: int | None, stride: int) -> None:
@@ -169,31 +169,31 @@ class Block(nn.Module):
 
 
 class SqueezeExcitation(nn.Module):
-    """Each channel times a factor in 0..1 that depends on the means of all channels over the clip."""
+    """Scales each channel by a factor in 0..1 computed from the channel means over the clip."""
 
-    def __init__(self, width: int, squeezed: int) -> None:
+    def __init__(self, width: int, squeeze: int) -> None:
         super().__init__()
-        self.fc1 = nn.Conv3d(width, squeezed, 1)
-        self.fc2 = nn.Conv3d(squeezed, width, 1)
+        self.fc1 = nn.Conv3d(width, squeeze, 1)
+        self.fc2 = nn.Conv3d(squeeze, width, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Weigh the channels of (N, E, T, H, W)."""
+        """Scale the channels of x (N, E, T, H, W)."""
         means = x.mean((2, 3, 4), keepdim=True)  # (N, E, 1, 1, 1)
         return x * _per_frame(F.relu_(_per_frame(means, self.fc1)), self.fc2).sigmoid_()
 
 
 def _per_frame(x: Tensor, layer: nn.Conv3d) -> Tensor:
-    """Apply a convolution with a kernel 1 x k x k: (N, C, T, H, W) to (N, C', T, H', W')."""
+    """Apply a 1 x k x k convolution: (N, C, T, H, W) to (N, C', T, H', W')."""
     frames = x.transpose(1, 2).flatten(0, 1)  # (NT, C, H, W)
-    half = layer.kernel_size[1] // 2
-    y = F.conv2d(frames, layer.weight[:, :, 0], layer.bias, layer.stride[1:], half)  # (NT, C', H', W')
+    padding = layer.kernel_size[1] // 2
+    y = F.conv2d(frames, layer.weight[:, :, 0], layer.bias, layer.stride[1:], padding)  # (NT, C', H', W')
     return y.unflatten(0, (len(x), -1)).transpose(1, 2)
 
 
 def _over_time(x: Tensor, layer: nn.Conv3d) -> Tensor:
-    """Apply a depthwise convolution with a kernel k x 1 x 1 to (N, C, T, H, W), H x W as one row."""
-    half = layer.kernel_size[0] // 2
-    y = F.conv2d(x.flatten(3), layer.weight[..., 0], layer.bias, padding=(half, 0), groups=layer.groups)
+    """Apply a depthwise k x 1 x 1 convolution to x (N, C, T, H, W), H x W flattened into one axis."""
+    padding = layer.kernel_size[0] // 2, 0
+    y = F.conv2d(x.flatten(3), layer.weight[..., 0], layer.bias, padding=padding, groups=layer.groups)
     return y.unflatten(3, x.shape[3:])
 
 

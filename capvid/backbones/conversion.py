@@ -1,7 +1,7 @@
 """Conversion of downloaded checkpoints into weights files of backbones.
 
-Checkpoints wrap and name the same tensors in many ways: under ``state_dict``, behind ``module.`` or
-``backbone.``, or by Caffe's layers with slashes or underscores. Nothing is guessed from shapes alone.
+Checkpoints nest and name the same tensors in many ways: under ``state_dict``, behind ``module.`` or
+``backbone.``, or by Caffe layer with slashes or underscores. Nothing is guessed from shapes alone.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from capvid.utils.files import atomic_path, sha256_file
 if TYPE_CHECKING:
     from torch import Tensor
 
-_LONGEST_NAME = 500  # characters of a tensor's name
-_NAMED = 3  # tensors that a message names
-# a part of the names without which a checkpoint is none of these: their networks take long to import
-_MARKS = {"clip": "visual_projection", "videomae": "patch_embeddings"}
-# EfficientNet-Lite0's modules: lukemelas' names and timm's, of the ends, of a block and of the first block
+_MAX_NAME_LENGTH = 500  # characters of a tensor's name
+_MAX_LISTED = 3  # tensors listed in a message
+# text in the tensor names of these networks; without it they are not tried, since they are slow to import
+_MARKERS = {"clip": "visual_projection", "videomae": "patch_embeddings"}
+# names of EfficientNet-Lite0's modules, lukemelas' and timm's: outside blocks, in a block, in the first block
 _LITE0_NAMES = [
     dict(pair.split(":") for pair in pairs.split())
     for pairs in (
@@ -39,17 +39,11 @@ _LITE0_NAMES = [
 
 @dataclass(frozen=True, kw_only=True)
 class Conversion:
-    """The tensors of a checkpoint under the names of a backbone.
-
-    Attributes:
-        entry: the backbone.
-        tensors: float32 by name (counters unchanged).
-        left_out: names of other tensors in the checkpoint, such as a classifier.
-    """
+    """The tensors of a checkpoint, named as a backbone names them."""
 
     entry: BackboneEntry
-    tensors: Mapping[str, Tensor]
-    left_out: tuple[str, ...]
+    tensors: Mapping[str, Tensor]  # float32, except counters
+    left_out: tuple[str, ...]  # names of the checkpoint's other tensors, such as a classifier
 
     def save(self, path: Path) -> str:
         """Write a safetensors file atomically and return its SHA-256."""
@@ -68,13 +62,13 @@ def convert(path: Path, *, backbone: str | None = None) -> Conversion:
     """Read a checkpoint and match its tensors with those of a backbone.
 
     Args:
-        path: safetensors, or a file of ``torch.save``, of which only tensors are unpickled.
-        backbone: name or alias; ``None`` takes the only backbone whose names and shapes fit, or of two
-            networks the one that contains the other.
+        path: safetensors file, or a file of ``torch.save``, of which only tensors are unpickled.
+        backbone: name or alias; ``None`` takes the only backbone whose names and shapes fit, or the largest
+            if its tensors include those of all others that fit.
 
     Raises:
-        UsageError: no such backbone, or none or several fit.
-        WeightsError: unreadable file, or one of another network.
+        UsageError: there is no such backbone, or none or several fit.
+        WeightsError: the file cannot be read, or belongs to another network.
     """
     from capvid.utils.tensor_files import read_tensors
 
@@ -89,115 +83,111 @@ def convert(path: Path, *, backbone: str | None = None) -> Conversion:
         return match
     fits = []
     for candidate in backbones().values():
-        mark = _MARKS.get(candidate.kind, "")
-        if candidate.source != "none" and any(mark in name for name in tensors):
+        marker = _MARKERS.get(candidate.kind, "")
+        if candidate.source != "none" and any(marker in name for name in tensors):
             match = _match(candidate, tensors)
             if isinstance(match, Conversion):
                 fits.append(match)
-    largest = max((len(fit.tensors) for fit in fits), default=0)
-    best = [fit for fit in fits if len(fit.tensors) == largest]
-    if len(best) != 1 or not all(fit.tensors.keys() <= best[0].tensors.keys() for fit in fits):
-        names = ", ".join(fit.entry.name for fit in fits)
-        raise UsageError(
-            f"{path}: fits {names}" if fits else f"{path}: fits no backbone",
-            remedy="say which one it is with --as",
-        )
-    return best[0]
+    max_tensors = max((len(fit.tensors) for fit in fits), default=0)
+    largest = [fit for fit in fits if len(fit.tensors) == max_tensors]
+    if len(largest) != 1 or not all(fit.tensors.keys() <= largest[0].tensors.keys() for fit in fits):
+        names = ", ".join(fit.entry.name for fit in fits) or "no backbone"
+        raise UsageError(f"{path}: fits {names}", remedy="name the backbone with --as")
+    return largest[0]
 
 
 def _match(entry: BackboneEntry, tensors: Mapping[str, Tensor]) -> Conversion | str:
-    """Match the tensors of a checkpoint with a backbone, or say why they do not fit."""
+    """Match the tensors of a checkpoint with those of a backbone, or return why they do not fit."""
     import torch
 
-    wanted = _shapes(entry)
-    names = _names(entry, tensors, wanted)
-    matched, other = {}, []
-    for name, shape in wanted.items():
+    shapes = _shapes(entry)
+    names = _names(entry, tensors, shapes)
+    matched, misshapen = {}, []
+    for name, shape in shapes.items():
         if name in names:
             tensor = _reshape(tensors[names[name]], shape)
             if tensor is None:
                 sizes = " x ".join(map(str, tensors[names[name]].shape))
-                other.append(f"{name} is {sizes}, not {' x '.join(map(str, shape))}")
+                misshapen.append(f"{name} is {sizes}, not {' x '.join(map(str, shape))}")
             else:
                 matched[name] = tensor
-        elif name.endswith(COUNTER):  # old files lack it, and nothing depends on it
+        elif name.endswith(COUNTER):
             matched[name] = torch.zeros((), dtype=torch.int64)
-    missing = [name for name in wanted if name not in names and name not in matched]
+    missing = [name for name in shapes if name not in names and name not in matched]
     left_out = tuple(sorted(tensors.keys() - set(names.values())))
-    wrong = []
-    for problem, items in ((f"of {len(wanted)} tensors are missing", missing), ("of another shape", other)):
+    problems = []
+    missing_problem = f"of {len(shapes)} tensors are missing"
+    for problem, items in ((missing_problem, missing), ("of another shape", misshapen)):
         if items:
-            listed = ", ".join(items[:_NAMED]) + (", ..." if len(items) > _NAMED else "")
-            wrong.append(f"{len(items)} {problem}: {listed}")
-    left_statistics = any(name.endswith("running_mean") for name in left_out)
-    if left_statistics and not any(name.endswith("running_mean") for name in wanted):
-        wrong.append(f"it has batch normalisation, which {entry.name} has not")
-    return "; ".join(wrong) or Conversion(entry=entry, tensors=matched, left_out=left_out)
+            listed = ", ".join(items[:_MAX_LISTED]) + (", ..." if len(items) > _MAX_LISTED else "")
+            problems.append(f"{len(items)} {problem}: {listed}")
+    has_statistics = any(name.endswith("running_mean") for name in left_out)
+    if has_statistics and not any(name.endswith("running_mean") for name in shapes):
+        problems.append(f"it has batch normalisation, which {entry.name} does not have")
+    return "; ".join(problems) or Conversion(entry=entry, tensors=matched, left_out=left_out)
 
 
 def _shapes(entry: BackboneEntry) -> dict[str, tuple[int, ...]]:
-    """Return the names and shapes of all tensors that the layers of a backbone need."""
-    shapes: dict[str, tuple[int, ...]] = {}
-    for layer in entry.layers:
-        shapes |= {
-            name: tuple(tensor.shape) for name, tensor in build_network(entry, layer).state_dict().items()
-        }
-    return shapes
+    """Return the shapes of all tensors, by name, that the layers of a backbone need."""
+    return {
+        name: tuple(tensor.shape)
+        for layer in entry.layers
+        for name, tensor in build_network(entry, layer).state_dict().items()
+    }
 
 
 def _names(entry: BackboneEntry, tensors: Collection[str], wanted: Collection[str]) -> dict[str, str]:
-    """Return the checkpoint's name of each wanted tensor that it has.
+    """Return the checkpoint's names of those of the wanted tensors that it contains.
 
-    All have one prefix there: of those that occur, the one that matches most, and of equals the shortest.
+    All its names have a common prefix: the one that matches the most tensors; of equals, the shortest.
     """
-    spelled: dict[str, str] = {}
-    respell = _name_translator(entry)
+    originals: dict[str, str] = {}  # names in the checkpoint by translated name
+    translate = _name_translator(entry)
     for name in tensors:
-        if len(name) <= _LONGEST_NAME:
-            spelled.setdefault(respell(name), name)
-    longest = sorted((name for name in wanted if not name.endswith(COUNTER)), key=len)[-_NAMED:]
+        if len(name) <= _MAX_NAME_LENGTH:
+            originals.setdefault(translate(name), name)
+    longest = sorted((name for name in wanted if not name.endswith(COUNTER)), key=len)[-_MAX_LISTED:]
     prefixes = {
-        name.removesuffix(end) for end in longest for name in spelled if f".{name}".endswith(f".{end}")
+        name.removesuffix(end) for end in longest for name in originals if f".{name}".endswith(f".{end}")
     }
-    hits = Counter[str]()  # by prefix, in one pass, for there may be as many prefixes as tensors
-    for name in spelled:
+    matches = Counter[str]()  # by prefix, counted in one pass: there may be as many prefixes as tensors
+    for name in originals:
         starts = (0, *(dot.end() for dot in re.finditer(r"\.", name)))
-        hits.update(name[:start] for start in starts if name[start:] in wanted)
-    best = min(prefixes | {""}, key=lambda prefix: (-hits[prefix], len(prefix), prefix))
-    return {name: spelled[best + name] for name in wanted if best + name in spelled}
+        matches.update(name[:start] for start in starts if name[start:] in wanted)
+    best = min(prefixes | {""}, key=lambda prefix: (-matches[prefix], len(prefix), prefix))
+    return {name: originals[best + name] for name in wanted if best + name in originals}
 
 
 def _name_translator(entry: BackboneEntry) -> Callable[[str], str]:
-    """Return the function from a checkpoint's names to ours, prefixes aside."""
-    if entry.kind in ("c3d", "googlenet"):
-        return _from_c3d if entry.kind == "c3d" else _from_caffe
-    if entry.kind == "timm" and (entry.architecture or "").startswith("vgg"):  # torchvision's names
+    """Return the function that translates a checkpoint's names into ours, apart from prefixes."""
+    architecture = (entry.architecture or "") if entry.kind == "timm" else ""
+    if architecture.startswith("vgg"):  # torchvision's names
         return lambda name: name.replace("classifier.0.", "pre_logits.fc1.").replace(
             "classifier.3.", "pre_logits.fc2."
         )
-    if entry.kind == "timm" and (entry.architecture or "").endswith("efficientnet_lite0"):
-        return _from_lukemelas_lite0
-    return str
+    if architecture.endswith("efficientnet_lite0"):
+        return _translate_lite0_name
+    return {"c3d": _translate_c3d_name, "googlenet": _translate_caffe_name}.get(entry.kind, str)
 
 
-def _from_caffe(name: str) -> str:
-    """Caffe's layer and blob: ``module.inception_3a/1x1/weights`` is ``inception_3a_1x1.weight``."""
+def _translate_caffe_name(name: str) -> str:
+    """Translate Caffe's layer and blob, ``inception_3a/1x1/weights`` to ``inception_3a_1x1.weight``."""
     match = re.fullmatch(r"(?:.*?\.)??([^.]+?)(?:\.conv)?[./_](weights?|w|0|bias(?:es)?|b|1)", name)
     if match is None:
         return name
     return f"{match[1].replace('/', '_')}.{'weight' if match[2][0] in 'w0' else 'bias'}"
 
 
-def _from_c3d(name: str) -> str:
-    """``conv1``, ``conv1a.conv`` and ``fc6-1`` are ``conv1a`` and ``fc6``."""
-    name = re.sub(r"^conv([12])\.", r"conv\1a.", _from_caffe(name))
+def _translate_c3d_name(name: str) -> str:
+    """Translate ``conv1`` and ``conv1a.conv`` to ``conv1a``, ``fc6-1`` to ``fc6``."""
+    name = re.sub(r"^conv([12])\.", r"conv\1a.", _translate_caffe_name(name))
     return re.sub(r"^fc([678])[-_]1\.", r"fc\1.", name)
 
 
-def _from_lukemelas_lite0(name: str) -> str:
-    """Names of lukemelas' EfficientNet-PyTorch as timm's, which numbers blocks by stage and position.
+def _translate_lite0_name(name: str) -> str:
+    """Translate names of lukemelas' EfficientNet-PyTorch into timm's, which numbers blocks within stages.
 
-    ``_blocks.2._bn0.weight`` is ``blocks.1.1.bn1.weight``; the first block has no expansion.
+    ``_blocks.2._bn0.weight`` becomes ``blocks.1.1.bn1.weight``; the first block has no expansion.
     """
     from capvid.backbones.capvid_small import STAGES
 
@@ -207,20 +197,22 @@ def _from_lukemelas_lite0(name: str) -> str:
     prefix, number, module, blob = match.groups()
     block, modules = "", _LITE0_NAMES[0]
     if number is not None:
-        stages = [(stage, at) for stage, (_, _, count, _, _) in enumerate(STAGES) for at in range(count)]
-        if int(number) >= len(stages):
+        blocks = [
+            (stage, index) for stage, (_, _, count, _, _) in enumerate(STAGES) for index in range(count)
+        ]
+        if int(number) >= len(blocks):
             return name
-        block = "blocks.{}.{}.".format(*stages[int(number)])
+        block = "blocks.{}.{}.".format(*blocks[int(number)])
         modules = _LITE0_NAMES[1 if int(number) else 2]
     return f"{prefix}{block}{modules[module]}.{blob}" if module in modules else name
 
 
 def _reshape(tensor: Tensor, shape: tuple[int, ...]) -> Tensor | None:
-    """Return the tensor in the wanted shape, if only sizes of 1 differ or a convolution was a matrix."""
-    as_matrix = tensor.ndim == 2 and len(shape) == 4 and tensor.shape[0] == shape[0]
+    """Return the tensor in ``shape`` if only axes of size 1 differ, or if it is a convolution as a matrix."""
+    is_matrix = tensor.ndim == 2 and len(shape) == 4 and tensor.shape[0] == shape[0]
     if tensor.numel() != math.prod(shape):
         return None
-    if not as_matrix and [n for n in tensor.shape if n != 1] != [n for n in shape if n != 1]:
+    if not is_matrix and [n for n in tensor.shape if n != 1] != [n for n in shape if n != 1]:
         return None
     tensor = tensor.reshape(shape)
     return tensor.float() if tensor.is_floating_point() else tensor

@@ -3,9 +3,9 @@
 Szegedy et al., Going Deeper with Convolutions, CVPR 2015 (arXiv:1409.4842), in the version of the Caffe model
 zoo: local response normalisation, no batch normalisation, pooling sizes rounded up.
 
-It computes features, no gradients, in float32, float16 or bfloat16. For speed on CPUs, memory is
-channels-last, the large maps at the start are computed image by image, maxima are taken of shifted slices,
-and 1 x 1 convolutions of the same input are one matrix product.
+It runs without gradients, in float32, float16 or bfloat16. For speed on CPUs, memory is channels-last, the
+large maps at the start are computed image by image, max-pooling compares shifted slices, and 1 x 1
+convolutions of the same input are one matrix product.
 
 Notation for tensor shapes: N images, C channels, H x W pixels, p locations of maps.
 """
@@ -21,7 +21,7 @@ from torch.nn import functional as F
 from capvid.backbones.catalog import NETWORKS, BackboneEntry
 from capvid.backbones.networks import OneLayer, build_empty
 
-# (in, 1x1, 3x3 reduce, 3x3, 5x5 reduce, 5x5, pool projection), all in channels
+# channels of (input, 1x1, 3x3 reduce, 3x3, 5x5 reduce, 5x5, pool projection)
 _INCEPTIONS: dict[str, tuple[int, int, int, int, int, int, int]] = {
     "3a": (192, 64, 96, 128, 16, 32, 32),
     "3b": (256, 128, 128, 192, 32, 96, 64),
@@ -35,25 +35,25 @@ _INCEPTIONS: dict[str, tuple[int, int, int, int, int, int, int]] = {
 }
 _POOL_BEFORE = ("4a", "5a")
 _NORM_SIZE, _NORM_ALPHA = 5, 1e-4  # channels in a sum of squares, weight of their mean
-# numbers that are pooled together, and that a thread normalises together: they fit a core's cache
+# elements that are pooled at once, and normalised at once by a thread: they fit into a core's cache
 _POOL_BLOCK, _NORM_BLOCK = 300_000, 1 << 16
 LAYERS = ("inception_5b/output", "pool5/7x7_s1", "loss3/classifier")
 
 
 class GoogLeNet(nn.Module):
-    """GoogLeNet with its parameters named by Caffe layer, slashes as underscores."""
+    """GoogLeNet with parameters named like the Caffe layers, with underscores for slashes."""
 
     def __init__(self) -> None:
         super().__init__()
         convolutions = {"conv1_7x7_s2": (3, 64, 7), "conv2_3x3_reduce": (64, 64, 1)}
         convolutions["conv2_3x3"] = 64, 192, 3
-        for name, (width, one, reduce3, three, reduce5, five, pooled) in _INCEPTIONS.items():
+        for name, (width, out1, reduce3, out3, reduce5, out5, pooled) in _INCEPTIONS.items():
             prefix = f"inception_{name}_"
-            convolutions[f"{prefix}1x1"] = width, one, 1
+            convolutions[f"{prefix}1x1"] = width, out1, 1
             convolutions[f"{prefix}3x3_reduce"] = width, reduce3, 1
-            convolutions[f"{prefix}3x3"] = reduce3, three, 3
+            convolutions[f"{prefix}3x3"] = reduce3, out3, 3
             convolutions[f"{prefix}5x5_reduce"] = width, reduce5, 1
-            convolutions[f"{prefix}5x5"] = reduce5, five, 5
+            convolutions[f"{prefix}5x5"] = reduce5, out5, 5
             convolutions[f"{prefix}pool_proj"] = width, pooled, 1
         for name, (width, out, kernel) in convolutions.items():
             stride = 2 if name.endswith("_s2") else 1
@@ -62,21 +62,21 @@ class GoogLeNet(nn.Module):
 
     @torch.no_grad()
     def forward(self, images: Tensor, layers: Collection[str] = ("pool5/7x7_s1",)) -> dict[str, Tensor]:
-        """Compute the layers asked for.
+        """Compute the requested layers.
 
         Args:
-            images: (N, 3, H, W), BGR 0..255 minus (104, 117, 123), H and W from 224 to 227, of the type of
+            images: (N, 3, H, W), BGR 0..255 minus (104, 117, 123), H and W from 224 to 227, in the dtype of
                 the weights: float32, float16 or bfloat16.
-            layers: names out of ``LAYERS``.
+            layers: names in ``LAYERS``.
 
         Returns:
-            By name: ``inception_5b/output`` (N, 49, 1024) with the locations row by row, ``pool5/7x7_s1``
-            (N, 1024), ``loss3/classifier`` (N, 1000), the logits.
+            Layers by name: ``inception_5b/output`` (N, 49, 1024) with the locations row by row;
+            ``pool5/7x7_s1`` (N, 1024); ``loss3/classifier`` (N, 1000), the logits.
         """
         images = images.contiguous(memory_format=torch.channels_last)
-        together = 1 if images.device.type == "cpu" else max(1, len(images))
-        norm = _Norm(images.device)
-        x = torch.cat([self._stem(piece, norm) for piece in images.split(together)])  # (N, 192, 28, 28)
+        chunk_size = 1 if images.device.type == "cpu" else max(1, len(images))
+        norm = LocalResponseNorm(images.device)
+        x = torch.cat([self._stem(chunk, norm) for chunk in images.split(chunk_size)])  # (N, 192, 28, 28)
         for name in _INCEPTIONS:
             x = self._inception(name, max_pool(x) if name in _POOL_BEFORE else x)
         pooled = F.avg_pool2d(x, 7, stride=1).flatten(1)  # (N, 1024, 7, 7) to (N, 1024)
@@ -85,31 +85,32 @@ class GoogLeNet(nn.Module):
             outputs["loss3/classifier"] = self.loss3_classifier(pooled)
         return {layer: outputs[layer] for layer in layers}
 
-    def _stem(self, images: Tensor, norm: _Norm) -> Tensor:
+    def _stem(self, images: Tensor, norm: LocalResponseNorm) -> Tensor:
         """Compute the layers before the inception modules: (n, 3, H, W) to (n, 192, 28, 28)."""
-        # ReLU and maximum commute, and after pooling there is less to clamp
+        # ReLU and max-pooling commute, and the pooled map is smaller
         x = F.relu_(max_pool(self.get_submodule("conv1_7x7_s2")(images)))  # (n, 64, 56, 56)
         x = F.relu_(self._linear(norm(x), "conv2_3x3_reduce"))
         x = F.relu_(self.get_submodule("conv2_3x3")(x))  # (n, 192, 56, 56)
         return max_pool(norm(x))
 
     def _inception(self, name: str, x: Tensor) -> Tensor:
+        """Compute an inception module; the ReLU of each branch writes into a slice of the output."""
         prefix = f"inception_{name}_"
-        _, one, reduce3, three, reduce5, five, pooled = _INCEPTIONS[name]
-        shape = (len(x), one + three + five + pooled, *x.shape[2:])
+        _, out1, reduce3, out3, reduce5, out5, pooled = _INCEPTIONS[name]
+        shape = (len(x), out1 + out3 + out5 + pooled, *x.shape[2:])
         out = torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
-        branches = out.split((one, three, five, pooled), dim=1)
+        branches = out.split((out1, out3, out5, pooled), dim=1)
         projected = self._linear(max_pool(x, stride=1), f"{prefix}pool_proj")
         torch.clamp_min(projected, 0, out=branches[3])
-        narrow = self._linear(x, f"{prefix}1x1", f"{prefix}3x3_reduce", f"{prefix}5x5_reduce")
-        by_one, to_three, to_five = narrow.split((one, reduce3, reduce5), dim=1)
-        torch.clamp_min(by_one, 0, out=branches[0])
-        torch.clamp_min(self.get_submodule(f"{prefix}3x3")(F.relu(to_three)), 0, out=branches[1])
-        torch.clamp_min(self.get_submodule(f"{prefix}5x5")(F.relu(to_five)), 0, out=branches[2])
+        reduced = self._linear(x, f"{prefix}1x1", f"{prefix}3x3_reduce", f"{prefix}5x5_reduce")
+        for_1x1, for_3x3, for_5x5 = reduced.split((out1, reduce3, reduce5), dim=1)
+        torch.clamp_min(for_1x1, 0, out=branches[0])
+        torch.clamp_min(self.get_submodule(f"{prefix}3x3")(F.relu(for_3x3)), 0, out=branches[1])
+        torch.clamp_min(self.get_submodule(f"{prefix}5x5")(F.relu(for_5x5)), 0, out=branches[2])
         return out
 
     def _linear(self, x: Tensor, *names: str) -> Tensor:
-        """Apply 1 x 1 convolutions to the same x (N, C, H, W), as one; their channels follow each other."""
+        """Apply several 1 x 1 convolutions to x (N, C, H, W) as one; their channels are concatenated."""
         convolutions = [self.get_submodule(name) for name in names]
         weights, biases = ([getattr(conv, kind) for conv in convolutions] for kind in ("weight", "bias"))
         weight, bias = (parts[0] if len(parts) == 1 else torch.cat(parts) for parts in (weights, biases))
@@ -121,10 +122,10 @@ def max_pool(x: Tensor, *, stride: int = 2) -> Tensor:
 
     Args:
         x: (N, C, H, W), H and W at least 3; in half precision maxima must be neither negative nor NaN.
-        stride: at 2, windows may hang over the edge; at 1, a window is centred on each pixel.
+        stride: 2, where windows may extend beyond the edge, or 1, where each pixel is the centre of a window.
 
     Returns:
-        (N, C, H // 2, W // 2), or at stride 1 (N, C, H, W).
+        (N, C, H // 2, W // 2), or (N, C, H, W) with stride 1.
     """
     half = x.element_size() == 2
     if x.device.type != "cpu" or (stride == 2 and not half):
@@ -132,11 +133,11 @@ def max_pool(x: Tensor, *, stride: int = 2) -> Tensor:
     rows, columns = (side if stride == 1 else side // 2 for side in x.shape[2:])
     shape = (*x.shape[:2], rows, columns)
     pooled = torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
-    # numbers from zero on are in the order of the integers of the same bits, which are faster to compare
+    # non-negative floats are ordered like the integers with the same bits, which are faster to compare
     source, target = (y.view(torch.int16) if half else y for y in (x, pooled))
     maxima = _maxima if stride == 2 else _centred_maxima
-    together = _POOL_BLOCK * len(x) // max(1, x.numel()) or 1
-    for images, out in zip(source.split(together), target.split(together), strict=True):
+    chunk_size = _POOL_BLOCK * len(x) // max(1, x.numel()) or 1
+    for images, out in zip(source.split(chunk_size), target.split(chunk_size), strict=True):
         by_column = torch.empty_like(images[:, :, :rows])
         maxima(images.transpose(0, 2), by_column.transpose(0, 2))
         maxima(by_column.transpose(0, 3), out.transpose(0, 3))
@@ -144,7 +145,7 @@ def max_pool(x: Tensor, *, stride: int = 2) -> Tensor:
 
 
 def _maxima(x: Tensor, out: Tensor) -> None:
-    """Take maxima of 3 in a row at stride 2 along the first dimension; the last may be of 2."""
+    """Take the maxima of windows of 3 at stride 2 along the first dimension; the last may have only 2."""
     torch.maximum(x[: 2 * len(out) : 2], x[1::2], out=out)
     third = x[2::2]
     complete = out[: len(third)]
@@ -152,24 +153,18 @@ def _maxima(x: Tensor, out: Tensor) -> None:
 
 
 def _centred_maxima(x: Tensor, out: Tensor) -> None:
-    """Take maxima of each and its neighbours along the first dimension."""
+    """Take the maximum of each element and its neighbours along the first dimension."""
     pairs = torch.maximum(x[:-1], x[1:])
     torch.maximum(pairs[:-1], pairs[1:], out=out[1:-1])
     out[0] = pairs[0]
     out[-1] = pairs[-1]
 
 
-def local_response_norm(x: Tensor) -> Tensor:
-    """Divide by (1 + alpha / 5 * sum of squares over 5 neighbouring channels) ** 0.75.
+class LocalResponseNorm:
+    """Division by (1 + alpha / 5 * sum of squares over 5 neighbouring channels) ** 0.75, in float32.
 
-    Args:
-        x: (N, C, H, W); channels beyond the first and the last count as zero.
+    It is computed in blocks of locations that fit into a CPU's cache.
     """
-    return _Norm(x.device)(x.clone(memory_format=torch.channels_last))
-
-
-class _Norm:
-    """Local response normalisation in float32, by blocks of locations that stay in a CPU's cache."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -178,10 +173,10 @@ class _Norm:
     def __call__(self, x: Tensor) -> Tensor:
         """Normalise x (N, C, H, W), in place if its memory is channels-last."""
         x = x.contiguous(memory_format=torch.channels_last)
-        channels, locations, count = x.shape[1], x.numel() // x.shape[1], 1
+        channels, locations, num_blocks = x.shape[1], x.numel() // x.shape[1], 1
         if self.device.type == "cpu":
-            count += x.numel() // (_NORM_BLOCK * torch.get_num_threads())
-        for rows in x.permute(0, 2, 3, 1).view(-1, channels).split(max(1, -(-locations // count))):
+            num_blocks += x.numel() // (_NORM_BLOCK * torch.get_num_threads())
+        for rows in x.permute(0, 2, 3, 1).view(-1, channels).split(max(1, -(-locations // num_blocks))):
             shape = (len(rows), channels)
             if shape not in self.blocks:
                 self.blocks[shape] = _NormBlock(*shape, self.device)
@@ -190,14 +185,14 @@ class _Norm:
 
 
 class _NormBlock:
-    """Buffers to normalise p locations of C channels in, and the slices of them that are summed.
+    """Buffers for normalising p locations of C channels, and the slices of them that are summed.
 
     A row has C + 4 numbers, so that sums along all rows at once do not mix the channels of two locations.
     """
 
     def __init__(self, locations: int, channels: int, device: torch.device) -> None:
         width, side = channels + _NORM_SIZE - 1, _NORM_SIZE // 2
-        # a fifth of the 1 that is added to the sum goes with each square, and stays where no channel is
+        # each square includes a fifth of the 1 that is added to their sum; the padding consists of it alone
         self.share = torch.full((), 1 / _NORM_SIZE, device=device)
         self.converted = torch.empty(locations, channels, device=device)
         squares = torch.full((locations * width,), 1 / _NORM_SIZE, device=device)
@@ -215,7 +210,7 @@ class _NormBlock:
         torch.add(*self.two[:2], out=self.two[2])
         torch.add(*self.four[:2], out=self.four[2])
         self.five[0].add_(self.five[1])
-        # s ** 0.75 by two square roots, which are much faster than a power
+        # sum ** 0.75 by two square roots, which are much faster than a power
         torch.sqrt(self.total, out=self.root)
         self.total.mul_(self.root).sqrt_()
         values.div_(self.by_location)

@@ -1,8 +1,9 @@
-"""Networks of timm, torchvision and transformers, cut at one layer, and what all networks share."""
+"""Networks of timm, torchvision and transformers, cut at one layer, and helpers for all networks."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,23 +23,23 @@ def build_empty(make: Callable[[], Any]) -> Any:
 
 
 class Named(nn.Module):
-    """A wrapper of ``network`` whose tensors are named as in the network's published file."""
+    """Wrapper of ``network`` whose tensors have the names in the network's published weights file."""
 
     def __init__(self, network: Any) -> None:
         super().__init__()
         self.network = network
 
-    def published(self, name: str) -> str:
-        """Return the name of a tensor of the network in the published file."""
+    def published_name(self, name: str) -> str:
+        """Return the published name of a tensor of the network."""
         return name
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the network's tensors by their published names."""
-        return {self.published(name): t for name, t in self.network.state_dict(*args, **kwargs).items()}
+        """Return the network's tensors by published name."""
+        return {self.published_name(name): t for name, t in self.network.state_dict(*args, **kwargs).items()}
 
     def load_state_dict(self, state_dict: Any, *args: Any, **kwargs: Any) -> Any:
-        """Load the network's tensors by their published names."""
-        tensors = {name: state_dict[self.published(name)] for name in self.network.state_dict()}
+        """Load the network's tensors by published name."""
+        tensors = {name: state_dict[self.published_name(name)] for name in self.network.state_dict()}
         return self.network.load_state_dict(tensors, *args, **kwargs)
 
     def forward(self, images: Tensor) -> Tensor:
@@ -47,7 +48,7 @@ class Named(nn.Module):
 
 
 class OneLayer(Named):
-    """A network of several named layers, reduced to one of them."""
+    """A network with several named outputs, reduced to one of them."""
 
     def __init__(self, network: Any, layer: str) -> None:
         super().__init__(network)
@@ -59,7 +60,7 @@ class OneLayer(Named):
 
 
 class Map(Named):
-    """The last feature map of a timm network, with the locations row by row."""
+    """The last feature map of a timm network, its locations flattened row by row."""
 
     def forward(self, images: Tensor) -> Tensor:
         """Compute (N, L, D)."""
@@ -69,21 +70,18 @@ class Map(Named):
 
 @NETWORKS.register("timm")
 def build_timm(entry: BackboneEntry, layer: str) -> nn.Module:
-    """Build a network of timm: its pooled output (VGG's is fc7), or its last map."""
+    """Build a network of timm up to its pooled output (fc7 of VGG), or up to its last map."""
     import timm
 
     name = entry.architecture or entry.name
-
-    def make() -> Any:
-        return timm.create_model(name, pretrained=False, num_classes=0)
-
-    # the state dict of these has every tensor, so none needs to be initialised
+    make: Callable[[], Any] = partial(timm.create_model, name, pretrained=False, num_classes=0)
     family = timm.models.model_entrypoint(name).__module__.rpartition(".")[2]
-    plain = family in ("resnet", "vgg", "inception_v3", "efficientnet")
-    network = build_empty(make) if plain else make()
+    # the state dicts of these contain every tensor, so none needs to be initialised
+    complete = family in ("resnet", "vgg", "inception_v3", "efficientnet")
+    network = build_empty(make) if complete else make()
     if entry.layers[layer].locations is None:
         return Named(network)
-    if type(network).__name__ == "VGG":  # the papers take the map before the last pooling
+    if type(network).__name__ == "VGG":  # the papers use the map before the last pooling
         network.features = network.features[:-1]
         network.pre_logits = nn.Identity()
     return Map(network)
@@ -91,22 +89,22 @@ def build_timm(entry: BackboneEntry, layer: str) -> nn.Module:
 
 @NETWORKS.register("torchvision")
 def build_torchvision(entry: BackboneEntry, layer: str) -> nn.Module:
-    """Build a network of clips of torchvision up to its global average pool."""
+    """Build a clip network of torchvision up to its global average pool."""
     from torchvision.models import get_model
 
     network = build_empty(lambda: get_model(entry.architecture or entry.name, weights=None))
     for classifier in ("fc", "classifier"):
         if hasattr(network, classifier):
             setattr(network, classifier, nn.Identity())
-    if type(network).__name__ == "S3D":  # its final mean replaces the pool
+    if type(network).__name__ == "S3D":  # its forward ends in a mean, which replaces the pool
         network.avgpool = nn.Identity()
     return Named(network)
 
 
 class Flow(Named):
-    """Optical flow from the first to the second frame of a clip, averaged on a grid.
+    """Optical flow from the first to the second frame of a clip, averaged over the cells of a grid.
 
-    Three numbers per cell: mean motion to the right (u), down (v), and mean sqrt(u^2 + v^2), in input pixels.
+    Three numbers per cell, in input pixels: mean motion to the right (u), down (v), and mean sqrt(u^2 + v^2).
     """
 
     def __init__(self, network: Any, *, as_map: bool) -> None:
@@ -114,7 +112,7 @@ class Flow(Named):
         self.as_map = as_map
 
     def forward(self, clips: Tensor) -> Tensor:
-        """Turn clips (N, 3, 2, h, w) into (N, 49, 3), or the same as one vector (N, 147)."""
+        """Compute the flow of clips (N, 3, 2, h, w): (N, 49, 3), or the same as one vector (N, 147)."""
         first, second = (clips[:, :, number].contiguous() for number in range(2))
         flow = self.network(first, second)[-1]  # (N, 2, h, w)
         fields = torch.cat([flow, flow.square().sum(1, keepdim=True).sqrt()], dim=1)
@@ -132,7 +130,7 @@ def build_raft(entry: BackboneEntry, layer: str) -> nn.Module:
 
 
 class ClipImage(Named):
-    """CLIP's embedding of an image in the space shared with text, (N, D), not normalised."""
+    """CLIP's image embedding in the space shared with text, (N, D), not normalised."""
 
     def forward(self, images: Tensor) -> Tensor:
         """Compute (N, D)."""
@@ -153,20 +151,20 @@ def build_clip(entry: BackboneEntry, layer: str) -> nn.Module:
 class VideoMaeEncoder(Named):
     """The mean over VideoMAE's tokens of a clip."""
 
-    def published(self, name: str) -> str:
-        """Return the name in the pre-training file, where two of the biases are called otherwise."""
-        for now, then in (("query.bias", "q_bias"), ("value.bias", "v_bias")):
-            name = name.replace(f".attention.attention.{now}", f".attention.attention.{then}")
+    def published_name(self, name: str) -> str:
+        """Return the name in the pre-training file, where two of the biases have other names."""
+        for ours, theirs in (("query.bias", "q_bias"), ("value.bias", "v_bias")):
+            name = name.replace(f".attention.attention.{ours}", f".attention.attention.{theirs}")
         return f"videomae.{name}"
 
     def forward(self, clips: Tensor) -> Tensor:
-        """Turn clips (N, 3, C, h, w) into (N, D)."""
+        """Compute the mean token of clips (N, 3, C, h, w): (N, D)."""
         return self.network(pixel_values=clips.transpose(1, 2)).last_hidden_state.mean(1)
 
 
 @NETWORKS.register("videomae")
 def build_videomae(entry: BackboneEntry, layer: str) -> nn.Module:
-    """Build transformers' encoder of VideoMAE (Tong et al., NeurIPS 2022, arXiv:2203.12602)."""
+    """Build VideoMAE's encoder in transformers (Tong et al., NeurIPS 2022, arXiv:2203.12602)."""
     from transformers import VideoMAEConfig, VideoMAEModel
 
     return VideoMaeEncoder(build_empty(lambda: VideoMAEModel(VideoMAEConfig(**entry.config))))
@@ -174,6 +172,6 @@ def build_videomae(entry: BackboneEntry, layer: str) -> nn.Module:
 
 @NETWORKS.register("grid")
 def build_grid(entry: BackboneEntry, layer: str) -> nn.Module:
-    """Mean colours on a square grid, (N, 3, h, w) -> (N, D): cells row by row, for each colour in turn."""
+    """Mean colours on a square grid, (N, 3, h, w) -> (N, D): per colour channel, the cells row by row."""
     side = round((entry.layers[layer].width / 3) ** 0.5)
     return nn.Sequential(nn.AdaptiveAvgPool2d(side), nn.Flatten())

@@ -1,4 +1,4 @@
-"""Weights files of backbones: found, verified and loaded."""
+"""Weights files of backbones: lookup, download, verification and loading."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from capvid.utils.files import file_digest
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-COUNTER = "num_batches_tracked"  # a tensor of batch normalisation that old files lack
+COUNTER = "num_batches_tracked"  # tensor of batch normalisation that old files lack and inference ignores
 
 
 def local_weights(name: str, *, weights: Path | None = None, search: Sequence[Path] = ()) -> Path | None:
-    """Return the unverified weights file of a backbone on this machine, outside the Hub's cache."""
+    """Return a backbone's weights file on this machine, not verified, outside the Hub's cache."""
     entry = backbone_entry(name)
     if weights is not None:
         paths = [weights / file for file in _file_names(entry)] if weights.is_dir() else [weights]
         path = next((path for path in paths if path.is_file()), None)
         if path is None:
-            raise WeightsError(f"{paths[0]}: no such file, asked for as the weights of {entry.name}")
+            raise WeightsError(f"{paths[0]}: no such weights file of {entry.name}")
         return path
     if entry.source.startswith("bundled:"):
         return BUNDLED / entry.file
     return next((path for path in _candidates(entry, search) if path.is_file()), None)
 
 
-def is_here(entry: BackboneEntry) -> bool:
-    """Whether no download is needed to use a backbone."""
+def is_available(entry: BackboneEntry) -> bool:
+    """Return whether a backbone can be used without a download."""
     return (
         entry.source == "none"
         or local_weights(entry.name) is not None
@@ -42,7 +42,7 @@ def is_here(entry: BackboneEntry) -> bool:
 
 
 def own_file_name(entry: BackboneEntry) -> str:
-    """Return the file name to look for; many files on the Hub are called model.safetensors."""
+    """Return a file name of its own for a backbone; many files on the Hub are called model.safetensors."""
     return entry.file if entry.source.startswith(("file:", "bundled:")) else f"{entry.name}.safetensors"
 
 
@@ -61,7 +61,7 @@ def _candidates(entry: BackboneEntry, search: Sequence[Path]) -> list[Path]:
 
 
 def _remote_weights(entry: BackboneEntry, *, download: bool) -> Path | None:
-    """Return the downloaded weights; ``None`` if they are not there or cannot be downloaded."""
+    """Return the weights cached from the Hub or torchvision; ``None`` if absent or not published there."""
     if entry.source.startswith("hub:"):
         from capvid.hub import client as hub
 
@@ -76,55 +76,60 @@ def _remote_weights(entry: BackboneEntry, *, download: bool) -> Path | None:
 
 
 def find_weights(entry: BackboneEntry, weights: Path | None, search: Sequence[Path]) -> tuple[Path, str]:
-    """Return the path of the weights file, downloaded if need be, and its digest, verified where known.
+    """Return the weights file, downloaded if necessary, and its digest, verified if the catalogue has one.
 
     Raises:
-        WeightsError: no such file, or one with another digest.
+        WeightsError: there is no such file, or its digest is another.
         HubError: the download failed.
     """
     path = local_weights(entry.name, weights=weights, search=search) or _remote_weights(entry, download=True)
     if path is None:
         folders = ", ".join(dict.fromkeys(str(path.parent) for path in _candidates(entry, search)))
-        convert = "" if entry.sha256 else "; `capvid convert` makes it of a downloaded checkpoint"
-        raise WeightsError(
-            f"no weights of {entry.name}: {own_file_name(entry)} is not in {folders}",
-            remedy="give the file with --weights FILE, or set CAPVID_WEIGHTS to it or its folder" + convert,
-        )
+        remedy = "give the file with --weights FILE, or set CAPVID_WEIGHTS to it or its folder"
+        if not entry.sha256:
+            remedy += "; `capvid convert` makes it from a downloaded checkpoint"
+        problem = f"no weights of {entry.name}: {own_file_name(entry)} is not in {folders}"
+        raise WeightsError(problem, remedy=remedy)
     digest = file_digest(path)
     retrained = weights is not None and entry.source.startswith("bundled:")
     if entry.sha256 is not None and digest != entry.sha256 and not retrained:
         raise WeightsError(
             f"{path}: not the weights of {entry.name} "
             f"(sha256 {digest[:12]}..., expected {entry.sha256[:12]}...)",
-            remedy=f"give the right {own_file_name(entry)}; it may be damaged or another file of that name",
+            remedy=f"give the right {own_file_name(entry)}; this one is damaged or another file of that name",
         )
     return path, digest
 
 
-def fill(module: nn.Module, path: Path, network: str, tensors: dict[str, Tensor] | None = None) -> None:
-    """Load the weights of a network from a file, of which the ``tensors`` may have been read already.
+def load_weights(
+    module: nn.Module, path: Path, network: str, tensors: dict[str, Tensor] | None = None
+) -> None:
+    """Load the weights of a network from a file, ignoring tensors that it lacks, such as a classifier.
 
-    Tensors that the module lacks, such as a classifier, are ignored. Old files lack the counters of batch
-    normalisation, which nothing depends on.
+    Args:
+        module: the network.
+        path: the weights file.
+        network: name of the network, for errors.
+        tensors: tensors of the file by name, if they have been read already.
 
     Raises:
-        WeightsError: tensors are missing or of another shape; ``path`` and ``network`` are named.
+        WeightsError: tensors are missing or have other shapes.
     """
     import torch
 
     from capvid.utils.tensor_files import read_tensors
 
     tensors = read_tensors(path) if tensors is None else tensors
-    wanted = module.state_dict()
-    for name in wanted.keys() - tensors.keys():
+    expected = module.state_dict()
+    for name in expected.keys() - tensors.keys():
         if name.endswith(COUNTER):
             tensors[name] = torch.zeros((), dtype=torch.int64)
-    missing = sorted(wanted.keys() - tensors.keys())
-    other = [name for name, tensor in wanted.items() if tensors.get(name, tensor).shape != tensor.shape]
-    if missing or other:
+    missing = sorted(expected.keys() - tensors.keys())
+    misshapen = [name for name, tensor in expected.items() if tensors.get(name, tensor).shape != tensor.shape]
+    if missing or misshapen:
         raise WeightsError(
-            f"{path}: not the weights of {network} ({len(missing)} tensors missing, {len(other)} of "
-            f"another shape, such as {(missing + sorted(other))[0]})",
-            remedy="give the file of the backbone that was asked for; `capvid convert` renames tensors",
+            f"{path}: not the weights of {network} ({len(missing)} tensors missing, {len(misshapen)} of "
+            f"another shape, such as {(missing + sorted(misshapen))[0]})",
+            remedy="give the requested backbone's file; `capvid convert` renames tensors",
         )
-    module.load_state_dict({name: tensors[name] for name in wanted})
+    module.load_state_dict({name: tensors[name] for name in expected})

@@ -72,7 +72,7 @@ class Checkpoint:
             FeatureMismatchError: it differs from that of training; the message names each field.
         """
         try:
-            self.header.checked(header)
+            self.header.require_match(header)
         except FeatureMismatchError as error:
             if not self.sees:
                 raise

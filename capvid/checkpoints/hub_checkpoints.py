@@ -21,7 +21,7 @@ from capvid.vlm.git import GIT_CONFIG, GIT_OPTIONAL, GIT_REQUIRED, GIT_TYPE, USA
 WEIGHTS_FOLDER = "weights"
 _NAME = re.compile(r"(?P<repository>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w.-]+(?:/[\w.-]+)*))?", re.ASCII)
 _COMMIT = re.compile(r"[0-9a-f]{40}")
-_INSTEAD = "give the folder of a captioner that capvid trained, or of a GIT"
+_INSTEAD = "give the folder of a captioner that capvid trained, of a GIT or of a chat model"
 _ABSENT = "absent"
 
 
@@ -89,7 +89,7 @@ def is_name(name: str) -> bool:
 
 
 def fetch_model(name: str) -> HubModel:
-    """Download a captioner from the Hub unless it is in the cache: one of capvid's, or a GIT.
+    """Download a captioner from the Hub unless it is in the cache: one of capvid's, a GIT or a chat model.
 
     A branch or tag (``main`` without a revision) means the commit it was at when first asked for.
 
@@ -129,14 +129,75 @@ def fetch_model(name: str) -> HubModel:
         hub.fetch(repo, WEIGHTS)
         return model
     kind = model_type(folder)
+    optional: tuple[str, ...] = GIT_OPTIONAL
+    required: tuple[tuple[str, ...], ...] = GIT_REQUIRED
     if kind != GIT_TYPE:
-        what = "no captioner" if kind is None else f"a model of the type {kind}, which capvid cannot use"
-        raise HubError(f"{repo}: {what}", remedy=USABLE)
-    for filename in GIT_OPTIONAL:
+        from capvid.vlm import chat
+
+        if not chat.is_chat_type(kind):
+            what = "no captioner" if kind is None else f"a model of the type {kind}, which capvid cannot use"
+            raise HubError(f"{repo}: {what}", remedy=USABLE)
+        optional, required = chat.OPTIONAL, ((chat.WEIGHTS, chat.INDEX),)
+    for filename in optional:
         model.fetch_if_there(filename)
-    for filename, *alternatives in GIT_REQUIRED:
+    for filename, *alternatives in required:
         hub.fetch(repo, filename, alternatives=alternatives)
+    if kind != GIT_TYPE:
+        for path in chat.chat_weights(folder):
+            hub.fetch(repo, path.name)
     return model
+
+
+@dataclass(frozen=True, kw_only=True)
+class RemoteModel:
+    """A captioner in a Hub repository, before it is downloaded."""
+
+    repository: str
+    commit: str
+    kind: str | None  # type of the model in transformers, or "capvid"
+    licence: str | None
+    bytes: int  # of its weights
+    parameters: int  # number of weights; estimated if the Hub does not count them
+
+    @property
+    def supported(self) -> bool:
+        """Whether capvid runs models of this type."""
+        from capvid.vlm.chat import is_chat_type
+
+        return self.kind in ("capvid", GIT_TYPE) or is_chat_type(self.kind)
+
+
+def inspect_model(name: str) -> RemoteModel:
+    """Ask the Hub about a captioner by ``OWNER/NAME[@REVISION]``, without downloading it.
+
+    Raises:
+        UsageError: this is not such a name.
+        HubError: there is no such repository, or no connection.
+    """
+    from huggingface_hub import HfApi, constants
+
+    match = _NAME.fullmatch(name)
+    if match is None:
+        raise UsageError(f"{name}: not a name on the Hub", remedy="write OWNER/NAME or OWNER/NAME@REVISION")
+    try:
+        with hub.quiet():
+            info = HfApi().model_info(match["repository"], revision=match["revision"], files_metadata=True)
+    except Exception as error:  # which of the HTTP library's errors come through depends on the version
+        problem = f"{name}: {constants.ENDPOINT} does not describe it ({hub.cause(error)})"
+        raise HubError(problem, remedy="check the name and the connection") from error
+    sizes = {file.rfilename: file.size or 0 for file in info.siblings or []}
+    single = next((sizes[file] for file in (WEIGHTS, *GIT_REQUIRED[-1]) if file in sizes), None)
+    shards = sum(size for file, size in sizes.items() if re.fullmatch(r"[^/]+\.safetensors", file))
+    size = shards if single is None else single
+    counted = info.safetensors.total if info.safetensors else size // 2  # half precision, as most are
+    return RemoteModel(
+        repository=match["repository"],
+        commit=info.sha or "",
+        kind="capvid" if CONFIG in sizes else (info.config or {}).get("model_type"),
+        licence=getattr(info.card_data, "license", None),
+        bytes=size,
+        parameters=counted,
+    )
 
 
 def _is_missing(error: HubError) -> bool:

@@ -38,9 +38,9 @@ def load_captioner(
         from capvid.vlm.git import GIT_CONFIG, GIT_TYPE, USABLE, load_git, model_type, weights_file
 
         kind = model_type(folder)
+        if weights is not None and kind is not None:
+            raise UsageError("this model has its own weights", remedy="leave out --weights")
         if kind == GIT_TYPE:
-            if weights is not None:
-                raise UsageError("GIT has its own weights", remedy="leave out --weights")
             name = published.repository if published else GIT_TYPE
             checkpoint, backbone = load_git(folder, name=name, device=device)
             digest = _digest(folder / GIT_CONFIG, weights_file(folder)) if published is None else ""
@@ -56,6 +56,31 @@ def load_captioner(
         lambda: _load_backbones(checkpoint, [home, folder], published, weights=weights, device=device),
         published.label if published else f"{checkpoint.name}@{revision(home)}",
     )
+
+
+def holds_chat_model(folder: Path) -> bool:
+    """Return whether a folder contains a chat model of transformers, and no other captioner."""
+    if holds_checkpoint(folder):
+        return False
+    from capvid.vlm.git import GIT_TYPE, model_type
+
+    kind = model_type(folder)
+    if kind in (None, GIT_TYPE):
+        return False
+    from capvid.vlm.chat import is_chat_type
+
+    return is_chat_type(kind)
+
+
+def chat_label(folder: Path, published: HubModel | None) -> str:
+    """Return the name of a chat model for results."""
+    from capvid.vlm.chat import CONFIG as CHAT_CONFIG
+    from capvid.vlm.chat import chat_weights
+    from capvid.vlm.git import model_type
+
+    if published is not None:
+        return published.label
+    return f"{model_type(folder)}@{_digest(folder / CHAT_CONFIG, *chat_weights(folder))}"
 
 
 def find_captioner(model: str | Path | None) -> tuple[Path, HubModel | None]:

@@ -29,9 +29,8 @@ if TYPE_CHECKING:
     from capvid.features.extraction import ExtractionResult
     from capvid.output.results import CaptionResult
     from capvid.output.shards import Row
-    from capvid.utils.digests import Part
     from capvid.utils.storage import VideoPath
-    from capvid.video.input_set import VideoInput
+    from capvid.video.input_set import Part, VideoInput
 
 SOME_FAILED = 3  # exit code
 RESUMABLE = "; the same command goes on from there"
@@ -224,15 +223,14 @@ class InputSet:
         Raises:
             CapvidError: the first failure, with ``fail_fast``.
         """
-        from capvid.utils.digests import identity
-        from capvid.video.input_set import find_videos, iter_videos
+        from capvid.video.input_set import find_videos, identity, iter_videos
 
         part, search = self.part, iter_videos if lazily else find_videos
         videos = search(
             self.options.inputs or [],
             listed=() if self.options.from_file is None else self._listed(self.options.from_file, batch),
             recursive=self.options.recursive,
-            failed=None if self.options.fail_fast else batch.failed,
+            on_error=None if self.options.fail_fast else batch.failed,
             timeout=self.timeout,
         )
         return videos if part is None else (video for video in videos if identity(video.path) in part)
@@ -303,7 +301,7 @@ def _read_part(text: str) -> Part:
     Raises:
         UsageError: there is no such part.
     """
-    from capvid.utils.digests import Part
+    from capvid.video.input_set import Part
 
     match = re.fullmatch("([0-9]{1,7})/([0-9]{1,7})", text)
     if match is None:
@@ -430,9 +428,9 @@ def run_sharded(
         typer.Exit: a video failed.
     """
     from capvid.output.shards import HEAD, SHARD_FORMATS, ShardFolder
-    from capvid.utils.digests import identity
     from capvid.utils.files import remove_leftovers
     from capvid.utils.storage import Storage
+    from capvid.video.input_set import identity
 
     runtime, sharding = options
     on_ray, overwrite = sharding.engine == "ray", inputs.options.overwrite

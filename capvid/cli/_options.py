@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import os
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, dataclass, fields
@@ -31,9 +32,7 @@ from typer.core import TyperCommand
 
 from capvid.errors import UsageError
 from capvid.utils.escaping import terminal
-from capvid.utils.options import RuntimeOptions as RuntimeOptions
-from capvid.utils.options import option
-from capvid.utils.validation import limits, set_limits
+from capvid.utils.validation import limits, option, set_limits
 from capvid.video import READER_NAMES
 
 MAX_BATCH = 4096
@@ -54,8 +53,9 @@ PLACEHOLDERS = {"<int>": "N", "<int range>": "N", "<float>": "N", "<float range>
 PANELS = {  # panels of --help: parameters of caption, extract, train and score
     "Input": (
         *("from_file", "column", "recursive", "shard", "data", "skip_bad", "features", "videos", "values"),
-        *("model", "weights", "backbone", "layer", "frames", "sampling", "clean", "views", "segments"),
-        *("references_format", "missing", "self_critical", "teachers", "settings", "list_recipes"),
+        *("model", "weights", "backbone", "layer", "frames", "sampling", "max_frames", "clean", "views"),
+        *("segments", "references_format", "missing", "self_critical", "teachers", "settings"),
+        "list_recipes",
     ),
     "Output": (
         *("output", "output_dir", "form", "report", "attention", "overwrite", "resume", "plot", "metrics"),
@@ -65,7 +65,8 @@ PANELS = {  # panels of --help: parameters of caption, extract, train and score
         *("beam", "max_length", "min_length", "specificity", "num_captions", "no_repeat_ngram"),
         *("no_repeat_words", "temperature", "top_p", "seed"),
     ),
-    "Runtime": ("batch_size", "precision", "device", "workers", "timeout", "reader", "fail_fast"),
+    "Chat models": ("endpoint", "prompt", "system", "context", "max_pixels"),
+    "Runtime": ("batch_size", "precision", "quantize", "device", "workers", "timeout", "reader", "fail_fast"),
     "Large runs": ("engine", "ray_address", "videos_per_file", "retry_failed", "search"),
 }
 EXAMPLES = {
@@ -185,6 +186,48 @@ def refuse_nan(value: float | None) -> float | None:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RuntimeOptions:
+    """How videos are decoded and on which device networks compute.
+
+    Attributes:
+        device: ``auto``, ``cpu``, ``cuda``, ``cuda:N`` or ``mps``.
+        workers: processes that decode videos; None takes one per CPU core, at most four.
+        timeout: seconds before a file is abandoned; 0 disables the limit.
+        reader: video reader: ``auto``, ``pyav`` or ``decord``.
+    """
+
+    device: str = option("auto", "auto, cpu, cuda, cuda:N or mps.")
+    workers: int | None = option(
+        None, "Processes that decode videos.", minimum=1, maximum=256, shown="CPU cores, at most 4"
+    )
+    timeout: float = option(
+        600.0,
+        "Seconds before a file is abandoned; 0 disables the limit.",
+        minimum=0,
+        maximum=1e6,
+        metavar="SECONDS",
+    )
+    reader: str = option(
+        "auto",
+        "Video reader; auto takes PyAV, and decord where that fails.",
+        choices=("auto", "pyav", "decord"),
+    )
+
+    @property
+    def num_workers(self) -> int:
+        """Number of decoding processes."""
+        if self.workers is not None:
+            return self.workers
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        return max(1, min(4, cores))
+
+    @property
+    def seconds(self) -> float | None:
+        """The timeout; None for no limit."""
+        return self.timeout or None
+
+
+@dataclass(frozen=True, kw_only=True)
 class InputOptions:
     """Which inputs a command works on, and what to do with those that are done or fail."""
 
@@ -267,7 +310,7 @@ def option_group(
                 *metadata.get("flags", (f"--{name.replace('_', '-')}",)),
                 help=metadata["help"],
                 metavar=metadata.get("metavar"),
-                show_default="as in training" if each.name in trained else shown,
+                show_default=metadata.get("shown", "as in training") if each.name in trained else shown,
                 autocompletion=complete_device if each.name == "device" else None,
                 min=metadata["minimum"] if is_number else None,
                 max=metadata["maximum"] if is_number else None,

@@ -27,13 +27,15 @@ from capvid.cli._batch import (
 )
 from capvid.cli._options import (
     MAX_BATCH,
+    MAX_FRAMES,
     InputOptions,
     RuntimeOptions,
     ShardingOptions,
     complete_captioner,
+    complete_precision,
     option_group,
 )
-from capvid.decoding.decoding_options import DecodingOptions
+from capvid.decoding.decoding_options import ChatOptions, DecodingOptions
 from capvid.errors import CapvidError, RunError, UsageError, input_error
 from capvid.output.writers import FORMATS, Document, OutputFormat
 
@@ -48,8 +50,10 @@ _T = TypeVar("_T")
 
 if TYPE_CHECKING:
     Format = Enum
+    Quantization = Enum
 else:  # parquet is a format of shards only
     Format = Enum("Format", [(name, name) for name in (*FORMATS, "parquet")], type=str)
+    Quantization = Enum("Quantization", [("8bit", "8bit"), ("4bit", "4bit")], type=str)
 
 
 @option_group("inputs", InputOptions)
@@ -59,8 +63,9 @@ else:  # parquet is a format of shards only
     "decoding",
     DecodingOptions,
     names={"beam_size": "beam", "length_penalty": ""},
-    trained=("specificity", "no_repeat_words"),
+    trained=("beam_size", "max_length", "specificity", "no_repeat_words"),
 )
+@option_group("chat", ChatOptions, trained=("prompt", "system", "context", "max_pixels"))
 def caption(
     *,
     model: Annotated[
@@ -70,7 +75,7 @@ def caption(
             autocompletion=complete_captioner,
             metavar="NAME",
             help="Captioner (see capvid models), run folder, or OWNER/NAME[@REVISION] on the Hub, pinned at "
-            "its first download.",
+            "its first download; also GIT and chat models.",
         ),
     ] = None,
     output: Annotated[
@@ -112,7 +117,29 @@ def caption(
             help="One sentence per segment: a file of start,end; N equal ones; or auto, cut at changes.",
         ),
     ] = None,
+    endpoint: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            show_default=False,
+            help="OpenAI-compatible API of a chat model, such as http://localhost:8000/v1; --model is its "
+            "name there, CAPVID_API_KEY the key.",
+        ),
+    ] = None,
+    sampling: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SAMPLING",
+            show_default="as in training; chat models: uniform:16",
+            help="Frame sampling of a video or segment: uniform:N, fps:R or windows:SIZE/STRIDE.",
+        ),
+    ] = None,
+    max_frames: Annotated[
+        int | None,
+        typer.Option(min=1, max=MAX_FRAMES, show_default=False, help="Maximum frames per video or segment."),
+    ] = None,
     decoding: dict[str, Any],
+    chat: dict[str, Any],
     weights: Annotated[
         Path | None, typer.Option(show_default=False, help="Weights of the backbone: file or folder.")
     ] = None,
@@ -122,6 +149,18 @@ def caption(
             min=1, max=MAX_BATCH, help="Videos captioned together (feature files: 8 times as many)."
         ),
     ] = 8,
+    precision: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            autocompletion=complete_precision,
+            help="Precision of a chat model: auto, fp32, fp16 or bf16.",
+        ),
+    ] = "auto",
+    quantize: Annotated[
+        Quantization | None,
+        typer.Option(show_default=False, help="Quantize the weights of a chat model, on CUDA GPUs."),
+    ] = None,
     runtime: RuntimeOptions,
     inputs: InputOptions,
     sharding: ShardingOptions,
@@ -137,6 +176,8 @@ def caption(
     input_set = read_inputs(inputs, timeout=runtime.seconds)
     sharded = wants_shards(sharding, output_dir, form and form.value)
     batch = Batch(verb="captioned", many=input_set.many or sharded)
+    if chat["prompt"] and os.path.isfile(chat["prompt"]):  # noqa: PTH113  # Path.is_file raises for long names
+        chat["prompt"] = _read_prompt(Path(chat["prompt"]))
     if output:
         check_writable_file(output)
     if report:
@@ -153,10 +194,16 @@ def caption(
             workers=runtime.num_workers,
             timeout=runtime.seconds,
             reader=runtime.reader,
+            sampling=sampling,
+            max_frames=max_frames,
+            precision=precision,
+            quantize=None if quantize is None else quantize.value,
+            endpoint=endpoint,
             segments=segments,
-            attention=attention or report is not None,
+            attention=True if attention else None if report else False,
             thumbnails=report is not None,
             **decoding,
+            **chat,
         )
 
     if sharded:
@@ -214,6 +261,18 @@ def caption(
 
             atomic_write_text(output.resolve(), stream.getvalue())  # a link stays one
     batch.finish()
+
+
+def _read_prompt(path: Path) -> str:
+    """Return the text of a prompt file; raise UsageError if it cannot be read."""
+    from capvid.utils.files import read_regular
+    from capvid.utils.validation import MIB
+
+    try:
+        return read_regular(path, max_bytes=MIB).decode("utf-8").strip()
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+        raise UsageError(f"{path}: not a prompt ({reason})", remedy="write it as UTF-8 text") from error
 
 
 def _check_report(path: Path, output: Path | None) -> None:

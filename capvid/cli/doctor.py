@@ -97,6 +97,15 @@ def _accelerator() -> Check:
     return GAP, "none; everything runs on the processor", remedy
 
 
+def _memory() -> Check:
+    from capvid.utils.device import free_memory
+
+    free, where = free_memory()
+    billions = free / (4e9 if where == "of RAM" else 2e9) / 1.2
+    text = f"{free / 1e9:.1f} GB {where} are free, for chat models of up to {billions:.1f} billion weights"
+    return OK, text, ""
+
+
 def _codecs() -> Check:
     import av
 
@@ -190,6 +199,7 @@ _CHECKS: dict[str, Callable[[], Check]] = {
     "bundled models": _bundled,
     "torch": _torch,
     "accelerator": _accelerator,
+    "memory": _memory,
     "packages": _packages,
     "video codecs": _codecs,
     "decord": _decord,

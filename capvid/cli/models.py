@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,6 +16,8 @@ from capvid.utils.escaping import json_text
 if TYPE_CHECKING:
     from capvid.backbones.catalog import BackboneEntry, CaptionerEntry
 
+_ACTIVATIONS = 1.2  # memory of a running model relative to its weights
+
 
 def models(
     name: Annotated[
@@ -25,7 +28,7 @@ def models(
         bool, typer.Option("--json", help="Print JSON, with everything that is known.")
     ] = False,
 ) -> None:
-    """List the models, or show one with its model card.
+    """List the models, or show one with its model card, or one of the Hub (OWNER/NAME) before its download.
 
     Captioners write the sentences: one comes trained, and all can be trained with capvid train. Backbones are
     the networks that see the frames; those that are not here yet are downloaded when they are first used, or
@@ -45,6 +48,9 @@ def models(
     try:
         selected = entry or backbone_entry(name)
     except UsageError as error:
+        if "/" in name:
+            _show_remote(name, as_json=as_json)
+            return
         known = [*captioners(), *backbones()]
         remedy = did_you_mean(name, known) or f"there are {', '.join(known)}"
         raise UsageError(f"unknown model {name!r}", remedy=remedy) from error
@@ -59,14 +65,38 @@ def models(
         typer.echo(f"\n{card.rstrip()}")
 
 
+def _show_remote(name: str, *, as_json: bool) -> None:
+    """Print type, licence and size of a model on the Hub, and whether it fits into the memory."""
+    from capvid.checkpoints.hub_checkpoints import inspect_model
+    from capvid.utils.device import free_memory
+
+    model = inspect_model(name)
+    free, where = free_memory()
+    needed = int(model.parameters * (4 if where == "of RAM" else 2) * _ACTIVATIONS)  # fp32 on a CPU
+    if as_json:
+        record = {**dataclasses.asdict(model), "supported": model.supported, "fits": needed <= free}
+        typer.echo(json_text({**record, "needed_bytes": needed, "free_bytes": free}, indent=1))
+        return
+    fits = "fits" if needed <= free else "does not fit"
+    rows = {
+        "repository": f"{model.repository}@{model.commit[:12]}",
+        "type": f"{model.kind}{'' if model.supported else ', which capvid cannot use'}",
+        "licence": model.licence or "not stated",
+        "weights": f"{model.parameters / 1e9:.2g} billion, {model.bytes / 1e9:.2g} GB",
+        "memory": f"{fits}: needs about {needed / 1e9:.2g} GB, {free / 1e9:.2g} GB {where} are free",
+    }
+    for key, value in rows.items():
+        print_line(f"{key + ':':<12}{value}")
+
+
 def _list_models(captioners: Sequence[CaptionerEntry], backbones: Sequence[BackboneEntry]) -> None:
     """Print both tables: at the terminal's width, or with all columns, one line per model, when piped."""
     from capvid.backbones.catalog import default_captioner
-    from capvid.backbones.weights import is_here
+    from capvid.backbones.weights import is_available
     from capvid.cli._terminal import column_lines, terminal_width, wrap
 
     width = terminal_width()
-    here = {entry.name: "yes" if is_here(entry) else "no" for entry in backbones}
+    here = {entry.name: "yes" if is_available(entry) else "no" for entry in backbones}
     lines: list[str]
     if width is None:
         rows = [
@@ -109,7 +139,7 @@ def _list_models(captioners: Sequence[CaptionerEntry], backbones: Sequence[Backb
 def _record(entry: CaptionerEntry | BackboneEntry) -> dict[str, Any]:
     """Return all metadata of a model, for programs."""
     from capvid.backbones.catalog import BackboneEntry, default_captioner
-    from capvid.backbones.weights import is_here
+    from capvid.backbones.weights import is_available
     from capvid.training.recipe import all_recipes
 
     if not isinstance(entry, BackboneEntry):
@@ -139,7 +169,7 @@ def _record(entry: CaptionerEntry | BackboneEntry) -> dict[str, Any]:
         "licence": entry.licence,
         "bytes": entry.bytes,
         "sha256": entry.sha256,
-        "here": is_here(entry),
+        "here": is_available(entry),
         "layers": layers,
         "default_layer": entry.default_layer,
         "input": entry.describe_input(),

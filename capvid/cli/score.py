@@ -22,7 +22,7 @@ from capvid.version import __version__
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from capvid.metrics.metric import Texts
+    from capvid.metrics import Texts
     from capvid.scoring.comparison import Comparison
     from capvid.scoring.references import MatchedPredictions, ReferenceSet
     from capvid.scoring.scorer import Scores

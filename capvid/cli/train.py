@@ -216,7 +216,7 @@ def train(
 
         batch, folder = Batch(verb="extracted", many=True), output / "features"
         ids = {video.id for video in dataset}
-        candidates = find_videos(list(map(str, videos or [])), failed=batch.failed)
+        candidates = find_videos(list(map(str, videos or [])), on_error=batch.failed)
         named = [video for video in candidates if video.key in ids]
         if not named:
             example = f"; {candidates[0].path} would be {candidates[0].key!r}" if candidates else ""

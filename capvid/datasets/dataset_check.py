@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from capvid.datasets.annotation_files import first_ids
 from capvid.datasets.dataset import SPLITS, CaptionedVideo
 from capvid.datasets.loading import LoadedData, load_data
-from capvid.features.feature_store import viewed
+from capvid.features.feature_store import video_of_view
 from capvid.text.tokenization import words
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ def _check_features(videos: Sequence[CaptionedVideo], store: FeatureStore) -> Fe
     timed = (v.id for v in videos if v.id in store and any(s.unit == "seconds" for s in v.segments))
     first = next(timed, None)
     untimed = first if first is not None and store.get(first).times is None else None
-    stored = [key for key in store.ids() if viewed(key) not in store]
+    stored = [key for key in store.ids() if video_of_view(key) not in store]
     return FeatureCheck(missing, stored, untimed)
 
 

@@ -8,8 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from capvid.errors import UsageError
-from capvid.utils.options import option
-from capvid.utils.validation import checked_fields
+from capvid.utils.validation import checked_fields, option
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -32,8 +31,10 @@ class DecodingOptions:
     seed and the sample's number alone, not on the batch.
     """
 
-    beam_size: int = _option(5, "Beam width; 1 is greedy search.", minimum=1)
-    max_length: int = _option(20, "Maximum words per caption.", minimum=1)
+    beam_size: int = _option(5, "Beam width; 1 is greedy search.", minimum=1, shown="5; chat models: 1")
+    max_length: int = _option(
+        20, "Maximum words per caption (chat models: tokens).", minimum=1, shown="20; chat models: 64"
+    )
     min_length: int = _option(0, "Minimum words per caption.")
     length_penalty: float = _option(  # n ** 1000 overflows
         1.0, "Exponent of the length by which a caption's log-probability is divided.", maximum=100
@@ -97,6 +98,36 @@ class DecodingOptions:
                 f"top_p = {self.top_p} is of use only when words are drawn",
                 remedy="give a temperature above 0, or leave top_p at 1",
             )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChatOptions:
+    """What a chat model is asked, and how much it is shown. Other captioners take none of these options.
+
+    The prompt may contain ``{start}``, ``{end}`` and ``{duration}`` of the video or segment in seconds, and
+    ``{previous}``, the captions of the ``context`` segments before; without this placeholder, they are
+    appended to the prompt.
+    """
+
+    prompt: str = option(
+        "Describe this video in one short, plain sentence.",
+        "What to ask, or a file with it; may contain {start}, {end}, {duration} and {previous}.",
+        metavar="TEXT|FILE",
+        shown="one plain sentence",
+    )
+    system: str = option("", "System message.", metavar="TEXT", shown=False)
+    context: int = _option(0, "Previous segments whose captions are added to the prompt.", shown="0")
+    max_pixels: int = option(
+        448 * 448,
+        "Shrink larger frames to this number of pixels.",
+        minimum=1024,
+        maximum=1 << 26,
+        metavar="N",
+        shown="200704",
+    )
+
+    def __post_init__(self) -> None:
+        checked_fields(type(self), vars(self))
 
 
 @dataclass(frozen=True)

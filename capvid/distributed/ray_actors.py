@@ -71,7 +71,7 @@ class Decoding:
         def decode() -> list[list[Video]]:
             videos: list[list[Video]] = []
             for part in self.stage.videos(self.pool, inputs):
-                if not videos or len(videos[-1]) == videos[-1][0].parts:
+                if not videos or len(videos[-1]) == videos[-1][0].num_chunks:
                     videos.append([])
                 videos[-1].append(part)
             return videos

@@ -1,6 +1,6 @@
 """Feature files: the features of one video as safetensors, with a header of everything they depend on.
 
-Files are not trusted: every function raises FeatureFileError for one that is missing, damaged or too large.
+Files are not trusted: functions raise FeatureFileError for a missing, damaged or too large file.
 
 Array shapes: T frames, L locations of a feature map, D width of a stream.
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from typing import Any
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from capvid.backbones.catalog import UNPRINTABLE, StreamHeader, check_text
+from capvid.backbones.catalog import StreamHeader
 from capvid.errors import FeatureFileError, FeatureMismatchError
 from capvid.utils.files import atomic_path, open_regular
 from capvid.utils.validation import limits, parse_json
@@ -28,24 +29,27 @@ FORMAT_VERSION = 1
 HEADER_KEY = "capvid"
 _VIDEO_KEY, _DURATION_KEY, _VIEW_KEY = "video", "duration", "view"
 _DTYPES = {"float16": np.float16, "float32": np.float32}
-_MOST_STREAMS = 100
-_MOST_VIEWS = 1_000_000
-_LATEST = 1e13  # seconds; beyond it, times in float64 no longer tell frames apart
+_REQUIRED = (_VIDEO_KEY, "dtype", "capvid_version", "width")  # fields that must not be None
+_MAX_STREAMS = 100
+_MAX_VIEWS = 1_000_000
+_MAX_TIME = 1e13  # seconds; larger times in float64 no longer distinguish frames
 _AGAIN = "extract the features again"
+# in names: control characters, and surrogates except those that stand for bytes of a file name
+_UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udc7f\udd00-\udfff]")
 _TENSOR_ERRORS = (SafetensorError, ValueError, TypeError, KeyError, AttributeError, OverflowError)
 
 
 @dataclass(frozen=True, kw_only=True)
 class FeatureHeader:
-    """Everything that features depend on. A checkpoint keeps the header of those it was trained on.
+    """Everything that features depend on. A checkpoint contains the header of its training features.
 
     Attributes:
         streams: one header per stream.
         sampling: which frames were sampled; None if unknown.
         reader: video reader; None if unknown.
-        dtype: float16 or float32, as stored.
-        capvid_version: version that wrote the features.
-        format_version: version of this format.
+        dtype: stored type, float16 or float32.
+        capvid_version: version of capvid that wrote the features.
+        format_version: version of the file format.
     """
 
     streams: tuple[StreamHeader, ...]
@@ -57,7 +61,7 @@ class FeatureHeader:
 
     @property
     def width(self) -> int:
-        """Width of all streams side by side."""
+        """Width of all streams, concatenated."""
         return sum([stream.width for stream in self.streams])
 
     @property
@@ -74,8 +78,8 @@ class FeatureHeader:
                 for stream in self.streams
             )
             raise FeatureFileError(
-                f"streams that cannot stand beside each other ({shapes})",
-                remedy="extract layers that all give vectors, or maps of one size",
+                f"streams that cannot be concatenated ({shapes})",
+                remedy="extract layers that all give vectors, or maps of the same size",
             )
 
     def to_json(self) -> str:
@@ -84,7 +88,7 @@ class FeatureHeader:
 
     @classmethod
     def from_json(cls, text: str) -> FeatureHeader:
-        """Parse the header of a file, which is not trusted."""
+        """Parse the header of a file, which is not trusted, and check all its fields."""
         try:
             values = parse_json(text)
             if not isinstance(values, dict):
@@ -92,26 +96,36 @@ class FeatureHeader:
             version = values["format_version"]
             if version != FORMAT_VERSION:
                 raise FeatureFileError(
-                    f"feature header of format {version}, while this capvid reads format {FORMAT_VERSION}",
+                    f"feature header of format {version}, but this version of capvid reads {FORMAT_VERSION}",
                     remedy="extract the features again, or update capvid",
                 )
-            for key in (_VIDEO_KEY, _DURATION_KEY, _VIEW_KEY):
+            fields: list[tuple[str, str, Any]] = [("", _VIDEO_KEY, values.pop(_VIDEO_KEY, ""))]
+            for key in (_DURATION_KEY, _VIEW_KEY):
                 values.pop(key, None)
             listed = values.pop("streams")
-            if not isinstance(listed, list) or not 1 <= len(listed) <= _MOST_STREAMS:
-                raise ValueError(f"streams is not a list of 1 to {_MOST_STREAMS}")
-            streams = tuple([StreamHeader(**stream) for stream in listed])
-            for number, stream in enumerate(streams):
-                stream.check_types(f"stream {number + 1} ")
-            header = cls(streams=streams, **values)
+            if not isinstance(listed, list) or not 1 <= len(listed) <= _MAX_STREAMS:
+                raise ValueError(f"streams is not a list of 1 to {_MAX_STREAMS}")
+            header = cls(streams=tuple([StreamHeader(**stream) for stream in listed]), **values)
             for name in ("sampling", "reader", "dtype", "capvid_version"):
-                check_text(name, getattr(header, name), optional=name in ("sampling", "reader"))
+                fields.append(("", name, getattr(header, name)))
+            for number, stream in enumerate(header.streams, start=1):
+                fields += [(f"stream {number} ", name, value) for name, value in vars(stream).items()]
+            for prefix, name, value in fields:
+                if value is None and name not in _REQUIRED:
+                    continue
+                if name in ("width", "locations"):
+                    if type(value) is not int or value < 1:
+                        raise ValueError(f"{prefix}{name} is {reprlib.repr(value)}, not a positive integer")
+                elif not isinstance(value, str):
+                    raise ValueError(f"{prefix}{name} is {reprlib.repr(value)}, not text")
+                elif _UNPRINTABLE.search(value):
+                    raise ValueError(f"{prefix}{name} {ascii(value)[:60]} contains unprintable characters")
             return header
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise FeatureFileError(f"the feature header is not valid ({error})", remedy=_AGAIN) from error
 
     def mismatches(self, other: FeatureHeader) -> list[str]:
-        """Describe each field in which ``other`` differs from the header trained on (``self``).
+        """Describe each field in which ``other`` differs from this header of training features.
 
         Unknown fields (``None``) never differ; versions, reader and dtype are not compared.
         """
@@ -123,15 +137,15 @@ class FeatureHeader:
             )
             return [f"streams: trained on {trained}, got {got}"]
         differing = []
-        for number, (stream, others) in enumerate(zip(self.streams, other.streams, strict=True), start=1):
+        for number, (ours, theirs) in enumerate(zip(self.streams, other.streams, strict=True), start=1):
             prefix = f"stream {number} " if len(self.streams) > 1 else ""
-            differing += [prefix + text for text in stream.mismatches(others)]
+            differing += [prefix + text for text in ours.mismatches(theirs)]
         if None not in (self.sampling, other.sampling) and self.sampling != other.sampling:
             differing.append(f"sampling: trained on {self.sampling}, got {other.sampling}")
         return differing
 
-    def checked(self, other: FeatureHeader) -> None:
-        """Raise FeatureMismatchError, naming each differing field, unless ``other`` is like this header."""
+    def require_match(self, other: FeatureHeader) -> None:
+        """Raise FeatureMismatchError, naming each differing field, unless ``other`` matches this header."""
         if differing := self.mismatches(other):
             raise FeatureMismatchError(
                 f"the features are not those the captioner was trained on: {', '.join(differing)}",
@@ -165,11 +179,10 @@ class Features:
                 f"{self.video}: {len(self.streams)} streams, but the header names {len(self.header.streams)}"
             )
         for header, stream in zip(self.header.streams, self.streams, strict=True):
-            expected = header.inner
-            if stream.ndim != 1 + len(expected) or stream.shape[1:] != expected or not len(stream):
-                wanted = ", ".join(("T", *map(str, expected)))
+            if not stream.shape or stream.shape[1:] != header.inner or not len(stream):
+                expected = ", ".join(("T", *map(str, header.inner)))
                 raise FeatureFileError(
-                    f"{self.video}: a stream has the shape {stream.shape}, expected ({wanted})"
+                    f"{self.video}: a stream has the shape {stream.shape}, expected ({expected})"
                 )
         lengths = {len(stream) for stream in self.streams}
         if self.times is not None:
@@ -182,19 +195,30 @@ class Features:
 
     @property
     def seconds(self) -> float | None:
-        """Length of the video; an estimate from its frames' times where the file has none."""
+        """Length of the video; if unknown, an estimate from the times of its frames."""
         if self.duration is not None or self.times is None:
             return self.duration
         return float(self.times[-1] + (self.times[-1] - self.times[0]) / max(1, len(self.times) - 1))
 
     def concatenated(self) -> np.ndarray:
-        """Return all streams side by side: (T, sum of D) float32, or (T, L, sum of D) if they are maps.
+        """Return the streams concatenated: (T, sum of D) float32, or (T, L, sum of D) if they are maps.
 
         Raises:
-            FeatureFileError: maps beside vectors, or maps with other locations.
+            FeatureFileError: the streams are vectors and maps, or maps of different sizes.
         """
         self.header.check_alike()
         return np.concatenate(self.streams, axis=-1, dtype=np.float32)
+
+
+class Frames(Features):
+    """Frames (T, h, w, 3) uint8 as the only stream, for captioners that compute no features in between."""
+
+    def __post_init__(self) -> None:
+        pass
+
+    def concatenated(self) -> np.ndarray:
+        """Return the frames."""
+        return self.streams[0]
 
 
 def save_features(path: str | Path, features: Features) -> None:
@@ -212,7 +236,7 @@ def save_features(path: str | Path, features: Features) -> None:
 
 
 def features_to_bytes(features: Features, *, name: str | Path = "") -> bytes:
-    """Return the bytes of a feature file; errors name the file, or else the video."""
+    """Return the bytes of a feature file; errors begin with ``name``, by default the video's."""
     from safetensors.numpy import save
 
     name = name or features.video
@@ -231,10 +255,10 @@ def features_to_bytes(features: Features, *, name: str | Path = "") -> bytes:
         tensors[f"stream{index}"] = stored
     if features.times is not None:
         tensors["times"] = np.ascontiguousarray(features.times, dtype=np.float64)
-    # one entry, since the order in which safetensors writes several is not always the same
+    # one metadata entry, since safetensors may write several in any order
     header = {
         **dataclasses.asdict(features.header),
-        _VIDEO_KEY: UNPRINTABLE.sub("\N{REPLACEMENT CHARACTER}", features.video),
+        _VIDEO_KEY: _UNPRINTABLE.sub("\N{REPLACEMENT CHARACTER}", features.video),
     }
     if features.duration is not None:
         header[_DURATION_KEY] = round(features.duration, 6)
@@ -244,22 +268,11 @@ def features_to_bytes(features: Features, *, name: str | Path = "") -> bytes:
     return data
 
 
-def features_from_bytes(data: bytes, *, name: str = "features") -> Features:
-    """Parse the bytes of a feature file, as float32."""
-    from capvid.utils.tensor_files import HeldFile  # the module imports torch
-
-    try:
-        held = HeldFile(data)
-    except _TENSOR_ERRORS as error:
-        raise FeatureFileError(f"{name}: not a whole file of features ({error})") from error
-    return _read(name, held)
-
-
 def load_features(path: str | Path) -> Features:
-    """Read a feature file, as float32.
+    """Read a feature file; streams become float32.
 
     Raises:
-        FeatureFileError: missing, damaged, without header, or with other tensors than the header names.
+        FeatureFileError: the file is missing or damaged, or its tensors do not match its header.
     """
     with open_safetensors(path) as handle:
         return _read(path, handle)
@@ -273,14 +286,13 @@ def _read(path: str | Path, handle: Any) -> Features:
         for index in range(len(header.streams))
     )
     times = read_times(path, handle)
-    facts = parse_json(handle.metadata()[HEADER_KEY])
-    video = facts.get(_VIDEO_KEY, UNPRINTABLE.sub("\N{REPLACEMENT CHARACTER}", Path(path).stem))
-    duration, view = facts.get(_DURATION_KEY), facts.get(_VIEW_KEY, 0)
+    metadata = parse_json(handle.metadata()[HEADER_KEY])
+    video = metadata.get(_VIDEO_KEY, _UNPRINTABLE.sub("\N{REPLACEMENT CHARACTER}", Path(path).stem))
+    duration, view = metadata.get(_DURATION_KEY), metadata.get(_VIEW_KEY, 0)
     try:
-        check_text(_VIDEO_KEY, video)
-        if duration is not None and not (type(duration) in (int, float) and 0 <= duration <= _LATEST):
+        if duration is not None and not (type(duration) in (int, float) and 0 <= duration <= _MAX_TIME):
             raise ValueError(f"{_DURATION_KEY} is {reprlib.repr(duration)}, not a number of seconds")
-        if type(view) is not int or not 0 <= view <= _MOST_VIEWS:
+        if type(view) is not int or not 0 <= view <= _MAX_VIEWS:
             raise ValueError(f"{_VIEW_KEY} is {reprlib.repr(view)}, not the number of a view")
         if not all(np.isfinite(stream).all() for stream in streams):
             raise ValueError("has values that are not finite")
@@ -294,9 +306,9 @@ def _read(path: str | Path, handle: Any) -> Features:
 
 
 def read_tensor(path: str | Path, handle: Any, name: str, *dtypes: str) -> np.ndarray:
-    """Read one tensor of an open file, of one of the ``dtypes`` by their names in safetensors."""
+    """Read a tensor of an open file if it has one of the ``dtypes``, by their names in safetensors."""
     try:
-        dtype = handle.get_slice(name).get_dtype()  # before the tensor takes memory
+        dtype = handle.get_slice(name).get_dtype()  # checked before the tensor takes memory
         if dtype in dtypes:
             tensor: np.ndarray = handle.get_tensor(name)
             return tensor
@@ -306,24 +318,23 @@ def read_tensor(path: str | Path, handle: Any, name: str, *dtypes: str) -> np.nd
 
 
 def read_times(path: str | Path, handle: Any) -> np.ndarray | None:
-    """Read the times (T,) in seconds from an open file, if it has them."""
+    """Read the times (T,) in seconds from an open file; None if it has none."""
     if "times" not in handle.keys():  # noqa: SIM118 - the handle is no mapping
         return None
     times = read_tensor(path, handle, "times", "F64", "F32").astype(np.float64)
-    wrong = ""
     if times.ndim != 1 or not len(times):
-        wrong = f"the shape {times.shape}, expected (T,)"
-    elif not (np.abs(times) <= _LATEST).all():
-        wrong = "values that are not seconds"
+        problem = f"the shape {times.shape}, expected (T,)"
+    elif not (np.abs(times) <= _MAX_TIME).all():
+        problem = "values that are not seconds"
     elif (np.diff(times) < 0).any():
-        wrong = "values that are not in ascending order"
-    if wrong:
-        raise FeatureFileError(f"{path}: times has {wrong}", remedy=_AGAIN)
-    return times
+        problem = "values that are not in ascending order"
+    else:
+        return times
+    raise FeatureFileError(f"{path}: times has {problem}", remedy=_AGAIN)
 
 
 def load_times(path: str | Path) -> np.ndarray | None:
-    """Read only the times (T,) of a feature file in seconds, if it has them."""
+    """Read only the times (T,) of a feature file in seconds; None if it has none."""
     with open_safetensors(path) as handle:
         return read_times(path, handle)
 
@@ -337,11 +348,9 @@ def stream_length(path: str | Path, handle: Any, header: FeatureHeader) -> int:
         except _TENSOR_ERRORS as error:
             raise FeatureFileError(f"{path}: has no stream{index} ({error})", remedy=_AGAIN) from error
         if shape[1:] != stream.inner or not shape[0]:
-            wanted = ", ".join(("T", *map(str, stream.inner)))
-            raise FeatureFileError(
-                f"{path}: stream{index} has the shape {shape}, expected ({wanted})",
-                remedy=_AGAIN,
-            )
+            expected = ", ".join(("T", *map(str, stream.inner)))
+            problem = f"stream{index} has the shape {shape}, expected ({expected})"
+            raise FeatureFileError(f"{path}: {problem}", remedy=_AGAIN)
         lengths.add(shape[0])
     if len(lengths) > 1:
         raise FeatureFileError(f"{path}: streams of different lengths {sorted(lengths)}", remedy=_AGAIN)
@@ -349,7 +358,7 @@ def stream_length(path: str | Path, handle: Any, header: FeatureHeader) -> int:
 
 
 def load_header(path: str | Path) -> FeatureHeader:
-    """Read the header of a feature file, and check that its streams are complete, without reading them."""
+    """Read the header of a feature file, and check the shapes of its streams without reading them."""
     with open_safetensors(path) as handle:
         header = header_in(path, handle.metadata())
         stream_length(path, handle, header)
@@ -357,7 +366,7 @@ def load_header(path: str | Path) -> FeatureHeader:
 
 
 def open_safetensors(path: str | Path) -> Any:
-    """Open a safetensors file for numpy; close it, or use it as a context manager."""
+    """Open a safetensors file for numpy, as a context manager."""
     try:
         with open_regular(path) as file:
             size = os.fstat(file.fileno()).st_size
@@ -368,19 +377,17 @@ def open_safetensors(path: str | Path) -> Any:
             )
         return safe_open(str(path), framework="np")
     except FileNotFoundError as error:
-        raise FeatureFileError(f"{path}: no such features file") from error
+        raise FeatureFileError(f"{path}: no such feature file") from error
     except (SafetensorError, OSError) as error:
-        raise FeatureFileError(
-            f"{path}: not a readable safetensors file ({error})",
-            remedy="it may be cut short; extract the features again",
-        ) from error
+        problem = f"{path}: not a readable safetensors file ({error})"
+        raise FeatureFileError(problem, remedy="it may be truncated; extract the features again") from error
 
 
 def header_in(path: str | Path, metadata: Mapping[str, str] | None) -> FeatureHeader:
     """Parse the header in the metadata of the file at ``path``."""
     if not metadata or HEADER_KEY not in metadata:
         raise FeatureFileError(
-            f"{path}: a safetensors file without a capvid header",
+            f"{path}: a safetensors file without capvid's header",
             remedy="extract the features with capvid, or give a packed file with its backbone and layer",
         )
     try:

@@ -1,4 +1,4 @@
-"""Prefetching video decoder: crops of many videos, made in worker processes ahead of the backbones.
+"""Prefetching video decoder: worker processes decode and crop videos ahead of the backbones.
 
 Imports no deep learning library, so that worker processes start quickly and stay small.
 Array shapes: T sampled frames, C frames of a clip, h and w height and width of a network's input.
@@ -23,42 +23,33 @@ from capvid.backbones.catalog import BackboneEntry, Clip, Preprocess
 from capvid.backbones.preprocessing import prepare, shrink
 from capvid.errors import CapvidError, DecoderError, MissingVideoError, VideoError, input_error
 from capvid.utils.storage import Blob, StorageError, VideoPath, local_copy, parse_path
-from capvid.video.frame_sampling import ChosenTimes, Sampling
-from capvid.video.frame_source import ArraySource, Windows
-from capvid.video.worker_pool import WorkerDiedError, WorkerPool, WorkerTimeoutError
+from capvid.video.frame_sampling import ChosenTimes, Sampling, Windows
+from capvid.video.worker_pool import WorkerDiedError, WorkerPool
 
 if TYPE_CHECKING:
     from capvid.features.augmentation import Augmentation
+    from capvid.video.frame_source import ArraySource
     from capvid.video.segmentation import Segmentation
 
     Variants = tuple[Augmentation | None, ...]
 
 _T = TypeVar("_T")
+Timeline = tuple[np.ndarray, float, bool]  # ascending frame times (N,), duration, whether jumps are possible
 
-FRAMES_AT_ONCE = 128  # frames of one video that are decoded together
-WITHOUT_JUMPS = 2048  # the same where each part is decoded from the beginning of the video
-_TIMELINES_AHEAD = 2  # videos whose timelines are read before their turn
+CHUNK_FRAMES = 128  # maximum number of frames of one video that are decoded at once
+CHUNK_FRAMES_WITHOUT_JUMPS = 2048  # the same where each chunk is decoded from the start of the video
+_TIMELINES_AHEAD = 2  # videos whose timelines are read in advance
 _THUMBNAIL_SIDE = 160  # pixels of the longer side
 _THUMBNAIL_QUALITY = 60
 
 
 @dataclass(frozen=True, kw_only=True)
 class View:
-    """What a backbone sees of a video; backbones that see the same share it.
-
-    Attributes:
-        preprocess: crop and size of the frames.
-        clip: frames that a network of clips sees at once; ``None`` for single frames.
-        augmentation: random crop and colours of single frames; ``None`` for the original view.
-    """
+    """How the frames of a video are cropped for a backbone; backbones with equal views share the crops."""
 
     preprocess: Preprocess
-    clip: Clip | None = None
-    augmentation: Augmentation | None = None
-
-    def __post_init__(self) -> None:
-        if self.clip is not None and self.augmentation is not None:
-            raise ValueError("the frames of a clip are not augmented one by one")
+    clip: Clip | None = None  # None for single frames
+    augmentation: Augmentation | None = None  # None for the original view
 
     @classmethod
     def of(cls, entry: BackboneEntry) -> View:
@@ -68,49 +59,34 @@ class View:
     def windows(self, sampling: Sampling) -> Windows | None:
         """Return what to read around each sampled frame; ``None`` if all frames are needed at once.
 
-        A sampling by windows as long as a clip gives the clips themselves; otherwise a clip is made of the
-        frames around the sampled one, the network's own interval apart.
+        Clips are the sampling's own windows if they have the clip's length, or else frames around the sampled
+        frame at the clip's stride.
+
+        Raises:
+            ValueError: a view of clips has an augmentation.
         """
+        if self.clip is not None and self.augmentation is not None:
+            raise ValueError("the frames of a clip cannot be augmented one by one")
         if self.preprocess.trim or self.augmentation is not None:
             return None
-        reduce = partial(prepare, how=self.preprocess)
+        reduce = partial(prepare, preprocess=self.preprocess)
         if self.clip is None:
-            return _Stills(reduce=reduce)
-        if self.clip.stride == 1 and (neighbours := sampling.windows(self.clip.frames, reduce)):
-            return neighbours
+            return Windows(size=1, reduce=reduce)
+        if self.clip.stride == 1 and (windows := sampling.windows(self.clip.frames, reduce)):
+            return windows
         return Windows(offsets=self.clip.offsets, reduce=reduce)
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Stills(Windows):
-    """Windows of the sampled frame alone."""
-
-    offsets: tuple[float, ...] = (0.0,)
-
-    def choose(self, times: np.ndarray, sampled: np.ndarray) -> np.ndarray:
-        """Return the sampled frames (T,) as windows (T, 1)."""
-        return sampled[:, None]
-
-
-@dataclass(frozen=True, kw_only=True)
 class Decoded:
-    """Sampled frames of one video, cropped for the backbones.
+    """Sampled frames of one video, cropped for the backbones."""
 
-    Attributes:
-        crops: uint8 (T, h, w, 3) for each view, or (T, C, h, w, 3) for a network of clips.
-        times: presentation times (T,) in seconds.
-        reader: name of the reader.
-        lost: number of frames that cannot be decoded.
-        duration: length of the video in seconds.
-        thumbnails: thumbnails of the frames as JPEG files, if requested.
-    """
-
-    crops: tuple[np.ndarray, ...]
-    times: np.ndarray
-    reader: str
-    lost: int
-    duration: float
-    thumbnails: tuple[bytes, ...] = ()
+    crops: tuple[np.ndarray, ...]  # uint8 (T, h, w, 3) for each view, or (T, C, h, w, 3) for a clip network
+    times: np.ndarray  # presentation times (T,) in seconds
+    reader: str  # name of the reader
+    lost: int  # number of frames that cannot be decoded
+    duration: float  # of the video in seconds
+    thumbnails: tuple[bytes, ...] = ()  # of the frames as JPEG files, if requested
 
 
 def decode_video(
@@ -123,78 +99,64 @@ def decode_video(
     """Decode a video, or frames in memory, once and crop its sampled frames for each view.
 
     Raises:
-        VideoError: unreadable video; the subclass says why.
+        VideoError: the video cannot be read; the subclass says why.
     """
-    from capvid.video.frame_filter import useful  # with PyAV and decord, for worker processes only
+    from capvid.video.frame_filter import useful_frames  # imports PyAV and decord: for worker processes only
     from capvid.video.readers import memory_errors, read_frames
 
     with ExitStack() as stack:
-        if not isinstance(video, ArraySource):
-            video = stack.enter_context(fetched(video))
+        if isinstance(video, VideoPath):
+            video = stack.enter_context(local_file(video))
             stack.enter_context(memory_errors(video))
         windows = [view.windows(sampling) for view in views]
-        wanted = [window for window in windows if window]
+        requested = [window for window in windows if window]
         if thumbnails:
-            wanted.append(_Stills(reduce=make_thumbnails))
-        keeps_frames = sampling.clean or None in windows  # otherwise the windows are all that is needed
+            requested.append(Windows(size=1, reduce=make_thumbnails))
+        keep_frames = sampling.clean or None in windows  # otherwise nothing but the windows is needed
         sampled = read_frames(
             video,
             sampling,
             reader=reader,
-            reduce=shrink if keeps_frames else lambda frames: frames[:, :0, :0],
-            windows=wanted,
+            reduce=shrink if keep_frames else lambda frames: frames[:, :0, :0],
+            windows=requested,
         )
         if sampling.clean:
-            sampled = sampled.take(useful(sampled.frames))
-        read = iter(sampled.windows)
+            sampled = sampled.take(useful_frames(sampled.frames))
+        clips = iter(sampled.windows)
         crops = []
         for view, window in zip(views, windows, strict=True):
             if window is not None:
-                crops.append(next(read)[:, 0] if isinstance(window, _Stills) else next(read))
-            elif view.augmentation is not None:
-                crops.append(view.augmentation.prepare(sampled.frames, view.preprocess))
+                crops.append(next(clips) if view.clip else next(clips)[:, 0])
             else:
-                crops.append(prepare(sampled.frames, view.preprocess))
+                crop = view.augmentation.prepare if view.augmentation else prepare
+                crops.append(crop(sampled.frames, view.preprocess))
         return Decoded(
             crops=tuple(crops),
             times=sampled.times,
             reader=sampled.info.reader,
             lost=sampled.info.lost,
             duration=sampled.info.duration,
-            thumbnails=encode_jpegs(next(read)[:, 0]) if thumbnails else (),
+            thumbnails=encode_jpegs(next(clips)[:, 0]) if thumbnails else (),
         )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Timeline:
-    """Presentation times of a video's frames.
-
-    Attributes:
-        times: (N,) in seconds, ascending.
-        duration: in seconds.
-        jumps: whether a frame can be decoded without all frames before it.
-    """
-
-    times: np.ndarray
-    duration: float
-    jumps: bool
-
-
 def read_timeline(path: VideoPath, reader: str) -> Timeline:
-    """Open a video and read its presentation times."""
+    """Return the frame times and duration of a video in seconds, and whether the reader can jump in it."""
     from capvid.video.readers import open_video
 
-    with fetched(path) as file, open_video(file, reader=reader) as source:
-        return Timeline(times=source.frame_times(), duration=source.info.duration, jumps=source.jumps)
+    with local_file(path) as file, open_video(file, reader=reader) as source:
+        return source.frame_times(), source.info.duration, source.jumps
 
 
 @contextmanager
-def fetched(path: VideoPath, *, max_bytes: int | None = None, timeout: float | None = None) -> Iterator[Path]:
-    """Yield the local file of an input, downloaded for the duration of the block if it is remote.
+def local_file(
+    path: VideoPath, *, max_bytes: int | None = None, timeout: float | None = None
+) -> Iterator[Path]:
+    """Yield the local file of an input, which is downloaded for the duration of the block if it is remote.
 
     Args:
         path: path or address.
-        max_bytes: limit of a download; None takes the limit for remote objects.
+        max_bytes: maximum size of a download; None takes the limit for remote objects.
         timeout: seconds for the download; None disables the limit.
 
     Raises:
@@ -229,13 +191,13 @@ def make_thumbnails(frames: np.ndarray) -> np.ndarray:
     return np.stack([np.asarray(Image.fromarray(frame).resize(size, reducing_gap=2.0)) for frame in frames])
 
 
-def encode_jpegs(frames: np.ndarray) -> tuple[bytes, ...]:
+def encode_jpegs(frames: np.ndarray, *, quality: int = _THUMBNAIL_QUALITY) -> tuple[bytes, ...]:
     """Encode frames (n, h, w, 3) uint8 as JPEG files."""
     from PIL import Image
 
     files = [io.BytesIO() for _ in frames]
     for frame, file in zip(frames, files, strict=True):
-        Image.fromarray(frame).save(file, "JPEG", quality=_THUMBNAIL_QUALITY, optimize=True)
+        Image.fromarray(frame).save(file, "JPEG", quality=quality, optimize=True)
     return tuple(file.getvalue() for file in files)
 
 
@@ -243,7 +205,7 @@ class HasPath(Protocol):
     """An input with more than a path.
 
     Optional attributes: ``key`` names the video, ``sampling`` replaces the common sampling, and ``variants``
-    lists the augmentation of each look at the video, ``None`` for the original view.
+    lists the augmentations with which the video is decoded, ``None`` for the original view.
     """
 
     @property
@@ -254,82 +216,61 @@ class HasPath(Protocol):
 Input = str | VideoPath | HasPath
 
 
-def holds_features(path: VideoPath) -> bool:
-    """Whether an input is a feature file rather than a video."""
+def is_feature_file(path: VideoPath) -> bool:
+    """Return whether an input is a feature file rather than a video."""
     return path.suffix.lower() == ".safetensors"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Video:
-    """One input, or one part of a long one: what to decode, then its frames or its error.
-
-    Attributes:
-        path: path or address.
-        name: name of the video.
-        decoded: frames; the crops are those of all views in the first variant, then in the second, ...
-        error: why there are no frames.
-        variants: augmentation of each look at the video.
-        parts: number of consecutive parts that make up the input.
-        stored: whether it is a feature file, of which nothing is decoded.
-        sampling: the input's own sampling until it is decoded; ``None`` for the common one.
-    """
+    """One input, or one chunk of a long one: what to decode, then its frames or its error."""
 
     path: VideoPath
     name: str
-    decoded: Decoded | None = None
-    error: CapvidError | None = None
-    variants: Variants = (None,)
-    parts: int = 1
-    stored: bool = False
-    sampling: Sampling | None = None
+    decoded: Decoded | None = None  # crops of all views in the first variant, then in the second, ...
+    error: CapvidError | None = None  # why there are no frames
+    variants: Variants = (None,)  # augmentations with which it is decoded; None for the original view
+    num_chunks: int = 1  # number of consecutive chunks that make up the input
+    is_features: bool = False  # whether it is a feature file, which is not decoded
+    sampling: Sampling | None = None  # its own sampling until it is decoded; None for the common one
 
     @classmethod
-    def of(cls, item: Input, *, stored: bool = False) -> Video:
-        """Return an input that is still to be decoded; with ``stored``, it may be a feature file."""
+    def of(cls, item: Input, *, feature_files: bool = False) -> Video:
+        """Return an input that is not decoded yet; with ``feature_files``, it may be a feature file."""
         path = parse_path(item) if isinstance(item, str | Path | Blob) else item.path
         return cls(
             path=path,
             name=getattr(item, "key", path.stem),
             variants=getattr(item, "variants", (None,)),
-            stored=stored and holds_features(path),
+            is_features=feature_files and is_feature_file(path),
             sampling=getattr(item, "sampling", None),
         )
 
 
 @dataclass(frozen=True, kw_only=True)
 class DecodeStage:
-    """The first stage of every pipeline: inputs to decoded videos. Can be sent to another machine.
-
-    Attributes:
-        views: what the backbones see.
-        sampling: which frames to take.
-        cut: segmentation of the videos, of which only the frames it needs are decoded; None for none.
-        thumbnails: whether to keep thumbnails of the frames.
-        frames: number of frames to prefetch.
-        reader: name of the video reader; ``auto`` tries another one where the first fails.
-        stored: whether feature files pass through undecoded.
-    """
+    """The first stage of every pipeline: inputs to decoded videos. Can be sent to another machine."""
 
     views: tuple[View, ...]
     sampling: Sampling
-    cut: Segmentation | None = None
-    thumbnails: bool = False
-    frames: int = 32
-    reader: str = "auto"
-    stored: bool = False
+    segmentation: Segmentation | None = None  # only the frames that its segments need are decoded
+    thumbnails: bool = False  # whether to make thumbnails of the frames
+    frames: int = 32  # number of frames to prefetch
+    reader: str = "auto"  # tries another reader if the first fails
+    feature_files: bool = False  # whether feature files pass through without decoding
 
     def videos(self, pool: WorkerPool, inputs: Iterable[Input]) -> Generator[Video, None, None]:
-        """Decode inputs in order in the processes of a pool; with ``cut``, long ones in several parts.
+        """Decode inputs in order in the processes of a pool; with ``segmentation``, long ones in chunks.
 
         Inputs are consumed lazily. Enough videos are prefetched to cover ``frames`` frames, plus one per
-        worker. Closing the generator cancels what has not begun.
+        worker. Closing the generator cancels pending work.
         """
-        requests: Iterable[Video] = (Video.of(item, stored=self.stored) for item in inputs)
-        if self.cut is not None:
-            requests = self._split(pool, requests, self.cut)
-        num_videos, num_frames, ahead = 0, 0, 1
+        requests: Iterable[Video] = map(partial(Video.of, feature_files=self.feature_files), inputs)
+        if self.segmentation is not None:
+            requests = self._split(pool, requests, self.segmentation)
+        num_videos, num_frames, prefetch = 0, 0, 1
         submitted = _submit_ahead(
-            requests, lambda video: self._submit(pool, video, self.reader), lambda: pool.size + ahead
+            requests, lambda video: self._submit(pool, video, self.reader), lambda: pool.size + prefetch
         )
         with closing(submitted):
             for video, future in submitted:
@@ -338,21 +279,17 @@ class DecodeStage:
                 if video.decoded:
                     num_videos += 1
                     num_frames += len(video.variants) * len(video.decoded.times)
-                    ahead = max(1, min(self.frames, math.ceil(self.frames * num_videos / num_frames)))
+                    prefetch = max(1, min(self.frames, math.ceil(self.frames * num_videos / num_frames)))
                 yield video
 
     def _submit(self, pool: WorkerPool, video: Video, reader: str) -> Future[Decoded]:
-        try:
-            views = [replace(view, augmentation=how) for how in video.variants for view in self.views]
-        except Exception as error:
-            failed = Future[Decoded]()
-            failed.set_exception(error)
-            return failed
+        """Submit a video for decoding."""
+        views = [replace(view, augmentation=variant) for variant in video.variants for view in self.views]
         sampling = video.sampling or self.sampling
         return pool.submit(decode_video, video.path, sampling, views, reader, self.thumbnails)
 
     def _wait(self, pool: WorkerPool, video: Video, future: Future[Decoded]) -> Video:
-        """Return the video with its frames; whatever goes wrong is the error of this video alone."""
+        """Return the video with its frames, or with an error, which concerns no other video."""
         error: CapvidError
         try:
             try:
@@ -360,22 +297,22 @@ class DecodeStage:
             except WorkerDiedError as died:
                 if not died.crashed or self.reader != "auto":
                     raise
-                decoded = self._submit(pool, video, "pyav").result()  # may read what crashes another reader
+                # PyAV may read what crashes another reader
+                decoded = self._submit(pool, video, "pyav").result()
             return replace(video, decoded=decoded, sampling=None)
-        except WorkerTimeoutError:
+        except TimeoutError:
             error = _timeout_error(video.path, pool)
         except WorkerDiedError as died:
-            error = DecoderError(
-                video.path,
-                f"the process that decoded it was ended ({died})",
-                remedy="convert it, say with ffmpeg",
-            )
+            problem = f"the decoding process was ended ({died})"
+            error = DecoderError(video.path, problem, remedy="convert it, for example with ffmpeg")
         except Exception as cause:
             error = input_error(video.path, cause)
         return replace(video, error=error, sampling=None)
 
-    def _split(self, pool: WorkerPool, videos: Iterable[Video], cut: Segmentation) -> Iterator[Video]:
-        """Split each video into parts, as soon as its timeline is known."""
+    def _split(
+        self, pool: WorkerPool, videos: Iterable[Video], segmentation: Segmentation
+    ) -> Iterator[Video]:
+        """Split each video into chunks, as soon as its timeline is known."""
         timelines = _submit_ahead(
             videos,
             lambda video: pool.submit(read_timeline, video.path, self.reader),
@@ -383,44 +320,49 @@ class DecodeStage:
         )
         with closing(timelines):
             for video, future in timelines:
-                parts = [video]
                 try:
                     timeline = future.result() if future else None
-                except WorkerTimeoutError:  # decoding would hang for as long again
-                    parts, timeline = [replace(video, error=_timeout_error(video.path, pool))], None
-                except Exception:  # decoding raises it again
+                except TimeoutError:  # decoding would only hang until the same deadline
+                    yield replace(video, error=_timeout_error(video.path, pool))
+                    continue
+                except Exception:  # decoding will raise it again
                     timeline = None
+                chunks = [video]
                 if timeline is not None:
                     try:
-                        parts = split_video(video, timeline, self.sampling, cut)
+                        chunks = split_video(video, timeline, self.sampling, segmentation)
                     except Exception as cause:
-                        parts = [replace(video, error=input_error(video.path, cause))]
-                yield from parts
+                        chunks = [replace(video, error=input_error(video.path, cause))]
+                yield from chunks
 
 
-def split_video(video: Video, timeline: Timeline, sampling: Sampling, cut: Segmentation) -> list[Video]:
-    """Return the parts of a video with the frames that its segments need; itself if it has no frames."""
-    if not len(timeline.times):
+def split_video(
+    video: Video, timeline: Timeline, sampling: Sampling, segmentation: Segmentation
+) -> list[Video]:
+    """Return chunks of a video with the frames that its segments need, or the video if it has no frames."""
+    times, duration, jumps = timeline
+    if not len(times):
         return [video]
-    times = timeline.times[cut.choose(video.path, timeline.times, timeline.duration, sampling)].tolist()
-    size = FRAMES_AT_ONCE if timeline.jumps else WITHOUT_JUMPS
-    chunks = [tuple(times[start : start + size]) for start in range(0, len(times), size)]
-    parts = [replace(video, sampling=ChosenTimes(chunk, sampling), parts=len(chunks)) for chunk in chunks]
-    return parts or [video]
+    chosen = times[segmentation.choose(video.path, times, duration, sampling)].tolist()
+    size = CHUNK_FRAMES if jumps else CHUNK_FRAMES_WITHOUT_JUMPS
+    chunks = [tuple(chosen[start : start + size]) for start in range(0, len(chosen), size)]
+    samplings = [ChosenTimes(chunk, sampling) for chunk in chunks]
+    return [replace(video, sampling=chunk, num_chunks=len(chunks)) for chunk in samplings] or [video]
 
 
 def _submit_ahead(
-    videos: Iterable[Video], submit: Callable[[Video], Future[_T]], ahead: Callable[[], int]
+    videos: Iterable[Video], submit: Callable[[Video], Future[_T]], prefetch: Callable[[], int]
 ) -> Generator[tuple[Video, Future[_T] | None], None, None]:
-    """Submit videos, ``ahead()`` of them before the caller takes the first; cancel the rest when closed.
+    """Submit videos and yield them in order, with ``prefetch()`` videos submitted beyond the one yielded.
 
-    Feature files and videos that have failed already are not submitted.
+    Feature files and videos that have failed already are not submitted. Closing the generator cancels the
+    pending videos.
     """
     pending: deque[tuple[Video, Future[_T] | None]] = deque()
     try:
         for video in videos:
-            pending.append((video, None if video.stored or video.error else submit(video)))
-            while len(pending) > ahead():
+            pending.append((video, None if video.is_features or video.error else submit(video)))
+            while len(pending) > prefetch():
                 yield pending.popleft()
         while pending:
             yield pending.popleft()
@@ -431,6 +373,5 @@ def _submit_ahead(
 
 
 def _timeout_error(path: VideoPath, pool: WorkerPool) -> DecoderError:
-    return DecoderError(
-        path, f"not decoded within {pool.timeout:g} seconds", remedy="allow more with --timeout"
-    )
+    problem = f"not decoded within {pool.timeout:g} seconds"
+    return DecoderError(path, problem, remedy="allow more with --timeout")

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from capvid.metrics.metric import METRICS, Scored, Texts
+from capvid.metrics import METRICS, Scored, Texts
 from capvid.metrics.ngram_index import (
     MAX_N,
     Caption,

@@ -10,7 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from capvid.metrics.metric import METRICS, Scored, Texts
+from capvid.metrics import METRICS, Scored, Texts
 
 ORDERS = (1, 2, 3, 4)
 

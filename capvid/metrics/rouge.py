@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from capvid.metrics.metric import METRICS, Scored, Texts
+from capvid.metrics import METRICS, Scored, Texts
 
 BETA = 1.2
 

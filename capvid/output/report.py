@@ -26,7 +26,8 @@ from capvid.utils.escaping import json_value, utf8_text
 from capvid.utils.files import atomic_path, remove_leftovers
 
 if TYPE_CHECKING:
-    from capvid.output.results import Caption, CaptionResult, Segment
+    from capvid.decoding.caption_generator import Caption
+    from capvid.output.results import CaptionResult, Segment
 
 
 COLUMNS = 60  # per segment; neighbouring frames share a column where there are more
@@ -152,7 +153,8 @@ def _article(number: int, result: CaptionResult) -> str:
     best = result.captions[0]
     text = escape(utf8_text(best.text)) or "(no words)"
     logprob, mean = (
-        f"{value:.2f}".replace("-", "\N{MINUS SIGN}") for value in (best.logprob, best.mean_logprob)
+        f"{value:.2f}".replace("-", "\N{MINUS SIGN}").replace("nan", "?")
+        for value in (best.logprob, best.mean_logprob)
     )
     facts = [
         *([] if result.duration is None else [_duration(result.duration)]),

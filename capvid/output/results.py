@@ -14,56 +14,15 @@ from capvid.utils.escaping import json_value, utf8_text
 if TYPE_CHECKING:
     import numpy as np
 
+    from capvid.decoding.caption_generator import Caption
     from capvid.errors import CapvidError
     from capvid.utils.storage import VideoPath
 
 
 SCHEMA_VERSION = 1  # of JSON records
-UNSURE_BELOW = 0.2  # confidence of captions that are flagged
 _DECIMALS = 6
 _CONFIDENCE_DECIMALS = 3
 _WEIGHT_DECIMALS = 4
-
-
-@dataclass(frozen=True, kw_only=True)
-class WordScore:
-    """One word of a caption, and its log-probability given the words before it."""
-
-    word: str
-    logprob: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class Caption:
-    """One sentence, or the sentences of all segments of a video joined into one text.
-
-    Attributes:
-        text: the caption.
-        logprob: log-probability of the sentence including its end; the sum of several.
-        words: the words with their log-probabilities.
-        confidence: probability that the caption is right (:mod:`capvid.decoding.rescoring`); None if the
-            captioner is not calibrated.
-        traces: model internals per word and, last, for the end of the sentence, each (L + 1, W), if
-            requested: ``attention`` over the frames (W = T), and others by captioner.
-        sentences: number of sentences in the text.
-    """
-
-    text: str
-    logprob: float
-    words: tuple[WordScore, ...]
-    confidence: float | None = None
-    traces: Mapping[str, np.ndarray] | None = None
-    sentences: int = 1
-
-    @property
-    def unsure(self) -> bool:
-        """Whether the confidence is below 0.2: such captions are flagged."""
-        return self.confidence is not None and self.confidence < UNSURE_BELOW
-
-    @property
-    def mean_logprob(self) -> float:
-        """Log-probability per word; the end of a sentence counts as a word."""
-        return self.logprob / (len(self.words) + self.sentences)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,18 +28,19 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 import numpy as np
 
 from capvid.errors import CapvidError, DataError, UsageError, input_error
-from capvid.features.feature_file import features_from_bytes, features_to_bytes
+from capvid.features.feature_file import features_to_bytes
 from capvid.output.results import error_record, make_record
-from capvid.utils.digests import Digests, identity, shown
-from capvid.utils.escaping import json_text
+from capvid.utils.escaping import json_text, utf8_text
 from capvid.utils.files import open_regular
 from capvid.utils.registry import Registry
 from capvid.utils.storage import Storage, filesystem, protocol_of, with_retries
 from capvid.utils.validation import parse_json
 from capvid.video.input_lists import pyarrow_parquet
+from capvid.video.input_set import Digests, identity
 
 if TYPE_CHECKING:
     from capvid.features.extraction import ExtractionResult
+    from capvid.features.feature_file import Features
     from capvid.output.results import CaptionResult
 
 
@@ -56,7 +57,7 @@ class Row:
     Attributes:
         video: path or address as text.
         key: name of the video in shards that need one.
-        features: bytes of the feature file; None for captions and failed videos.
+        features: None for captions and failed videos.
         error: error message, on one line.
         lost: number of frames that could not be decoded.
         unsure: whether a caption has a low confidence.
@@ -66,7 +67,7 @@ class Row:
     video: str
     record: Mapping[str, Any]
     key: str = ""
-    features: bytes | None = None
+    features: Features | None = None
     error: str | None = None
     lost: int = 0
     unsure: bool = False
@@ -102,13 +103,12 @@ def features_row(result: ExtractionResult) -> Row:
     """Return the row of the features of one video."""
     features = result.features
     record = {
-        "video": shown(result.path),
+        "video": utf8_text(result.path),
         "status": "ok" if features is not None else "error",
         "duration": None if features is None else features.seconds,
         "error": error_record(result.error),
     }
-    data = None if features is None else features_to_bytes(features)
-    return Row.of(result, record, key=result.name, features=data)
+    return Row.of(result, record, key=result.name, features=features)
 
 
 class Entry(NamedTuple):
@@ -193,7 +193,7 @@ class WebDataset(ShardFormat):
         for row in rows:
             members.append((f"{row.key}.json", json_text(row.record).encode("utf-8")))
             if row.features is not None:
-                members.append((f"{row.key}.safetensors", row.features))
+                members.append((f"{row.key}.safetensors", features_to_bytes(row.features)))
         return _tar(members)
 
     def index_of(self, data: bytes) -> bytes:
@@ -350,11 +350,10 @@ class ParquetFeatures(Parquet):
         records = [dict(row.record) for row in rows]
         for record, row in zip(records, rows, strict=True):
             if row.features is not None:
-                features = features_from_bytes(row.features)
-                record["header"], record["times"] = features.header.to_json(), features.times
+                record["header"], record["times"] = row.features.header.to_json(), row.features.times
                 record["streams"] = [
                     {"shape": list(array.shape), "values": np.asarray(array, np.float32).reshape(-1)}
-                    for array in features.streams
+                    for array in row.features.streams
                 ]
         return pa.Table.from_pylist(records, schema=pa.schema(schema))
 

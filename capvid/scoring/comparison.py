@@ -18,8 +18,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from capvid.errors import DataError
+from capvid.metrics import Texts
 from capvid.metrics.bleu import bleu_counts, bleu_of_counts
-from capvid.metrics.metric import Texts
 from capvid.metrics.ngram_index import Floats
 from capvid.scoring.scorer import CAPTION_METRICS, Scores, score_texts
 

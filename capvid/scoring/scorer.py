@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from capvid.errors import CapvidError, DataError, UsageError
-from capvid.metrics.metric import METRICS, Texts
+from capvid.metrics import METRICS, Texts
 from capvid.metrics.ngram_index import Caption, check_predictions, check_references, check_tokenizer, tokenize
 
 CAPTION_METRICS = ("bleu", "rouge", "cider")  # metrics of captions that need no further data

@@ -29,6 +29,7 @@ from capvid.datasets.examples import (
     tokenize_paragraphs,
 )
 from capvid.decoding.beam_search import decode, decode_paragraphs
+from capvid.decoding.caption_generator import UNSURE_BELOW
 from capvid.decoding.decoding_options import DecodingOptions, Hypothesis
 from capvid.decoding.rescoring import (
     NOTE,
@@ -39,7 +40,6 @@ from capvid.decoding.rescoring import (
 from capvid.errors import CapvidError, DataError
 from capvid.features.feature_store import NO_VIEWS, FeatureStore, Views
 from capvid.metrics.cider import CiderD
-from capvid.output.results import UNSURE_BELOW
 from capvid.scoring.scorer import paragraph_text, score, score_paragraphs
 from capvid.text.vocabulary import PAD, Vocabulary
 from capvid.training.recipe import DataOptions
@@ -202,7 +202,7 @@ def evaluate(
     checkpoint: Checkpoint, videos: Sequence[CaptionedVideo], store: FeatureStore, options: DecodingOptions
 ) -> Evaluation:
     """Caption ``videos`` from their features and score the captions against the references."""
-    checkpoint.header.checked(store.header)
+    checkpoint.header.require_match(store.header)
     if not videos:
         raise DataError("there is no video to evaluate on")
     task = task_of(checkpoint)
@@ -262,7 +262,7 @@ def calibrate(
         raise UncalibratedError(f"{checkpoint.name} writes paragraphs, not single captions")
     if len(videos) < MIN_VIDEOS:
         raise UncalibratedError(f"{len(videos)} validation videos, and it takes {MIN_VIDEOS}")
-    checkpoint.header.checked(store.header)
+    checkpoint.header.require_match(store.header)
     task = task_of(checkpoint)
     examples = task.examples(videos, FrameReader(store), None)
     best = {name: group[0] for name, group in task.hypotheses(captioner, examples, options).items()}

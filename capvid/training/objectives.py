@@ -389,7 +389,7 @@ class SelfCritical:
                 f"{start.name} writes paragraphs, and only single captions are fine-tuned on CIDEr-D",
                 remedy="choose a captioner of single captions, such as m3",
             )
-        start.header.checked(header)
+        start.header.require_match(header)
         if critical.samples < 2:
             raise UsageError(
                 "self_critical.samples = 1: a caption is rewarded for being better than others of its video",

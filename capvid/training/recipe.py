@@ -12,9 +12,8 @@ from typing import Any
 from capvid.decoding.decoding_options import DecodingOptions
 from capvid.errors import RecipeError, UsageError
 from capvid.utils.files import read_regular
-from capvid.utils.options import option
 from capvid.utils.registry import did_you_mean
-from capvid.utils.validation import LARGEST, MIB, checked_fields, parse_toml, short
+from capvid.utils.validation import LARGEST, MIB, checked_fields, option, parse_toml, short
 
 RECIPES = Path(__file__).resolve().parents[1] / "recipes"
 MAX_BYTES = 1 * MIB  # of a recipe file

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from safetensors import SafetensorError
 
-from capvid.backbones.catalog import backbones, models_file
+from capvid.backbones.catalog import MODELS_FILE, backbones
 from capvid.backbones.weights import local_weights, own_file_name
 from capvid.datasets.dataset import SPLITS, CaptionedVideo
 from capvid.errors import CheckpointError, UsageError, WeightsError
@@ -139,7 +139,7 @@ def source_digest() -> str:
     """Return the SHA-256 over names and contents of capvid's Python and TOML files."""
     files = {path.relative_to(PACKAGE).as_posix(): path for path in PACKAGE.rglob("*.py")}
     files |= {path.relative_to(PACKAGE).as_posix(): path for path in PACKAGE.rglob("*.toml")}
-    files["models.toml"] = models_file()  # outside the package in a checkout
+    files["models.toml"] = MODELS_FILE  # outside the package in a checkout
     digest = hashlib.sha256()
     for name in sorted(files):
         content = files[name].read_bytes()

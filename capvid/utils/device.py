@@ -131,3 +131,15 @@ def layer_family(module: nn.Module) -> str:
             return family
     recurrent = any(isinstance(part, nn.RNNBase | nn.RNNCellBase) for part in module.modules())
     return "LSTMs" if recurrent else "matrix products"
+
+
+def free_memory() -> tuple[int, str]:
+    """Return the bytes of memory that networks can use, and where: on the GPUs, or else in this machine."""
+    import psutil
+    import torch
+
+    if torch.cuda.is_available():
+        count = torch.cuda.device_count()
+        free = sum(torch.cuda.mem_get_info(number)[0] for number in range(count))
+        return free, "on the GPU" if count == 1 else f"on {count} GPUs"
+    return int(psutil.virtual_memory().available), "of RAM"

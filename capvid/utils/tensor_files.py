@@ -7,17 +7,16 @@ import pickle
 import re
 import warnings
 import zipfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from capvid.errors import WeightsError
 from capvid.utils.files import open_regular
-from capvid.utils.validation import GIB, limits, parse_json
+from capvid.utils.validation import GIB, limits
 
 _MAX_TENSORS = 50_000
 _MAX_EXPANSION = 10  # times the size of a zip file; torch does not compress
@@ -120,52 +119,3 @@ def _collect_tensors(content: Any) -> dict[str, Tensor]:
         if nested := _collect_tensors(content.get(name)):
             return nested
     return {str(name): tensor for name, tensor in content.items() if isinstance(tensor, Tensor)}
-
-
-class HeldSlice:
-    """Header entry of a tensor, with the methods of a safetensors slice."""
-
-    def __init__(self, entry: Mapping[str, Any]) -> None:
-        self._entry = entry
-
-    def get_dtype(self) -> str:
-        """Return the dtype in safetensors notation, such as ``F16``."""
-        return str(self._entry["dtype"])
-
-    def get_shape(self) -> list[int]:
-        """Return the shape."""
-        return list(self._entry["shape"])
-
-
-class HeldFile:
-    """Safetensors file in memory, with the methods of an open one.
-
-    Args:
-        data: all bytes of the file.
-
-    Raises:
-        SafetensorError: incomplete or damaged.
-    """
-
-    def __init__(self, data: bytes) -> None:
-        from safetensors.numpy import load
-
-        self._tensors = load(data)
-        self._header = parse_json(data[8 : 8 + int.from_bytes(data[:8], "little")])
-        self._metadata = self._header.pop("__metadata__", None)
-
-    def metadata(self) -> Mapping[str, str] | None:
-        """Return the metadata of the header."""
-        return self._metadata
-
-    def keys(self) -> Iterable[str]:
-        """Return the names of the tensors."""
-        return self._tensors.keys()
-
-    def get_slice(self, name: str) -> HeldSlice:
-        """Return the header entry of a tensor."""
-        return HeldSlice(self._header[name])
-
-    def get_tensor(self, name: str) -> np.ndarray:
-        """Return a tensor."""
-        return self._tensors[name]

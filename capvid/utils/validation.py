@@ -165,6 +165,18 @@ def choice(default: str, *others: str) -> Any:
     return field(default=default, metadata={"choices": (default, *others)})
 
 
+def option(default: Any, help: str, **metadata: Any) -> Any:
+    """Declare an option.
+
+    Args:
+        default: value if the option is not given.
+        help: help text.
+        metadata: bounds ``minimum`` and ``maximum``, ``flags`` of the command line where they do not follow
+            from the name, ``metavar`` and ``shown``, the default in words.
+    """
+    return field(default=default, metadata={"help": help, **metadata})
+
+
 def checked_fields(
     cls: type, values: Mapping[str, Any], *, prefix: str = "", what: str = "option"
 ) -> dict[str, Any]:

@@ -2,8 +2,8 @@
 
 decord's random access (``get_batch``, ``seek_accurate``, ``skip_frames``) silently returns wrong frames: in
 every H.264 AVI (its packets have no presentation times to seek by), at open groups of pictures, with intra
-refresh, in WMV. Decoding from the first frame with ``next`` returns the right ones in all of these, so this
-reader never seeks. Nor does it let decord repeat a frame in place of one that cannot be decoded.
+refresh, in WMV. Decoding from the first frame with ``next`` is correct in all of these, so this reader never
+seeks. Nor does it let decord repeat a frame in place of one that cannot be decoded.
 """
 
 from __future__ import annotations
@@ -20,38 +20,38 @@ from capvid.errors import EmptyVideoError, TruncatedVideoError, UnsupportedCodec
 from capvid.utils.validation import limits
 from capvid.video.frame_source import FrameSource
 from capvid.video.probe import (
+    codec_error,
     codec_of,
-    damaged_data,
-    exceeds_limit,
+    damage_error,
+    ffmpeg_log,
     kind_of,
-    listening,
+    limit_error,
     missing_bytes,
     open_container,
-    unsupported_codec,
 )
 
-_LONGEST = 1e8  # seconds; larger times are the decoder's mark for "none"
+_MAX_TIME = 1e8  # seconds; decord marks missing times with larger ones
 
 
 class DecordSource(FrameSource):
-    """Frame source on decord, one decoding thread per video; decord turns frames as the file demands.
+    """Frame source on decord, with one decoding thread per video; decord applies the file's rotation.
 
     Raises:
         VideoError: the file cannot be opened; the subclass says why.
     """
 
-    def __init__(self, path: Path, *, why: str = "asked for") -> None:
+    def __init__(self, path: Path, *, why: str = "requested") -> None:
         kind = kind_of(path)
         if kind == "mpeg-ts":
             reason = "decord loses frames of MPEG transport streams"
             raise UnsupportedCodecError(path, reason, remedy="use the reader pyav")
         if missing := missing_bytes(path, kind):
             raise TruncatedVideoError(path, f"the file ends {missing} bytes too early", remedy="get it again")
-        # decord's FFmpeg knows no whitelists: PyAV's looks first what it would take the file for
-        with listening():
+        # decord's FFmpeg has no whitelists of formats and protocols, so PyAV's checks the file first
+        with ffmpeg_log():
             container, stream = open_container(path, None)
             self._codec, rotation = codec_of(stream), 0
-            if kind == "mp4":  # the only kind that decord turns
+            if kind == "mp4":  # the only kind that decord rotates
                 with suppress(av.FFmpegError, StopIteration):
                     rotation = -round(next(container.decode(stream)).rotation / 90) * 90 % 360
             container.close()
@@ -61,41 +61,41 @@ class DecordSource(FrameSource):
         if not count:
             raise EmptyVideoError(path, "has no frames", remedy="get it again")
         if count > max_frames:
-            raise exceeds_limit(path, f"it has over {max_frames} frames", "video_frames")
+            raise limit_error(path, f"it has over {max_frames} frames", "video_frames")
         spans = np.asarray(self._reader.get_frame_timestamp(list(range(count))), np.float64)
-        times = repaired_times(spans, float(self._reader.get_avg_fps()))
-        if kind == "mp4":  # decord omits the frames before the edit list's start: they are never displayed
+        times = repair_times(spans, float(self._reader.get_avg_fps()))
+        if kind == "mp4":  # decord omits the frames before the edit list's start, which are never displayed
             times = times[times > -1e-4]
         if not len(times):
-            raise EmptyVideoError(path, "no frame of it is ever shown", remedy="get it again")
+            raise EmptyVideoError(path, "none of its frames is ever shown", remedy="get it again")
         self._first = self._next().asnumpy()
         self._describe(
             times, self._first, path=path, reader="decord", codec=self._codec, rotation=rotation, why=why
         )
 
     def _open(self) -> Any:
-        """Open the file, from its first frame on."""
+        """Open the file at its first frame."""
         try:
             import decord
         except ImportError as error:  # no wheel for this platform
             problem = "decord, which reads videos, is not installed"
             raise UnsupportedCodecError(self._path, problem, remedy="pip install decord") from error
         decord.logging.set_level(decord.logging.QUIET)
-        self._position = 0  # of the frame that the decoder returns next
+        self._position = 0  # index of the frame that the decoder returns next
         try:
-            # An absolute path, since decord takes what is before a colon for a protocol; and a tolerance
-            # so small that one frame repeated for a damaged one is an error.
+            # An absolute path, since decord takes text before a colon for a protocol; and a tolerance so
+            # small that one frame repeated for a damaged one is an error.
             return decord.VideoReader(os.path.abspath(self._path), num_threads=1, fault_tol=1e-9)  # noqa: PTH100
         except (decord.DECORDError, RuntimeError, OSError) as error:
             if "cannot find video stream" in str(error):
-                raise unsupported_codec(self._path, self._codec) from error
+                raise codec_error(self._path, self._codec) from error
             if "broken metadata" in str(error):
                 raise EmptyVideoError(self._path, "has no frames", remedy="get it again") from error
             problem = "the file is damaged and cannot be opened"
             raise TruncatedVideoError(self._path, problem, remedy="get it again") from error
 
     def _decode(self, index: int) -> np.ndarray:
-        """Decode frame ``index``, (H, W, 3), from the start again if the decoder is past it."""
+        """Decode frame ``index``, (H, W, 3), from the start of the file if the decoder is past it."""
         if self._reader is None:
             raise VideoError(self._path, "the reader is closed already")
         if index == 0:
@@ -106,18 +106,19 @@ class DecordSource(FrameSource):
             self._next()
         frame: np.ndarray = self._next().asnumpy()
         if frame.shape != self._first.shape:
-            raise VideoError(self._path, "its frame size changes", remedy="convert it, say with ffmpeg")
+            problem = "the frame size changes within the video"
+            raise VideoError(self._path, problem, remedy="convert it, for example with ffmpeg")
         return frame
 
     def _next(self) -> Any:
-        """Decode one more frame, whose pixels are not copied yet."""
+        """Decode the next frame, without copying its pixels."""
         import decord
         from decord._ffi.base import DECORDLimitReachedError  # raised for repeated frames
 
         try:
             frame = self._reader.next()
         except (decord.DECORDError, DECORDLimitReachedError, RuntimeError, StopIteration) as error:
-            raise damaged_data(self._path) from error
+            raise damage_error(self._path) from error
         self._position += 1
         return frame
 
@@ -126,13 +127,13 @@ class DecordSource(FrameSource):
         self._reader = None
 
 
-def repaired_times(spans: np.ndarray, fps: float) -> np.ndarray:
+def repair_times(spans: np.ndarray, fps: float) -> np.ndarray:
     """Return presentation times (N,) from decord's start and end times of the frames, (N, 2).
 
     Some containers (AVI, MPEG program streams) omit the times of some frames, and decord puts the entries of
-    those frames first, whatever their position. Such files have a constant rate, ``fps``, used instead.
+    those frames first, whatever their position. Such files have a constant rate, ``fps``, which is used.
     """
     starts = spans[:, 0]
-    if (np.abs(starts) < _LONGEST).all():
+    if (np.abs(starts) < _MAX_TIME).all():
         return np.maximum.accumulate(starts)
-    return np.arange(len(starts)) / (fps if 0 < fps < _LONGEST else 25.0)
+    return np.arange(len(starts)) / (fps if 0 < fps < _MAX_TIME else 25.0)

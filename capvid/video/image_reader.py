@@ -19,17 +19,17 @@ from capvid.utils.validation import limits
 from capvid.video.frame_source import FrameSource
 
 SUFFIXES = (".jpeg", ".jpg", ".png", ".webp")
-SECONDS = 2.0  # that each image lasts
-_FORMATS = ("BMP", "GIF", "JPEG", "PNG", "WEBP")  # none that runs a program or opens another file
+SECONDS = 2.0  # duration of each image
+_FORMATS = ("BMP", "GIF", "JPEG", "PNG", "WEBP")  # no format that runs a program or opens other files
 _CHUNK = 4096  # bytes decompressed at a time
-_ENTRY = 4  # bytes of memory, at least, for each byte of a zip file's directory
+_DIRECTORY_FACTOR = 4  # minimum bytes of memory per byte of a zip file's directory
 _pillow_lock = threading.Lock()
 
 Contents = tuple[zipfile.ZipFile, dict[str, list[str]]]  # the open file, and each folder's images
 
 
 def archive_of(path: Path) -> Path | None:
-    """Return the zip file that ``path`` leads into, or is; None for any other path."""
+    """Return the zip file that contains ``path``, or ``path`` itself if it is one; None for other paths."""
     for parent in (path, *path.parents):
         if parent.suffix.lower() == ".zip" and os.path.isfile(parent):  # noqa: PTH113
             return parent
@@ -37,11 +37,12 @@ def archive_of(path: Path) -> Path | None:
 
 
 def image_folders(archive: Path) -> list[Path]:
-    """Return the sorted paths of the folders with images in a zip file; raise VideoError if it is none."""
+    """Return the sorted paths of the folders with images in a zip file; raise VideoError if unreadable."""
     return [archive / folder for folder in _contents(archive)[1]]
 
 
 def _contents(archive: Path) -> Contents:
+    """Return an open zip file and its images; raise VideoError if it cannot be read."""
     try:
         status = archive.stat()
         return _open(str(archive), status.st_size, status.st_mtime_ns)
@@ -51,11 +52,12 @@ def _contents(archive: Path) -> Contents:
 
 @lru_cache(maxsize=4)
 def _open(archive: str, *version: int) -> Contents:
-    opened = zipfile.ZipFile(_BoundedReads(open_regular(archive), limits().header_bytes // _ENTRY))
+    max_bytes = limits().header_bytes // _DIRECTORY_FACTOR
+    opened = zipfile.ZipFile(_BoundedReads(open_regular(archive), max_bytes))
     folders: dict[str, list[str]] = {}
     for name in sorted(opened.namelist()):
         folder = PurePosixPath(name).parent
-        # outputs are named by the folder: a name that leads out of the zip file is skipped
+        # outputs are named after the folder, so names that lead out of the zip file are skipped
         inside = folder.parts and not folder.is_absolute() and ".." not in folder.parts
         if inside and name.lower().endswith(SUFFIXES):
             folders.setdefault(folder.as_posix(), []).append(name)
@@ -63,7 +65,7 @@ def _open(archive: str, *version: int) -> Contents:
 
 
 class _BoundedReads:
-    """A file that refuses reads beyond a limit: ``zipfile`` reads a directory at once."""
+    """A file that refuses reads beyond a limit, since ``zipfile`` reads a directory at once."""
 
     def __init__(self, file: IO[bytes], max_bytes: int) -> None:
         self._file, self._max_bytes = file, max_bytes
@@ -78,15 +80,15 @@ class _BoundedReads:
 
 
 class UnsuitableImageError(ValueError):
-    """An image beyond a limit, or not of the size of the others."""
+    """The image exceeds a limit, or differs in size from the others."""
 
 
 def read_member(archive: zipfile.ZipFile, name: str) -> bytes:
-    """Read a member of a zip file of at most :attr:`~capvid.utils.validation.Limits.member_bytes`.
+    """Read a member of a zip file, of at most :attr:`~capvid.utils.validation.Limits.member_bytes`.
 
     Raises:
-        UnsuitableImageError: it is larger.
-        zipfile.BadZipFile, OSError, NotImplementedError, RuntimeError: it cannot be read.
+        UnsuitableImageError: the member is larger.
+        zipfile.BadZipFile, OSError, NotImplementedError, RuntimeError: the member cannot be read.
     """
     size, max_size = archive.getinfo(name).file_size, limits().member_bytes
     if size > max_size:
@@ -94,16 +96,16 @@ def read_member(archive: zipfile.ZipFile, name: str) -> bytes:
             f"has {size} bytes, more than the limit of {max_size}; raise CAPVID_LIMIT_MEMBER_BYTES"
         )
     with archive.open(name) as member:
-        # small pieces: some decompressors return all that a piece holds, whatever the declared size
+        # small chunks: some decompressors return all that a chunk expands to, whatever the declared size
         return b"".join(iter(lambda: member.read(_CHUNK), b""))
 
 
 def decode_image(read: Callable[[], bytes], size: tuple[int, int] | None = None) -> np.ndarray:
-    """Decode the image whose bytes ``read`` returns, of a required width and height: (H, W, 3) uint8 RGB.
+    """Decode the image whose bytes ``read`` returns: (H, W, 3) uint8 RGB.
 
     Raises:
-        UnsuitableImageError: it is beyond a limit, or of another size.
-        ValueError: it cannot be read or decoded, whatever the reason.
+        UnsuitableImageError: it exceeds a limit, or its width and height are not ``size``.
+        ValueError: it cannot be read or decoded, for any reason.
     """
     from PIL import Image
 
@@ -123,18 +125,18 @@ def decode_image(read: Callable[[], bytes], size: tuple[int, int] | None = None)
                     "raise CAPVID_LIMIT_FRAME_PIXELS"
                 )
             if size is not None and image.size != size:
-                raise UnsuitableImageError("is not of the size of the first image")
+                raise UnsuitableImageError("does not have the size of the first image")
             return np.array(image.convert("RGB"))
     except (MemoryError, UnsuitableImageError):
         raise
-    except Exception as error:  # zip files and images are broken in ways of many types
+    except Exception as error:  # damaged zip files and images raise errors of many types
         raise ValueError(f"{type(error).__name__}: {error}") from error
 
 
 class ImageSource(FrameSource):
-    """Frame source over the images of one folder in a zip file; every image lasts equally long.
+    """Frame source over the images of one folder in a zip file, which all have the same duration.
 
-    The zip file, of which ``path`` is a folder, stays open for the next video in it.
+    The zip file, in which ``path`` is a folder, stays open for further videos.
 
     Raises:
         VideoError: the zip file or its first image cannot be read, or there is no such folder.
@@ -145,7 +147,8 @@ class ImageSource(FrameSource):
         self._archive, folders = _contents(archive)
         self._names = folders.get(path.relative_to(archive).as_posix(), [])
         if not self._names:
-            raise EmptyVideoError(path, "is no folder of images", remedy=f"see what is in {archive.name}")
+            problem = "is not a folder of images"
+            raise EmptyVideoError(path, problem, remedy=f"check the contents of {archive.name}")
         self._size: tuple[int, int] | None = None
         first = self._decode(0)
         self._size = first.shape[1], first.shape[0]

@@ -1,4 +1,4 @@
-"""Lists of inputs: text with a path or address on each line, and tables with a column of them."""
+"""Lists of inputs: text with one path or address per line, and tables with a column of them."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from capvid.utils.files import open_regular
 from capvid.utils.storage import VideoPath, local_copy, parse_path
 from capvid.utils.validation import limits
 
-COLUMNS = ("video", "path", "url", "file", "filename", "video_path")  # the first that exists is taken
+COLUMNS = ("video", "path", "url", "file", "filename", "video_path")  # default columns, by priority
 _BLOCK = 1 << 16  # bytes read at a time
-_MAX_LINE = 1 << 16  # bytes; addresses with signatures are longer than any path
-_MAX_ROW = 1 << 20  # characters of a table that are read at once
+_MAX_LINE = 1 << 16  # bytes; signed addresses are longer than any path
+_MAX_ROW = 1 << 20  # characters in a row of a table
 
 
 def read_list(
@@ -29,10 +29,10 @@ def read_list(
     """Yield the entries of a list, in constant memory.
 
     Args:
-        source: a ``.csv``, ``.tsv`` or ``.parquet`` file with a column of paths or addresses, or a text file
-            with one on each line, or with NUL after each; a path or address itself.
+        source: path or address of a ``.csv``, ``.tsv`` or ``.parquet`` file with a column of paths or
+            addresses, or of a text file in which each ends with a newline or NUL.
         column: name of the column; None takes the first of :data:`COLUMNS` that exists.
-        timeout: seconds for fetching the list; None sets no limit.
+        timeout: seconds for fetching the list; None disables the limit.
 
     Raises:
         UsageError: the list cannot be read, or has no such column.
@@ -47,7 +47,7 @@ def read_list(
             elif suffix in (".csv", ".tsv"):
                 yield from _read_table(source, file, column, delimiter="\t" if suffix == ".tsv" else ",")
             elif column is not None:
-                raise UsageError(f"{source}: a list of lines has no columns", remedy="leave out --column")
+                raise UsageError(f"{source}: a text file has no columns", remedy="leave out --column")
             else:
                 yield from read_paths(file, name=source)
     except OSError as error:
@@ -56,7 +56,7 @@ def read_list(
 
 
 def open_list(path: Path) -> BinaryIO:
-    """Open the file of a list; raise UsageError if it is none that can be read twice, such as a pipe."""
+    """Open the file of a list; raise UsageError if it is not a regular file, such as a pipe."""
     try:
         return open_regular(path)
     except OSError as error:
@@ -65,17 +65,17 @@ def open_list(path: Path) -> BinaryIO:
 
 
 def read_paths(stream: IO[bytes], *, name: object = "the list") -> Iterator[VideoPath]:
-    """Yield the entries of a text, one per line, or with NUL after each, as ``find -print0`` writes them.
+    """Yield the entries of a text: one per line, or NUL-separated as by ``find -print0``.
 
-    Blank lines and carriage returns at the end of lines are skipped; bytes that are not text stay as they
-    are. Only one row and one block are in memory. Errors name the list by ``name``.
+    Blank lines and carriage returns at the end of lines are skipped; bytes that are not UTF-8 are preserved.
+    Only one row and one block are in memory. Errors begin with ``name``.
 
     Raises:
         UsageError: a line is too long for a path.
     """
     head = stream.read(_BLOCK)
     blocks: Iterator[bytes] = chain([head], iter(lambda: stream.read(_BLOCK), b""))
-    is_utf16 = head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))  # of PowerShell
+    is_utf16 = head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))  # as PowerShell writes
     if is_utf16:
         decoder = codecs.getincrementaldecoder("utf-16")("surrogatepass")
         blocks = (decoder.decode(block).encode("utf-8", "surrogatepass") for block in blocks)
@@ -88,7 +88,7 @@ def read_paths(stream: IO[bytes], *, name: object = "the list") -> Iterator[Vide
         for index, row in enumerate((*rows, rest)):
             if len(row) > _MAX_LINE:
                 problem = f"{name}, line {number + index}: longer than any path ({_MAX_LINE} bytes)"
-                raise UsageError(problem, remedy="give a text file with one path or address on each line")
+                raise UsageError(problem, remedy="give a text file with one path or address per line")
         number += len(rows)
         for row in rows:
             row = row if separator == b"\0" else row.removesuffix(b"\r")
@@ -99,10 +99,11 @@ def read_paths(stream: IO[bytes], *, name: object = "the list") -> Iterator[Vide
 def _read_table(
     source: VideoPath, binary: BinaryIO, column: str | None, *, delimiter: str
 ) -> Iterator[VideoPath]:
+    """Yield the entries in a column of a CSV or TSV file."""
     file = io.TextIOWrapper(binary, encoding="utf-8-sig", errors="surrogateescape", newline="")
 
     def lines() -> Iterator[str]:
-        # csv has a limit for fields, but applies it only once the line is in memory
+        # csv limits the size of fields, but only after the whole line is in memory
         while line := file.readline(_MAX_ROW):
             if len(line) == _MAX_ROW and not line.endswith(("\n", "\r")):
                 raise csv.Error(f"longer than {_MAX_ROW} characters")
@@ -119,6 +120,7 @@ def _read_table(
 
 
 def _read_parquet(source: VideoPath, binary: BinaryIO, column: str | None) -> Iterator[VideoPath]:
+    """Yield the entries in a column of a Parquet file."""
     parquet = pyarrow_parquet()
     from pyarrow import ArrowException
 
@@ -130,7 +132,7 @@ def _read_parquet(source: VideoPath, binary: BinaryIO, column: str | None) -> It
             for chunk in map(group.column, range(group.num_columns)):
                 size = chunk.total_uncompressed_size
                 is_column = chunk.path_in_schema.split(".")[0] == name
-                if is_column and not 0 <= size <= max_bytes:  # it is unpacked as one
+                if is_column and not 0 <= size <= max_bytes:  # a chunk is decompressed at once
                     problem = f"a column chunk of {size} bytes, more than the limit of {max_bytes}"
                     raise UsageError(f"{source}: {problem}", remedy="write the list with smaller row groups")
         for batch in file.iter_batches(columns=[name]):
@@ -151,9 +153,10 @@ def pyarrow_parquet() -> Any:
 
 
 def _column(source: VideoPath, names: Sequence[str], column: str | None) -> str:
+    """Return the name of the column with the entries."""
     for name in COLUMNS if column is None else (column,):
         if name in names:
             return name
     available = ", ".join(map(str, names)) or "none"
-    problem = f"no column {column}" if column else "no column that is known to hold videos"
-    raise UsageError(f"{source}: {problem} (there are: {available})", remedy="name it with --column")
+    problem = f"no column {column}" if column else f"no column named {', '.join(COLUMNS)}"
+    raise UsageError(f"{source}: {problem} (it has {available})", remedy="name the column with --column")

@@ -1,4 +1,4 @@
-"""Input sets: the videos that files, folders, patterns, archives and addresses stand for."""
+"""Input sets: the videos in files, folders, patterns, archives and addresses."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ from itertools import count, takewhile
 from pathlib import Path, PurePath, PurePosixPath
 from typing import Any, BinaryIO, cast
 
+import numpy as np
+
 from capvid.errors import CapvidError, MissingVideoError, VideoError, input_error
-from capvid.utils.digests import Digests, identity
+from capvid.utils.escaping import utf8_text
 from capvid.utils.files import open_regular
 from capvid.utils.storage import (
     Blob,
@@ -35,21 +37,22 @@ from capvid.utils.storage import (
 
 _EXTENSIONS = ".3g2 .3gp .asf .avi .divx .flv .gif .m2ts .m4v .mkv .mov .mp4 .mpeg .mpg .mts .ogv .ts .vob"
 EXTENSIONS = frozenset([*_EXTENSIONS.split(), ".webm", ".wmv"])
-_FILES = EXTENSIONS | {".safetensors", ".tar", ".zip"}  # never folders, so that no server is asked
-_CHECK_PATTERN = "check the path; hidden files are passed over"
+_FILES = EXTENSIONS | {".safetensors", ".tar", ".zip"}  # extensions of addresses that are never folders
+_CHECK_PATTERN = "check the path; hidden files are skipped"
 _WILD = re.compile(r"[*?[]")
-_REMOTE_WILD = re.compile(r"[*[]")  # at addresses a question mark begins a query
-_FETCH = 1 << 16  # bytes fetched at a time where only the headers between members are read
-_MAX_HEADER_BYTES = 1 << 20  # of one member; tarfile holds them in memory, and joins sparse maps slowly
+_REMOTE_WILD = re.compile(r"[*[]")  # in addresses a question mark begins a query
+_FETCHED_BYTES = 1 << 16  # fetched at a time from an archive of which only the headers are needed
+_MAX_HEADER_BYTES = 1 << 20  # of one member; tarfile keeps them in memory, and joins sparse maps slowly
 # errors that tarfile raises for damaged headers, besides its own
 _DAMAGED = (ValueError, OverflowError, LookupError, TypeError, RecursionError, EOFError)
-_MAX_NAME, _MAX_PATH = 240, 2000  # bytes, of 255 and 4096 on most systems
+_RECENT = 1 << 16  # digests kept in a plain set before they are merged into the sorted array
+_MAX_NAME, _MAX_PATH = 240, 2000  # bytes; most systems allow 255 and 4096
 
-# The functions of os.path return False where those of Path raise, such as for a name that is too long.
+# Unlike the methods of Path, these functions return False instead of raising, as for a name that is too long.
 _is_folder, _is_file = os.path.isdir, os.path.isfile
 
 NamedVideo = tuple[VideoPath, PurePosixPath]
-Failed = Callable[[CapvidError], None]
+OnError = Callable[[CapvidError], None]
 
 
 @dataclass(frozen=True)
@@ -57,7 +60,7 @@ class VideoInput:
     """One video of an input set."""
 
     path: VideoPath
-    key: str  # relative path with ``/`` and without ``..``, unique among the inputs, that names its outputs
+    key: str  # relative path with ``/`` and without ``..``, unique among the inputs; names its outputs
 
 
 def find_videos(
@@ -65,37 +68,39 @@ def find_videos(
     *,
     listed: Iterable[VideoPath | str] = (),
     recursive: bool = True,
-    failed: Failed | None = None,
+    on_error: OnError | None = None,
     timeout: float | None = None,
 ) -> list[VideoInput]:
-    """Find the videos that files, folders and patterns stand for, each once.
+    """Find the videos in files, folders and patterns, each once.
 
-    Files are taken as they are, even if missing or with another extension: opening them reports what is
-    wrong. Folders are searched for known extensions in the order of names, skipping hidden files and folders
-    and following symbolic links to folders once. A zip file stands for its folders of images, each the frames
-    of a video, and a tar file, also one in a folder, for the videos in it. Addresses likewise stand for
-    files, folders, patterns and tar archives. A path that does not exist and holds ``*``, ``?`` or ``[`` is a
-    pattern; it matches files with known extensions, and others only if it ends in theirs.
+    Files are taken as they are, even if missing or with another extension; opening them reports the problem.
+    Folders are searched for known extensions in the order of names, skipping hidden files and folders and
+    following symbolic links to folders once. A zip file contains folders of images, each the frames of a
+    video; a tar file, also one in a folder, contains videos. Addresses can be files, folders, patterns and
+    tar archives as well. A path that does not exist and contains ``*``, ``?`` or ``[`` is a pattern; it
+    matches files with known extensions, and other files only if it ends in their extension.
 
-    The key of a file is its name; below a folder, a zip file or the part of a pattern without wildcards, the
-    path from there. It has no extension, unless another video has the same key.
+    The key of a file is its name; in a folder, a zip file or the part of a pattern without wildcards, it is
+    the relative path. It has no extension, unless another video has the same key.
 
     Args:
         inputs: files, folders and patterns.
         listed: paths of a list, files or folders, taken literally. Their keys are these paths, so that they
-            hardly depend on what else is in the list.
-        recursive: whether to search the folders of a folder.
-        failed: called with the error of each input, or folder below one, that fails; None raises the first.
-        timeout: seconds for each request to a server, and for the headers of each remote archive; None sets
-            no limit.
+            hardly depend on the other entries of the list.
+        recursive: whether to search subfolders.
+        on_error: called with the error of each input or subfolder that fails; None raises the first error.
+        timeout: seconds for each request to a server, and for the headers of each remote archive; None
+            disables the limit.
 
     Raises:
-        CapvidError: without ``failed``: a folder or pattern gives no video, a zip file no folder of images,
-            or a folder cannot be listed.
+        CapvidError: without ``on_error``: a folder, pattern or archive contains no video, or cannot be read.
     """
     videos: dict[VideoPath, NamedVideo] = {}
-    for path, name in _Search(recursive, failed, timeout).videos(inputs, listed):
-        videos.setdefault(_real(path) if isinstance(path, Path) else path, (path, _safe(name)))
+    for path, name in _Search(recursive, on_error, timeout).videos(inputs, listed):
+        real = path
+        if isinstance(path, Path) and "\0" not in str(path):  # a NUL is reported when the file is opened
+            real = Path(os.path.realpath(path))
+        videos.setdefault(real, (path, _safe(name)))
     keys = _shortest_keys(
         [(real if isinstance(real, Path) else real.inner, name) for real, (_, name) in videos.items()]
     )
@@ -107,16 +112,16 @@ def iter_videos(
     *,
     listed: Iterable[VideoPath | str] = (),
     recursive: bool = True,
-    failed: Failed | None = None,
+    on_error: OnError | None = None,
     timeout: float | None = None,
 ) -> Iterator[VideoInput]:
     """Yield the videos of :func:`find_videos`, with the same arguments, in constant memory per video.
 
-    Each path or address comes once; symbolic links are not resolved to detect duplicates. The key is the name
-    without extension and without dots, with a digest if an earlier video has the same.
+    Each path or address is yielded once, but symbolic links are not resolved to detect duplicates. The key is
+    the name without extension and without dots, with a digest if an earlier video has the same key.
     """
     digests, keys = Digests(), Digests()
-    for path, name in _Search(recursive, failed, timeout).videos(inputs, listed):
+    for path, name in _Search(recursive, on_error, timeout).videos(inputs, listed):
         digest = identity(path)
         if not digests.add(digest):
             continue
@@ -129,7 +134,7 @@ def iter_videos(
 
 
 def stands_for_many(path: VideoPath) -> bool:
-    """Return whether an argument stands for a batch: a pattern, folder or archive; no server is asked."""
+    """Return whether an argument is a pattern, folder or archive, without sending requests."""
     suffix = path.suffix.lower()
     if suffix in (".tar", ".zip"):
         return True
@@ -142,10 +147,10 @@ def stands_for_many(path: VideoPath) -> bool:
 def _shortest_keys(videos: Sequence[tuple[PurePath, PurePosixPath]]) -> list[str]:
     """Return the shortest keys that distinguish the videos, from their real paths and names.
 
-    The key is the name without its extension; where two share it, with the extension; where they still share
-    it, the path from further up; with a number as a last resort.
+    The key is the name without extension. If several videos share it, the extension is added, then parent
+    folders, and as a last resort a number.
     """
-    levels = [0] * len(videos)  # 0: without extension, 1: with it, n: the last n parts of the path
+    levels = [0] * len(videos)  # 0: without extension, 1: with extension, n: the last n parts of the path
     while True:
         keys = []
         for (path, name), level in zip(videos, levels, strict=True):
@@ -164,17 +169,17 @@ def _shortest_keys(videos: Sequence[tuple[PurePath, PurePosixPath]]) -> list[str
             break
         for index in ambiguous:
             levels[index] += 1
-    taken, earlier = set(keys), set()
+    used, earlier = set(keys), set()
     for index, key in enumerate(keys):
         if key in earlier:
-            keys[index] = next(f"{key}-{number}" for number in count(2) if f"{key}-{number}" not in taken)
-            taken.add(keys[index])
+            keys[index] = next(f"{key}-{number}" for number in count(2) if f"{key}-{number}" not in used)
+            used.add(keys[index])
         earlier.add(key)
     return keys
 
 
 def _safe(name: PurePath | str) -> PurePosixPath:
-    """Return a name without parts that lead elsewhere, at most as long as file systems accept."""
+    """Return a relative name without ``..``, short enough for file systems."""
     name = PurePosixPath(name) if isinstance(name, str) else name
     parts = [part for part in name.parts if part not in ("..", name.anchor)]
     if len(os.fsencode(name)) > _MAX_PATH:
@@ -186,30 +191,22 @@ def _safe(name: PurePath | str) -> PurePosixPath:
     return PurePosixPath(*parts) if parts else PurePosixPath("video")
 
 
-def _real(path: Path) -> Path:
-    """Return the path without symbolic links, as far as they can be resolved."""
-    try:
-        return path.resolve()
-    except (OSError, RuntimeError, ValueError):
-        return Path(os.path.normpath(path.absolute()))
-
-
 @dataclass
 class _Search:
-    """Search for videos; each comes with a name below the folder or archive that holds it."""
+    """Search for videos, each with its relative path in the folder or archive that contains it as a name."""
 
     recursive: bool
-    failed: Failed | None
+    on_error: OnError | None
     timeout: float | None
     _reported: set[str] = field(default_factory=set)
     _last_error: CapvidError | None = None
-    _failures: int = 0
+    _num_errors: int = 0
 
     def videos(self, inputs: Iterable[Path | str], listed: Iterable[VideoPath | str]) -> Iterator[NamedVideo]:
-        """Yield the videos of arguments, and of the entries of a list, named by their full paths."""
+        """Yield the videos of arguments, and those of a list, whose names are their full paths."""
         for path in map(parse_path, inputs):
             if isinstance(path, Blob):
-                yield from self._at_address(path, literally=False)
+                yield from self._at_address(path, is_listed=False)
             elif _WILD.search(str(path)) and not os.path.lexists(path):
                 reason = "there is no such file, and no video matches it as a pattern"
                 error = MissingVideoError(path, reason, remedy=_CHECK_PATTERN)
@@ -218,13 +215,13 @@ class _Search:
                 yield from self._at_path(path, PurePosixPath(path.name), PurePosixPath())
         for path in map(parse_path, listed):
             if isinstance(path, Blob):
-                yield from self._at_address(path, literally=True)
+                yield from self._at_address(path, is_listed=True)
             else:
                 name = PurePosixPath(path.relative_to(path.anchor))
                 yield from self._at_path(path, name, name)
 
     def _at_path(self, path: Path, name: PurePosixPath, within: PurePosixPath) -> Iterator[NamedVideo]:
-        """Yield a file as ``name``, or the videos of a folder or archive, named below ``within``."""
+        """Yield a file as ``name``, or the videos of a folder or archive with names below ``within``."""
         suffix = path.suffix.lower()
         if suffix == ".zip" and _is_file(path):
             yield from self._image_folders(path, within)
@@ -238,10 +235,10 @@ class _Search:
             yield path, name
 
     def _matching(self, pattern: Path) -> Iterator[NamedVideo]:
-        """Yield the videos that match a pattern, by name.
+        """Yield the videos that match a pattern, in the order of names.
 
-        ``*`` and ``?`` stand for parts of a name, ``**`` for any number of folders. Hidden files and folders
-        are skipped unless the pattern names the dot; ``**`` follows each symbolic link to a folder once.
+        ``*`` and ``?`` match within a name, ``**`` matches folders at any depth. Hidden files and folders are
+        skipped unless the pattern contains the dot; ``**`` follows symbolic links to folders once.
         """
         parts = pattern.parts
         base = Path(*takewhile(lambda part: not _WILD.search(part), parts))
@@ -275,10 +272,10 @@ class _Search:
                     yield from self._matches(path, rest)
 
     def _below(self, folder: Path, within: PurePosixPath) -> Iterator[NamedVideo]:
-        """Yield the videos below a folder, and those in its archives."""
+        """Yield the videos in a folder, and those in its archives."""
         for path, is_folder in self._walk(folder, recursive=self.recursive):
-            name = within / path.relative_to(folder)
-            yield from () if is_folder else self._file(path, name)
+            if not is_folder:
+                yield from self._file(path, within / path.relative_to(folder))
 
     def _file(self, path: VideoPath, name: PurePosixPath) -> Iterator[NamedVideo]:
         """Yield a file with a known extension, or the videos in an archive."""
@@ -288,10 +285,10 @@ class _Search:
             yield from self._members(path, name.with_suffix(""))
 
     def _walk(self, folder: Path, *, recursive: bool) -> Iterator[tuple[Path, bool]]:
-        """Yield the paths below a folder by name, each with whether it is a folder, but no hidden ones."""
-        visited = {_real(folder)}
+        """Yield the visible paths in a folder in the order of names, each with whether it is a folder."""
+        visited = {os.path.realpath(folder)}
         pending = [self._entries(folder)]
-        while pending:  # no recursion: folders may be nested deeper than calls may be
+        while pending:  # no recursion, since folders may be nested too deeply for it
             path, is_folder = next(pending[-1], (None, False))
             if path is None:
                 pending.pop()
@@ -299,22 +296,22 @@ class _Search:
                 continue
             elif not is_folder:
                 yield path, False
-            elif recursive and (real := _real(path)) not in visited:
+            elif recursive and (real := os.path.realpath(path)) not in visited:
                 visited.add(real)
                 yield path, True
                 pending.append(self._entries(path))
 
     def _entries(self, folder: Path) -> Iterator[tuple[Path, bool]]:
-        """Yield the paths in a folder by name, each with whether it is a folder."""
+        """Yield the paths directly in a folder in the order of names, each with whether it is a folder."""
         try:
             with os.scandir(folder) as scan:
                 entries = sorted(scan, key=lambda entry: entry.name)
         except OSError as error:
-            reason = f"cannot be listed ({error.strerror})"
-            self._fail(CapvidError(f"{folder}: {reason}", remedy="see its permissions"))
+            problem = f"{folder}: cannot be listed ({error.strerror})"
+            self._report(CapvidError(problem, remedy="check its permissions"))
             return
         for entry in entries:
-            # a circular link makes entry.is_dir() raise; opening the link reports that
+            # entry.is_dir() raises for a circular link, which is reported when it is opened
             yield Path(entry.path), _is_folder(entry) if entry.is_symlink() else entry.is_dir()
 
     def _image_folders(self, archive: Path, within: PurePosixPath) -> Iterator[NamedVideo]:
@@ -327,39 +324,39 @@ class _Search:
                 remedy = f"put the frames of each video ({', '.join(SUFFIXES)}) into a folder of its own"
                 raise CapvidError(f"{archive}: no folders of images in this zip file", remedy=remedy)
         except Exception as cause:
-            self._fail(input_error(archive, cause))
+            self._report(input_error(archive, cause))
         else:
             yield from ((folder, within / folder.relative_to(archive)) for folder in folders)
 
     def _members(self, archive: VideoPath, within: PurePosixPath) -> Iterator[NamedVideo]:
-        """Yield the videos in a tar archive, if there are any."""
+        """Yield the videos in a tar archive."""
         try:
             for blob in members(archive, timeout=self.timeout):
                 if blob.suffix.lower() in EXTENSIONS:
                     yield blob, within / _safe(blob.member)
         except OSError as error:
-            self._fail(StorageError(f"{archive}: {error}"))
+            self._report(StorageError(f"{archive}: {error}"))
         except Exception as cause:
-            self._fail(input_error(archive, cause))
+            self._report(input_error(archive, cause))
 
-    def _at_address(self, blob: Blob, *, literally: bool) -> Iterator[NamedVideo]:
+    def _at_address(self, blob: Blob, *, is_listed: bool) -> Iterator[NamedVideo]:
         """Yield the videos at an address: a file, an archive, a folder, or the matches of a pattern."""
         url, suffix = blob.url, blob.suffix.lower()
         name = _safe(f"{url.split('://', 1)[1].partition('/')[0]}/{blob.inner}")
-        within = name if literally else PurePosixPath()
-        name = name if literally else PurePosixPath(name.name)
-        is_pattern = not literally and _REMOTE_WILD.search(str(blob.inner))
+        within = name if is_listed else PurePosixPath()
+        name = name if is_listed else PurePosixPath(name.name)
+        is_pattern = not is_listed and _REMOTE_WILD.search(str(blob.inner))
         try:
             if is_pattern and not self._ask(url, "exists"):
                 base = list(takewhile(lambda part: not _WILD.search(part), url.split("/")))
-                if len(base) == 2:  # the protocol alone
+                if len(base) == 2:  # only the protocol
                     base.append("")
                 videos = self._at_addresses("/".join(base), self._ask(url, "glob"), within)
                 reason = "no video matches it as a pattern"
                 error = MissingVideoError(blob, reason, remedy=_CHECK_PATTERN)
                 yield from self._require(videos, error)
             elif suffix == ".zip":
-                problem = f"{blob}: zip files are read on this machine only"
+                problem = f"{blob}: zip files must be on this machine"
                 raise CapvidError(problem, remedy="fetch it, or use a tar file")
             elif suffix == ".tar":
                 videos = self._members(blob, name.with_suffix(""))
@@ -372,14 +369,14 @@ class _Search:
                 videos = self._at_addresses(folder, paths, within)
                 yield from self._require(videos, _no_videos(folder, "this folder"))
         except CapvidError as failure:
-            if failure is self._last_error:  # reported already; it stops the search
+            if failure is self._last_error:  # raised by _report
                 raise
-            self._fail(failure)
+            self._report(failure)
         except FileNotFoundError:
-            self._fail(MissingVideoError(blob, "there is nothing at this address"))
+            self._report(MissingVideoError(blob, "there is nothing at this address"))
 
     def _at_addresses(self, base: str, paths: Sequence[str], within: PurePosixPath) -> Iterator[NamedVideo]:
-        """Yield the videos, and those in archives, among paths below an address; hidden ones are skipped."""
+        """Yield the videos among paths below an address, and those in archives, but no hidden ones."""
         root = str(filesystem(protocol_of(base))._strip_protocol(base)).rstrip("/")
         for path in sorted(map(str, paths)):
             inner = path.removeprefix(root).lstrip("/")
@@ -387,7 +384,7 @@ class _Search:
                 yield from self._file(Blob(f"{base.removesuffix('/')}/{inner}"), within / _safe(inner))
 
     def _ask(self, url: str, method: str, **options: Any) -> Any:
-        """Call a method of the file system, bypassing its cache of listings."""
+        """Call a method of the remote file system, bypassing its cache of listings."""
         deadline = Deadline(self.timeout)
 
         def action() -> Any:
@@ -397,22 +394,23 @@ class _Search:
         return with_retries(url, "listed", action, deadline)
 
     def _require(self, videos: Iterator[NamedVideo], error: CapvidError) -> Iterator[NamedVideo]:
-        """Yield the videos; where there is none, and no failure has been reported, report ``error``."""
-        failures, empty = self._failures, True
+        """Yield the videos; if there is none, and no error has been reported instead, report ``error``."""
+        num_errors, empty = self._num_errors, True
         for video in videos:
             empty = False
             yield video
-        if empty and self._failures == failures:
-            self._fail(error)
+        if empty and self._num_errors == num_errors:
+            self._report(error)
 
-    def _fail(self, error: CapvidError) -> None:
-        self._failures += 1
+    def _report(self, error: CapvidError) -> None:
+        """Report an error once, or raise it."""
+        self._num_errors += 1
         self._last_error = error
-        if self.failed is None:
+        if self.on_error is None:
             raise error
-        if str(error) not in self._reported:  # a folder may be reached in several ways
+        if str(error) not in self._reported:  # several inputs may contain the same folder
             self._reported.add(str(error))
-            self.failed(error)
+            self.on_error(error)
 
 
 def _no_videos(path: VideoPath | str, container: str) -> CapvidError:
@@ -420,13 +418,13 @@ def _no_videos(path: VideoPath | str, container: str) -> CapvidError:
 
 
 def members(archive: VideoPath, *, timeout: float | None = None) -> Iterator[Blob]:
-    """Yield the files in a tar archive, in their order; hidden ones are skipped.
+    """Yield the files in a tar archive in their order, except hidden files.
 
-    Reading the headers at an address may take ``timeout`` seconds together.
+    ``timeout`` limits the seconds for reading all headers at an address.
 
     Raises:
-        VideoError: not a tar archive, or cut off.
-        StorageError: it cannot be fetched.
+        VideoError: the file is not a tar archive, or truncated.
+        StorageError: the archive cannot be fetched.
     """
     url, end = str(archive), -1
     try:
@@ -439,7 +437,7 @@ def members(archive: VideoPath, *, timeout: float | None = None) -> Iterator[Blo
                 if tar.offset <= end:
                     raise tarfile.ReadError("a member that ends before it begins")
                 end = tar.offset
-                tar.members.clear()  # type: ignore[attr-defined]  # it would keep all of them
+                tar.members.clear()  # type: ignore[attr-defined]  # tarfile would keep all members
                 parts = PurePosixPath(entry.name).parts
                 hidden = not parts or any(part.startswith(".") for part in parts)
                 if entry.isreg() and not entry.issparse() and not hidden:
@@ -454,10 +452,10 @@ def members(archive: VideoPath, *, timeout: float | None = None) -> Iterator[Blo
 
 
 class _HeaderReader:
-    """The part of a file's interface that tarfile needs, with a limit on the bytes read."""
+    """A local or remote file with the methods that tarfile needs and a limit on the bytes read."""
 
     def __init__(self, url: str, timeout: float | None) -> None:
-        self.budget = _MAX_HEADER_BYTES  # bytes that may be read until it is set again
+        self.budget = _MAX_HEADER_BYTES  # remaining bytes; the caller resets it for each member
         self._url, self._deadline, self._position = url, Deadline(timeout), 0
         self._block, self._block_start = b"", 0
         self._file = None if is_url(url) else open_regular(url)
@@ -479,7 +477,7 @@ class _HeaderReader:
             self._file.seek(start)
             return self._file.read(end - start)
         if not self._block_start <= start <= end <= self._block_start + len(self._block):
-            stop = min(self._size, max(end, start + _FETCH))
+            stop = min(self._size, max(end, start + _FETCHED_BYTES))
             self._block = read_range(self._url, start, stop, deadline=self._deadline)
             self._block_start = start
         return self._block[start - self._block_start : end - self._block_start]
@@ -495,3 +493,55 @@ class _HeaderReader:
     def close(self) -> None:
         if self._file is not None:
             self._file.close()
+
+
+def identity(path: VideoPath | str) -> bytes:
+    """Return the digest (16 bytes) that identifies a path or address in records."""
+    return hashlib.blake2b(utf8_text(path).encode(), digest_size=16).digest()
+
+
+class Digests:
+    """Compact set of 16-byte digests."""
+
+    def __init__(self) -> None:
+        self._sorted = np.empty((0, 2), np.uint64)  # by the first column
+        self._recent: set[bytes] = set()
+
+    def __len__(self) -> int:
+        return len(self._sorted) + len(self._recent)
+
+    def __contains__(self, digest: bytes) -> bool:
+        if digest in self._recent:
+            return True
+        first, second = np.frombuffer(digest, np.uint64)
+        row = int(np.searchsorted(self._sorted[:, 0], first))
+        while row < len(self._sorted) and self._sorted[row, 0] == first:
+            if self._sorted[row, 1] == second:
+                return True
+            row += 1
+        return False
+
+    def add(self, digest: bytes) -> bool:
+        """Add a digest and return whether it is new."""
+        if digest in self:
+            return False
+        self._recent.add(digest)
+        if len(self._recent) > max(_RECENT, len(self._sorted) // 4):
+            recent = np.frombuffer(b"".join(self._recent), np.uint64).reshape(-1, 2)
+            merged = np.concatenate([self._sorted, recent])
+            self._sorted = merged[np.argsort(merged[:, 0], kind="stable")]
+            self._recent.clear()
+        return True
+
+
+class Part:
+    """Part ``number`` (from 1) of the inputs divided into ``parts``.
+
+    The digest of a path alone decides, so that neither other inputs nor their order matter.
+    """
+
+    def __init__(self, number: int, parts: int) -> None:
+        self.number, self.parts = number, parts
+
+    def __contains__(self, digest: bytes) -> bool:
+        return int.from_bytes(digest[:8], "big") % self.parts == self.number - 1

@@ -1,7 +1,7 @@
-"""Inspection of a video file before anything is decoded: its first bytes and boxes, then its packets.
+"""Inspection of a video file before it is decoded: its first bytes and boxes, then its packets.
 
-FFmpeg conceals damage as best it can and seldom marks the images that it made up. Its log is what reveals
-damage reliably, so it is captured around every call that can log.
+FFmpeg conceals damage as well as it can and seldom marks the images that it has reconstructed. Only its log
+reveals damage reliably, so it is captured around every call that can log.
 
 Notation for array shapes: N packets of the video stream, in the order of decoding.
 """
@@ -38,9 +38,9 @@ from capvid.errors import (
 from capvid.utils.files import open_regular
 from capvid.utils.validation import limits
 
-_HEAD = 1 << 16
+_HEAD_BYTES = 1 << 16
 _MAX_BOXES = 1_000_000  # a day of fragmented video has fewer
-_TS_PACKETS = 16
+_TS_PACKETS = 16  # number of transport packets to check
 _MP4_BOXES = {b"ftyp", b"moov", b"mdat", b"free", b"skip", b"wide", b"pnot", b"styp"}
 _STARTS = {
     b"\x1a\x45\xdf\xa3": "matroska",
@@ -54,9 +54,9 @@ _STARTS = {
     b"\x00\x00\x00\x01\x67": "h264",
 }
 _NAMES = {"mpeg1video": "mpeg1", "mpeg2video": "mpeg2", "libdav1d": "av1"}
-_REORDERED = ("h264", "hevc")  # codecs whose images AVI cannot time: FFmpeg makes times up for them
-_STEADY = ("mpeg-ts", "mpeg-ps")  # in damaged ones a gap between times means lost packets
-_GAP = 1.5  # frame durations
+_REORDERED = ("h264", "hevc")  # codecs for which AVI has no presentation times; FFmpeg makes them up
+_STEADY = ("mpeg-ts", "mpeg-ps")  # kinds in which a gap between times means lost packets
+_MIN_GAP = 1.5  # frame durations
 _DEMUXERS = {  # FFmpeg's name for each kind of container
     **{kind: kind for kind in ("asf", "avi", "flv", "gif", "h264", "matroska", "ogg")},
     "mp4": "mov",
@@ -65,38 +65,38 @@ _DEMUXERS = {  # FFmpeg's name for each kind of container
     "mpeg-ts": "mpegts",
     "webp": "webp_pipe",
 }
-_NONE = -(1 << 63)  # time or position that the container does not know
-_FAR = 1 << 61  # ticks; differences between times within it do not overflow
+_UNKNOWN = -(1 << 63)  # time or position that the container lacks
+_MAX_TICKS = 1 << 61  # differences between times within it do not overflow
 _TOO_MANY_PIXELS = re.compile(r"Picture size (\d+)x(\d+) exceeds")
 
 Messages = list[tuple[int, str, str]]  # level, source, text
 
-logging.getLogger("libav").addHandler(logging.NullHandler())  # nothing reaches stderr by itself
+logging.getLogger("libav").addHandler(logging.NullHandler())  # keeps its messages from stderr
 
 
 def kind_of(path: Path) -> str:
     """Return the container kind of a regular file: mp4, matroska, avi, and so on.
 
     Raises:
-        MissingVideoError, EmptyVideoError, NotAVideoError: no such file, or no video.
-        TruncatedVideoError: an MP4 that ends before its index.
+        MissingVideoError, EmptyVideoError, NotAVideoError: there is no such file, or it is not a video.
+        TruncatedVideoError: the file is an MP4 that ends before its index.
         VideoError: the file cannot be read, or its index is larger than the limit.
     """
-    try:  # examined by name alone: opening a pipe would wait forever for its other end
+    try:  # without opening the file: a pipe would block until its other end is opened
         mode = path.stat().st_mode
     except (FileNotFoundError, NotADirectoryError, ValueError) as error:  # ValueError: a NUL in the name
         raise MissingVideoError(path, "no such file", remedy="check the name") from error
     except OSError as error:
-        reason, remedy = f"cannot be read ({error.strerror})", "see whether its folder can be"
+        reason, remedy = f"cannot be read ({error.strerror})", "check whether its folder can be read"
         if error.errno == errno.ELOOP:
-            reason, remedy = "is a link that leads back to itself", "give the file itself"
+            reason, remedy = "is a circular symbolic link", "give the file itself"
         raise VideoError(path, reason, remedy=remedy) from error
     if stat.S_ISDIR(mode):
         raise VideoError(path, "is a folder")
     if not stat.S_ISREG(mode):
         raise VideoError(path, "is a pipe, socket or device", remedy="save the video in a file first")
     if not os.access(path, os.R_OK):
-        raise VideoError(path, "may not be read by this user", remedy="change its permissions")
+        raise VideoError(path, "cannot be read by this user", remedy="change its permissions")
     head = _head(path)
     if not head:
         raise EmptyVideoError(path, "the file is empty", remedy="get it again")
@@ -109,18 +109,18 @@ def kind_of(path: Path) -> str:
         if at + length > path.stat().st_size:
             raise TruncatedVideoError(path, "the file ends before its index (moov)", remedy="get it again")
         if length > limits().header_bytes:
-            raise exceeds_limit(path, f"its index (moov) has {length} bytes", "header_bytes")
+            raise limit_error(path, f"its index (moov) has {length} bytes", "header_bytes")
     return kind
 
 
-def exceeds_limit(path: Path, reason: str, limit: str) -> VideoError:
+def limit_error(path: Path, reason: str, limit: str) -> VideoError:
     """Return the error for a file that exceeds ``limit``, a field of ``Limits``."""
     problem = f"{reason}, more than the limit of {getattr(limits(), limit)}"
     return VideoError(path, problem, remedy=f"raise CAPVID_LIMIT_{limit.upper()} if you trust the file")
 
 
 def missing_bytes(path: Path, kind: str) -> int:
-    """Return how many bytes a file lacks by its own headers; 0 if complete or unknown."""
+    """Return how many bytes are missing according to the file's headers; 0 if complete or unknown."""
     size = path.stat().st_size
     head = _head(path)
     if kind == "mp4":
@@ -128,32 +128,27 @@ def missing_bytes(path: Path, kind: str) -> int:
     if kind == "avi":
         declared = int.from_bytes(head[4:8], "little")
         missing = declared + 8 - size if declared < 0xFFFFFFF0 else 0
-        return missing if missing > 1 else 0  # a pad byte at the end is often left out
-    at = head.find(b"\x18\x53\x80\x67", 0, 256) if kind == "matroska" else -1  # the segment
-    if at < 0 or len(head) < at + 12 or not head[at + 4]:
+        return missing if missing > 1 else 0  # the padding byte at the end is often missing
+    start = head.find(b"\x18\x53\x80\x67", 0, 256) + 4 if kind == "matroska" else 0  # the segment's size
+    if start < 4 or len(head) < start + 8 or not head[start]:
         return 0
-    width = 9 - head[at + 4].bit_length()
+    width = 9 - head[start].bit_length()
     unknown = (1 << 7 * width) - 1
-    length = int.from_bytes(head[at + 4 : at + 4 + width], "big") & unknown
-    return max(0, at + 4 + width + length - size) if length != unknown else 0
-
-
-def breaks_off(path: Path, kind: str) -> bool:
-    """Return whether a fragmented MP4 has garbage in place of a box; reading it ends there."""
-    names = [name for _, _, name in _boxes(path)] if kind == "mp4" else []
-    return b"moof" in names and not all(name.isalnum() for name in names)
+    length = int.from_bytes(head[start : start + width], "big") & unknown
+    return max(0, start + width + length - size) if length != unknown else 0
 
 
 def _head(path: Path) -> bytes:
     try:
         with open_regular(path) as file:
-            return file.read(_HEAD)
+            return file.read(_HEAD_BYTES)
     except OSError as error:
         raise VideoError(path, f"cannot be read ({error.strerror})") from error
 
 
 def _sniff(head: bytes) -> str | None:
-    # a styp box of 16 MiB is bogus: FFmpeg could take its text for a session description (SDP)
+    """Return the container kind by the first bytes of a file; None if it is unknown."""
+    # a styp box of over 16 MiB is bogus: FFmpeg could take its text for a session description (SDP)
     if head[4:8] in _MP4_BOXES and not (head[4:8] == b"styp" and head[0]):
         return "mp4"
     for start, kind in _STARTS.items():
@@ -162,9 +157,9 @@ def _sniff(head: bytes) -> str | None:
     if head[:4] == b"RIFF" and head[8:12] in (b"AVI ", b"WEBP"):
         return head[8:12].decode().strip().lower()
     for size, first in ((188, 0), (192, 4)):  # MPEG transport streams: packets of constant size
-        marks = head[first::size][:_TS_PACKETS]
-        # damage may hit some packets, but text with two G in the right places is no stream
-        if marks.startswith(b"GG") and 2 * marks.count(b"G") >= len(marks):
+        sync_bytes = head[first::size][:_TS_PACKETS]
+        # some packets may be damaged, but text may contain two G at the right offsets as well
+        if sync_bytes.startswith(b"GG") and 2 * sync_bytes.count(b"G") >= len(sync_bytes):
             return "mpeg-ts"
     return None
 
@@ -173,26 +168,26 @@ def _boxes(path: Path) -> Iterator[tuple[int, int, bytes]]:
     """Yield offset, declared length and name of an MP4's outermost boxes."""
     size = path.stat().st_size
     with path.open("rb", buffering=0) as file:
-        at = 0
+        offset = 0
         for _ in range(_MAX_BOXES):
-            if at + 8 > size:
+            if offset + 8 > size:
                 break
-            file.seek(at)
+            file.seek(offset)
             header = file.read(16)
             length, name = int.from_bytes(header[:4], "big"), header[4:8]
             if length == 1:
                 length = int.from_bytes(header[8:16], "big")
             elif length == 0:
-                length = size - at
+                length = size - offset
             if length < 8:
                 break
-            yield at, length, name
-            at += length
+            yield offset, length, name
+            offset += length
 
 
 @contextmanager
-def listening() -> Iterator[Messages]:
-    """Collect FFmpeg's error messages of this thread instead of printing them."""
+def ffmpeg_log() -> Iterator[Messages]:
+    """Collect FFmpeg's error messages in this thread instead of printing them."""
     av.logging.set_level(av.logging.ERROR)
     av.logging.set_skip_repeated(False)
     with av.logging.Capture() as messages:
@@ -206,20 +201,20 @@ class Packets:
     path: Path
     kind: str  # of the container
     codec: str
-    pts: np.ndarray | None  # presentation times (N,) in ``unit``; None where the container lacks them
-    dts: np.ndarray | None  # decoding times (N,) in ``unit``, likewise
-    keys: np.ndarray  # whether decoding can begin at a packet, (N,)
-    visible: np.ndarray  # whether its image is ever displayed, (N,): edit lists exclude some
+    pts: np.ndarray | None  # presentation times (N,) in ``unit``; None if the container lacks them
+    dts: np.ndarray | None  # decoding times (N,) in ``unit``; None if the container lacks them
+    keys: np.ndarray  # (N,): whether decoding can start at the packet
+    visible: np.ndarray  # (N,): whether its image is displayed, which edit lists may prevent
     unit: float  # seconds per tick
-    start: int  # of the stream, in ``unit``
+    start: int  # start time of the stream, in ``unit``
     fps: float  # nominal frame rate
-    promised: int  # images to be displayed by the file's own headers, at least those of ``visible``
-    suspects: frozenset[int]  # packets that are incomplete or next to missing ones
-    damaged: bool  # whether the file is not as its writer left it
+    expected: int  # number of images to be displayed, according to the file's headers
+    suspects: frozenset[int]  # numbers of packets that are incomplete or next to missing ones
+    damaged: bool  # whether data are missing or wrong
 
     @cached_property
     def order(self) -> np.ndarray | None:
-        """Numbers of the visible packets in presentation order; None if unknown."""
+        """Numbers of the visible packets in presentation order; None if it is unknown."""
         if self.pts is None:
             return None
         visible = np.flatnonzero(self.visible)
@@ -233,10 +228,10 @@ class Packets:
         return int(numbers[0]) if len(numbers) else -1
 
     def times(self, numbers: np.ndarray | None = None) -> np.ndarray:
-        """Return the presentation times in seconds of packets, by default all visible ones, ascending.
+        """Return the presentation times of packets, by default all visible ones, in seconds, ascending.
 
-        Without presentation times the rate is constant; decoding times then reveal omitted images. Times
-        have decord's precision, so that both readers agree.
+        If there are none, a constant rate is assumed, with gaps where decoding times have gaps. Times are
+        rounded to decord's precision, so that both readers agree.
         """
         numbers = np.flatnonzero(self.visible) if numbers is None else numbers
         if self.pts is not None:
@@ -249,13 +244,13 @@ class Packets:
 
 
 def open_container(path: Path, kind: str | None) -> Any:
-    """Open a file with PyAV, and its best video stream decoded by one thread: (container, stream).
+    """Open a file with PyAV, and return the container and its best video stream, decoded by one thread.
 
-    FFmpeg may open this file alone, with a demuxer that refers to no other file or address, and allocates
-    frames up to the limit. It chooses one of the known kinds where ``kind`` is None.
+    FFmpeg may open only this file, with a demuxer that follows no references, and allocate frames up to the
+    limit. If ``kind`` is None, it chooses among the known kinds.
 
     Raises:
-        NoVideoStreamError, UnsupportedCodecError: no stream, or none that can be decoded.
+        NoVideoStreamError, UnsupportedCodecError: there is no video stream, or it cannot be decoded.
         TruncatedVideoError: the file is too damaged to be opened.
         VideoError: its frames are larger than the limit.
     """
@@ -266,7 +261,7 @@ def open_container(path: Path, kind: str | None) -> Any:
     whitelists = {"protocol_whitelist": "file", "format_whitelist": formats}
     with av.logging.Capture() as messages:
         try:
-            # an absolute path, since FFmpeg takes text before a colon for a protocol
+            # FFmpeg takes text before a colon for a protocol, except in absolute paths
             container = av.open(os.path.abspath(path), format=demuxer, options=whitelists | max_pixels)  # noqa: PTH100
         except MemoryError:
             raise
@@ -278,14 +273,14 @@ def open_container(path: Path, kind: str | None) -> Any:
         if stream is None:
             raise NoVideoStreamError(path, "has no video stream", remedy="give a file with images")
         if stream.codec_context is None:
-            raise unsupported_codec(path)
+            raise codec_error(path)
         context: Any = stream.codec_context
         width, height = context.width, context.height
         refused = [match for _, _, text in messages if (match := _TOO_MANY_PIXELS.search(text))]
-        if not width * height and refused:  # the container does not know, but the decoder does
+        if not width * height and refused:  # the container lacks the size, but the decoder has read it
             width, height = int(refused[0][1]), int(refused[0][2])
         if width * height > limits().frame_pixels:
-            raise exceeds_limit(path, f"its frames have {width} x {height} pixels", "frame_pixels")
+            raise limit_error(path, f"its frames have {width} x {height} pixels", "frame_pixels")
     except VideoError:
         container.close()
         raise
@@ -295,14 +290,14 @@ def open_container(path: Path, kind: str | None) -> Any:
     return container, stream
 
 
-def unsupported_codec(path: Path, codec: str = "") -> VideoError:
-    """Return the error for a file whose codec the reader lacks."""
+def codec_error(path: Path, codec: str = "") -> VideoError:
+    """Return the error for a codec that the reader lacks."""
     problem = f"its codec{codec and f' ({codec})'} cannot be decoded here"
-    return UnsupportedCodecError(path, problem, remedy="convert it to H.264, say with ffmpeg")
+    return UnsupportedCodecError(path, problem, remedy="convert it to H.264, for example with ffmpeg")
 
 
-def damaged_data(path: Path) -> VideoError:
-    """Return the error for a file in which frames cannot be decoded."""
+def damage_error(path: Path) -> VideoError:
+    """Return the error for frames that cannot be decoded."""
     return TruncatedVideoError(path, "the video's data are damaged or end too early", remedy="get it again")
 
 
@@ -313,12 +308,12 @@ def codec_of(stream: Any) -> str:
 
 
 def scan(path: Path, kind: str) -> Packets:
-    """Read all packets of a video in a container of ``kind``.
+    """Read all packets of a video in a container of this kind.
 
     Raises:
         VideoError: the file cannot be opened, or has no frames.
     """
-    with listening() as messages:
+    with ffmpeg_log() as messages:
         container, stream = open_container(path, kind)
         with container:
             messages.clear()
@@ -329,15 +324,15 @@ def scan(path: Path, kind: str) -> Packets:
 def _read_packets(
     path: Path, kind: str, container: Any, stream: Any, messages: Messages
 ) -> tuple[np.ndarray, set[int]]:
-    """Return pts, dts, position, key and visible, (5, N), of all packets, and the suspects among them."""
+    """Return pts, dts, position, key and visible, (5, N), of all packets, and the numbers of suspects."""
     max_frames = limits().video_frames
     codec, parser = stream.codec_context.name, codec_of(stream)
     table, suspects, number = array("q"), set(), 0
     try:
         for packet in container.demux(stream):
             if number > max_frames:
-                raise exceeds_limit(path, f"it has over {max_frames} frames", "video_frames")
-            # a parser complains about this packet, the container about a gap that begins in the last one
+                raise limit_error(path, f"it has over {max_frames} frames", "video_frames")
+            # a parser's message concerns this packet, a container's message a gap after the last one
             sources = {name for _, name, _ in messages}
             messages.clear()
             if codec in sources or parser in sources:
@@ -351,7 +346,7 @@ def _read_packets(
             # VP8 has images that serve only as references for others
             hidden = codec == "vp8" and not memoryview(packet)[0] & 0x10
             stamps = (packet.pts, packet.dts, packet.pos)
-            table.extend(_NONE if stamp is None else stamp for stamp in stamps)
+            table.extend(_UNKNOWN if stamp is None else stamp for stamp in stamps)
             table.extend((packet.is_keyframe, not (packet.is_discard or hidden)))
             number += 1
     except MemoryError:
@@ -364,69 +359,72 @@ def _read_packets(
 def _examine(
     path: Path, kind: str, container: Any, stream: Any, table: np.ndarray, suspects: set[int]
 ) -> Packets:
-    """Return the packets of a table (5, N), with their times and what is missing among them."""
-    pts, dts, positions = table[:3]
+    """Return the packets of a table (5, N), with corrected times and signs of damage."""
     keys, visible = table[3:].astype(bool)
     count, num_visible = len(keys), int(visible.sum())
     if not num_visible:
-        reason = "no frame of it is ever shown" if count else "has no frames"
+        reason = "none of its frames is ever shown" if count else "has no frames"
         raise EmptyVideoError(path, reason, remedy="get it again")
-    decoding, showing = _complete(dts), _complete(pts, distinct=True)
+    unknown = [((stamps < -_MAX_TICKS) | (stamps > _MAX_TICKS)).any() for stamps in table[:2]]
+    pts = None if unknown[0] or len(np.unique(table[0])) < count else table[0]
+    dts = None if unknown[1] else table[1]
     lost = 0  # packets missing between others
     if kind == "avi":
-        # its index has the right decoding times also behind lost packets
-        index = {entry.pos + 8: entry.timestamp for entry in stream.index_entries if entry.size}
-        times = [index.get(position) for position in positions.tolist()]
-        if decoding is not None and None not in times and len(index) > count:
-            ranks = {time: rank for rank, time in enumerate(sorted(index.values()))}
-            gaps, lost = _find_gaps(np.array([ranks[time] for time in times]), 1.0)
-            suspects |= gaps
-            decoding = np.array(times, np.int64)
-        # AVI knows the times only where images are shown in the order of decoding
-        showing = decoding if np.array_equal(pts, dts) and codec_of(stream) not in _REORDERED else None
-    elif suspects and kind in _STEADY and decoding is not None and count > 2:
-        gaps, lost = _find_gaps(decoding, float(np.median(np.diff(decoding))))
-        # the rest of the last packet is put in front of the next one
+        dts, gaps, lost = _avi_times(stream, table[2], dts)
+        suspects |= gaps
+        # AVI has presentation times only if images are shown in decoding order
+        pts = dts if np.array_equal(*table[:2]) and codec_of(stream) not in _REORDERED else None
+    elif suspects and kind in _STEADY and dts is not None and count > 2:
+        gaps, lost = _find_gaps(dts, float(np.median(np.diff(dts))))
+        # the rest of the last packet is prepended to the next one
         suspects |= gaps | {number + 1 for number in gaps}
     missing = missing_bytes(path, kind) > 0
-    if missing or breaks_off(path, kind):
+    boxes = [name for _, _, name in _boxes(path)] if kind == "mp4" else []
+    # reading a fragmented MP4 ends at a damaged box
+    if missing or (b"moof" in boxes and not all(name.isalnum() for name in boxes)):
         suspects.add(count - 1)
     suspects = {number for number in suspects if 0 <= number < count}
     damaged, rate = missing or bool(suspects), stream.average_rate
-    promised = num_visible + lost  # by the index, or by the duration if data are missing
-    if kind == "mp4":  # its index includes images that the edit list excludes
-        promised = max(num_visible, len(stream.index_entries) - (count - num_visible))
+    expected = num_visible + lost  # according to the index, or to the duration if data are missing
+    if kind == "mp4":  # the index includes images that the edit list excludes
+        expected = max(num_visible, len(stream.index_entries) - (count - num_visible))
     elif kind == "avi" and damaged and not lost:
-        promised = max(num_visible, int(stream.frames))
+        expected = max(num_visible, int(stream.frames))
     elif kind == "matroska" and damaged and container.duration and rate:
-        promised = max(num_visible, round(container.duration / av.time_base * float(rate)))
+        expected = max(num_visible, round(container.duration / av.time_base * float(rate)))
     return Packets(
         path=path,
         kind=kind,
         codec=codec_of(stream),
-        pts=showing,
-        dts=decoding,
+        pts=pts,
+        dts=dts,
         keys=keys,
         visible=visible,
         unit=float(stream.time_base or 1),
-        start=max(-_FAR, min(_FAR, stream.start_time or 0)),
+        start=max(-_MAX_TICKS, min(_MAX_TICKS, stream.start_time or 0)),
         fps=float(rate or stream.guessed_rate or 25),
-        promised=promised,
+        expected=expected,
         suspects=frozenset(suspects),
-        damaged=damaged or promised > num_visible,
+        damaged=damaged or expected > num_visible,
     )
+
+
+def _avi_times(
+    stream: Any, positions: np.ndarray, dts: np.ndarray | None
+) -> tuple[np.ndarray | None, set[int], int]:
+    """Return the decoding times of an AVI, the packets before gaps, and how many are missing there."""
+    # the index has the right times even after lost packets
+    index = {entry.pos + 8: entry.timestamp for entry in stream.index_entries if entry.size}
+    times = [index.get(position) for position in positions.tolist()]
+    if dts is None or None in times or len(index) <= len(times):
+        return dts, set(), 0
+    ranks = {time: rank for rank, time in enumerate(sorted(index.values()))}
+    return np.array(times, np.int64), *_find_gaps(np.array([ranks[time] for time in times]), 1.0)
 
 
 def _find_gaps(stamps: np.ndarray, step: float) -> tuple[set[int], int]:
     """Return the packets before gaps in the stamps (N,), and how many packets are missing there."""
     steps = np.diff(stamps)
-    gaps = np.flatnonzero(np.abs(steps) > _GAP * step)
+    gaps = np.flatnonzero(np.abs(steps) > _MIN_GAP * step)
     lost = sum(max(0, round(float(steps[number]) / step) - 1) for number in gaps)
     return {int(number) for number in gaps}, lost
-
-
-def _complete(stamps: np.ndarray, *, distinct: bool = False) -> np.ndarray | None:
-    """Return the stamps (N,) if all are known and in a sane range, and distinct if required, else None."""
-    if (stamps < -_FAR).any() or (stamps > _FAR).any() or (distinct and len(np.unique(stamps)) < len(stamps)):
-        return None
-    return stamps

@@ -1,4 +1,4 @@
-"""The PyAV reader: exact frames, salvage of damaged files, and jumps in long ones."""
+"""The PyAV reader: exact frames, jumps in long files, and salvage of damaged files."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from av.video.frame import PictureType
 
 from capvid.errors import TruncatedVideoError, UnsupportedCodecError, VideoError
 from capvid.video.frame_source import FrameSource
-from capvid.video.probe import Packets, damaged_data, kind_of, listening, open_container, scan
+from capvid.video.probe import Packets, damage_error, ffmpeg_log, kind_of, open_container, scan
 
-_MIN_JUMP = 30  # packets that a jump must skip to pay off
-_MAX_DELAY = 32  # images after which a missing one will not come any more
-_MAX_SEEK = 1000  # packets to look through for the target of a jump
+_MIN_JUMP = 30  # packets that a jump must skip to be worthwhile
+_MAX_DELAY = 32  # images after which a missing image will not follow any more
+_MAX_SEEK = 1000  # packets to search for the target of a jump
 
 
 class PyAVSource(FrameSource):
-    """Frame source on PyAV, one decoding thread per video.
+    """Frame source on PyAV, with one decoding thread per video.
 
-    Frames equal those of decoding from the first packet on. Where the container knows when packets are
-    displayed, jumps to key packets shorten long ways; anything unusual behind a jump is decoded again from
-    the start. Frames are turned by the rotation that the file demands. A damaged file is decoded once when it
-    is opened, and has only the frames that come out right; ``careful`` treats any file as damaged.
+    Frames are the same as when decoding from the first packet on. If the container has presentation times,
+    the reader jumps to key packets over long distances; if anything is unusual after a jump, it decodes again
+    from the start. Frames are rotated as the file specifies. A damaged file is decoded once when it is
+    opened, and has only the frames that are intact; ``salvage`` treats any file as damaged.
 
     Raises:
         VideoError: the file cannot be opened; the subclass says why.
     """
 
     def __init__(
-        self, path: Path, *, why: str = "asked for", packets: Packets | None = None, careful: bool = False
+        self, path: Path, *, why: str = "requested", packets: Packets | None = None, salvage: bool = False
     ) -> None:
         self._path = path
         kind = kind_of(path)
@@ -41,13 +41,13 @@ class PyAVSource(FrameSource):
             raise _undecodable(path, kind) from error
         self._decoder: Decoder | None = None
         times, lost = self._packets.times(), 0
-        self.careful = careful or self._packets.damaged  # then only frames that are right for certain count
-        if not self.careful:
+        self.salvage = salvage or self._packets.damaged  # whether only frames known to be intact count
+        if not self.salvage:
             try:
                 self._start(self._packets.order)
             except TruncatedVideoError:
-                self.careful = True
-        if self.careful:
+                self.salvage = True
+        if self.salvage:
             numbers, times, lost = find_intact(self._packets)
             if not len(numbers):
                 raise _undecodable(path, kind)
@@ -58,13 +58,13 @@ class PyAVSource(FrameSource):
         )
 
     def _start(self, order: np.ndarray | None) -> None:
-        """Begin to read the frames of the packets ``order``, None for all in the order of decoding."""
+        """Read the first of the frames of the packets ``order``; None takes all, in decoding order."""
         self._order = order
-        self._frames: np.ndarray | None = None  # frame of each packet; -1 for packets without
+        self._frames: np.ndarray | None = None  # frame index of each packet; -1 for packets without frame
         if order is not None:
             self._frames = np.full(int(order.max(initial=-1)) + 1, -1)
             self._frames[order] = np.arange(len(order))
-        self.jumps = order is not None and not self.careful
+        self.jumps = order is not None and not self.salvage
         self._size: tuple[int, int] | None = None
         self._restart()
         self._first = self._convert(self._find(0))
@@ -73,10 +73,10 @@ class PyAVSource(FrameSource):
         """Go back to the first packet."""
         self.close()
         self._decoder = Decoder(self._packets)
-        self._ready: list[Any] = []  # decoded images that were not examined
-        self._count = 0  # images examined
-        self._last = -1  # the last frame examined
-        self._landed = -1  # frame of the key packet that was jumped to
+        self._ready: list[Any] = []  # decoded images that have not been examined
+        self._count = 0  # number of visible images examined, if the order is unknown
+        self._last = -1  # index of the last frame examined
+        self._target = -1  # frame index of the key packet that was jumped to
 
     def _decode(self, index: int) -> np.ndarray:
         if self._decoder is None:
@@ -86,21 +86,21 @@ class PyAVSource(FrameSource):
         if not self._jump(index) and index <= self._last:
             self._restart()
         image = self._find(index)
-        if image is None and self._landed >= 0:  # behind a jump this may mean nothing
+        if image is None and self._target >= 0:  # the jump may be the reason
             self.jumps = False
             self._restart()
             image = self._find(index)
         return self._convert(image)
 
     def _jump(self, index: int) -> bool:
-        """Jump to the last key packet displayed at or before frame ``index``, if that pays off."""
+        """Jump to the last key packet displayed at or before frame ``index``, if that is worthwhile."""
         if not self.jumps or 0 < index - self._last < _MIN_JUMP:
             return False
         packets, order, frames, decoder = self._packets, self._order, self._frames, self._decoder
         assert packets.pts is not None and order is not None and frames is not None and decoder is not None
-        wanted = int(order[index])
-        earlier = np.flatnonzero(packets.keys & packets.visible & (packets.pts <= packets.pts[wanted]))
-        # skipped from here or, to go back, from the first packet
+        pts = packets.pts[int(order[index])]
+        earlier = np.flatnonzero(packets.keys & packets.visible & (packets.pts <= pts))
+        # the alternative is to decode from here or, for an earlier frame, from the first packet
         position = decoder.number if index > self._last else 0
         if not len(earlier) or (key := int(earlier[-1])) - position < _MIN_JUMP:
             return False
@@ -109,13 +109,13 @@ class PyAVSource(FrameSource):
             self._restart()
             return False
         self._ready = []
-        self._landed = int(frames[key])
-        self._last = self._landed - 1
+        self._target = int(frames[key])
+        self._last = self._target - 1
         return True
 
     def _find(self, index: int) -> Any:
-        """Return the image of frame ``index``; None if it, or something before it, is damaged."""
-        begun = self._landed < 0 or self._last >= self._landed
+        """Return the image of frame ``index``; None if it, or an image before it, is damaged."""
+        target_reached = self._target < 0 or self._last >= self._target
         while (image := self._next_image()) is not None:
             if self._frames is not None:
                 frame = self._frame_of(image.pts)
@@ -124,13 +124,13 @@ class PyAVSource(FrameSource):
                 self._count += 1
             else:
                 frame = -1
-            if frame < max(0, self._landed):
+            if frame < max(0, self._target):
                 continue
-            if not begun:
-                # decoding begins anew only with an image that is made from no other
-                if frame != self._landed or image.pict_type != PictureType.I:
+            if not target_reached:
+                # decoding can start only at an image that depends on no other
+                if frame != self._target or image.pict_type != PictureType.I:
                     break
-                begun = True
+                target_reached = True
             self._last = max(self._last, frame)
             if frame == index:
                 return image
@@ -139,38 +139,34 @@ class PyAVSource(FrameSource):
         return None
 
     def _next_image(self) -> Any:
-        """Return the next decoded image; None at the end, or where the data are damaged."""
+        """Return the next decoded image; None at the end, or if the data are damaged."""
         assert self._decoder is not None
         while not self._ready:
             images = self._decoder.step()
             if images is None:
                 return None
-            # behind a jump, images displayed before its target may be made from images that were not decoded
-            if (self._decoder.trouble and not self.careful) and (
-                self._frames is None or self._frame_of(self._decoder.number) >= max(0, self._landed)
+            # after a jump, images displayed before its target may depend on images that were not decoded
+            if (self._decoder.complained and not self.salvage) and (
+                self._frames is None or self._frame_of(self._decoder.number) >= max(0, self._target)
             ):
                 return None
             self._ready = images
         return self._ready.pop(0)
 
     def _frame_of(self, number: int | None) -> int:
-        """Return the frame index of a packet in a known order; -1 if it holds none."""
+        """Return the frame index of a packet in a known order; -1 if it has no frame."""
         assert self._frames is not None
         return int(self._frames[number]) if number is not None and 0 <= number < len(self._frames) else -1
 
     def _convert(self, image: Any) -> np.ndarray:
-        """Convert an image to RGB, upright, (H, W, 3), and of the size of the first one.
-
-        Raises:
-            TruncatedVideoError: there is no image.
-        """
+        """Convert an image to RGB (H, W, 3), rotated and resized like the first one; raise if it is None."""
         if image is None:
-            raise damaged_data(self._path)
+            raise damage_error(self._path)
         if self._size is None:
             self._size = image.width, image.height
             self._turns = round(image.rotation / 90) % 4  # counterclockwise
         width, height = self._size
-        with listening():
+        with ffmpeg_log():
             pixels = image.reformat(width=width, height=height, format="rgb24", threads=1).to_ndarray()
         return np.ascontiguousarray(np.rot90(pixels, self._turns))
 
@@ -183,7 +179,7 @@ class PyAVSource(FrameSource):
 
 
 def _undecodable(path: Path, kind: str) -> VideoError:
-    """Return the error for a file without decodable frame."""
+    """Return the error for a file without a decodable frame."""
     if kind == "webp":
         remedy = "convert it to GIF, or its frames to a zip file"
         return UnsupportedCodecError(path, "animated WebP cannot be decoded", remedy=remedy)
@@ -193,29 +189,29 @@ def _undecodable(path: Path, kind: str) -> VideoError:
 class Decoder:
     """Decoder of a video from its first packet on, or from a key packet.
 
-    Images carry the number of their packet as ``pts``, whatever the container knows about times.
+    The ``pts`` of an image is the number of its packet, not a time.
     """
 
     def __init__(self, packets: Packets) -> None:
         self._packets = packets
-        with listening():
+        with ffmpeg_log():
             self._container, self._stream = open_container(packets.path, packets.kind)
         self._demux = self._container.demux(self._stream)
-        self._held: Any = None  # a packet that is read and not decoded
+        self._next: Any = None  # packet that has been read but not decoded
         self._ended = False
-        self.number = -1  # of the packet decoded last
-        self.trouble = False  # whether the decoder complained about it
+        self.number = -1  # of the last packet decoded
+        self.complained = False  # whether the decoder reported an error in it
 
     def step(self) -> list[Any] | None:
-        """Decode one more packet and return the images that are ready; None behind the last packet."""
+        """Decode one more packet and return the images that are ready; None after the last packet."""
         if self._ended:
             return None
-        with listening() as messages:
-            packet, broken = self._held, False
-            self._held = None
+        with ffmpeg_log() as messages:
+            packet, broken = self._next, False
+            self._next = None
             if packet is None:
                 packet, broken = self._read()
-            messages.clear()  # what the container says is known from the scan
+            messages.clear()  # the container's messages are known from the scan
             if packet is None:
                 self._ended = True
             else:
@@ -227,14 +223,14 @@ class Decoder:
                 raise
             except av.FFmpegError:
                 images, broken = [], packet is not None
-            self.trouble = broken or bool(messages) or any(image.is_corrupt for image in images)
+            self.complained = broken or bool(messages) or any(image.is_corrupt for image in images)
         return images
 
     def jump(self, number: int) -> bool:
-        """Jump to a key packet of a video with known times; return success."""
+        """Jump to a key packet of a video with known times; return whether it succeeded."""
         pts, dts = self._packets.pts, self._packets.dts
         assert pts is not None
-        with listening():
+        with ffmpeg_log():
             try:
                 self._container.seek(int((pts if dts is None else dts)[number]), stream=self._stream)
             except MemoryError:
@@ -247,14 +243,14 @@ class Decoder:
                 packet, _ = self._read()
                 reached = -1 if packet is None else self._packets.number_of(packet.pts)
                 if reached == number:
-                    self._held, self.number = packet, number - 1
+                    self._next, self.number = packet, number - 1
                     return True
                 if packet is None or reached > number:
                     return False
         return False
 
     def _read(self) -> tuple[Any, bool]:
-        """Return the next packet with data, or None, and whether the file broke off."""
+        """Return the next packet with data, None at the end, and whether reading failed."""
         try:
             return next((packet for packet in self._demux if packet.size), None), False
         except MemoryError:
@@ -264,25 +260,28 @@ class Decoder:
 
     def close(self) -> None:
         """Release the file and the decoder."""
-        with listening():
+        with ffmpeg_log():
             self._container.close()
 
 
 def find_intact(packets: Packets) -> tuple[np.ndarray, np.ndarray, int]:
-    """Decode a damaged video completely, without keeping any image, to find the intact ones.
+    """Decode a damaged video completely, without storing images, to find the intact ones.
 
-    From where the decoder or the container complains, images are not trusted until decoding begins anew: at a
-    key packet whose own image is intra coded. Nor are those behind such a packet that are displayed before
-    it, since they are made from images before it as well. The result is the packet numbers (K,) of the intact
-    images in presentation order, their times (K,) in seconds, and the number of other, promised images.
+    After an error of the decoder or the container, images count as damaged up to the next key packet with an
+    intact intra-coded image. Images that follow such a packet but are displayed before it count as damaged,
+    too, since they also depend on images before it.
+
+    Returns:
+        Packet numbers (K,) of the intact images in presentation order, their times (K,) in seconds, and the
+        number of lost images.
     """
     suspects = set(packets.suspects)
-    emitted: dict[int, int] = {}  # for each image's packet: the packet decoded when it came out
+    emitted: dict[int, int] = {}  # by packet of an image: the packet after which the decoder returned it
     intra = set()
     decoder = Decoder(packets)
     try:
         while (images := decoder.step()) is not None:
-            if decoder.trouble:
+            if decoder.complained:
                 suspects.add(decoder.number)
             for image in images:
                 if image.is_corrupt:
@@ -293,25 +292,25 @@ def find_intact(packets: Packets) -> tuple[np.ndarray, np.ndarray, int]:
     finally:
         decoder.close()
     visible = np.array([number for number in emitted if packets.visible[number]], np.int64)
-    if packets.pts is not None:  # the order in which damaged images come out means nothing
+    if packets.pts is not None:  # damaged images may be returned in any order
         visible = visible[np.argsort(packets.pts[visible])]
     ranks = {int(number): rank for rank, number in enumerate(visible)}
-    wrong: set[int] = set()
-    late: set[int] = set()  # images that came out after the damage
-    run: list[int] = []  # packets since decoding began anew
-    astray, before = False, False
+    damaged: set[int] = set()
+    late: set[int] = set()  # images returned after an error in a later packet
+    run: list[int] = []  # packets since the last restart, which is an intact key packet
+    broken, broken_before = False, False  # since the last restart, and before it
     for number in range(len(packets.keys)):
         if packets.keys[number] and number in intra and number not in suspects:
-            run, before, astray = [], astray, False
-        if number in suspects and not astray:
-            astray = True
+            run, broken_before, broken = [], broken, False
+        if number in suspects and not broken:
+            broken = True
             late.update(n for n in run if emitted.get(n, -1) >= number)
         run.append(number)
-        if astray or (before and ranks.get(number, 0) < ranks.get(run[0], 0)):
-            wrong.add(number)
-    if packets.pts is None:  # and their rank is not known otherwise
-        wrong |= late
-    intact = np.array([n not in wrong for n in visible], bool)
-    # a file may have more packets than images without being damaged: one for each field, say
-    lost = packets.promised - int(intact.sum()) if suspects or packets.damaged else 0
+        if broken or (broken_before and ranks.get(number, 0) < ranks.get(run[0], 0)):
+            damaged.add(number)
+    if packets.pts is None:  # then their rank is uncertain
+        damaged |= late
+    intact = np.array([number not in damaged for number in visible], bool)
+    # an undamaged file may have more packets than images, such as one for each field
+    lost = packets.expected - int(intact.sum()) if suspects or packets.damaged else 0
     return visible[intact], packets.times(visible)[intact], lost

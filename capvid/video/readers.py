@@ -1,4 +1,4 @@
-"""Opening of videos with the right reader, and reading of sampled frames."""
+"""Selection of the reader for a video, and reading of sampled frames."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from capvid.errors import (
 from capvid.utils.validation import limits
 from capvid.video import READER_NAMES
 from capvid.video.decord_reader import DecordSource
-from capvid.video.frame_sampling import Sampling
-from capvid.video.frame_source import ArraySource, FrameSource, Reduce, VideoInfo, Windows
+from capvid.video.frame_sampling import Reduce, Sampling, Windows
+from capvid.video.frame_source import ArraySource, FrameSource, VideoInfo
 from capvid.video.image_reader import ImageSource, archive_of
 from capvid.video.probe import Packets, kind_of, scan
 from capvid.video.pyav_reader import PyAVSource
 
-_READ_AT_ONCE = 64 << 20  # bytes of frames in memory before they are reduced
+_CHUNK_BYTES = 64 << 20  # of frames that are read before they are reduced
 _ONLY_PYAV = ("gif", "h264", "mpeg", "mpeg-ps", "mpeg-ts", "webp")
 
 
 def _open_auto(path: Path) -> FrameSource:
-    """Open a file with PyAV, or with decord where PyAV finds no packets."""
+    """Open a file with PyAV, or with decord if PyAV finds no packets."""
     kind = kind_of(path)
     try:
         status = path.stat()
@@ -56,7 +56,7 @@ def _open_auto(path: Path) -> FrameSource:
     return PyAVSource(path, why=why, packets=packets)
 
 
-@lru_cache(maxsize=1)  # the last file's packets are kept, since a long video is read in parts
+@lru_cache(maxsize=1)  # a long video is opened once per chunk
 def _scan(path: Path, kind: str, *version: int) -> Packets:
     return scan(path, kind)
 
@@ -67,7 +67,7 @@ READERS: dict[str, Callable[[Path], FrameSource]] = dict(
 
 
 def open_video(path: str | Path, *, reader: str = "auto") -> FrameSource:
-    """Open a video file, or a folder of images in a zip archive, which every reader opens.
+    """Open a video file, or, with any reader, a folder of images in a zip archive.
 
     Raises:
         VideoError: the file cannot be opened; the subclass says why.
@@ -83,7 +83,7 @@ def open_video(path: str | Path, *, reader: str = "auto") -> FrameSource:
 
 @contextmanager
 def memory_errors(path: Path) -> Iterator[None]:
-    """Raise DecoderError where memory runs out, usually by the limit of a worker process."""
+    """Raise DecoderError if memory runs out, usually because of the limit of a worker process."""
     try:
         yield
     except MemoryError as error:
@@ -94,15 +94,15 @@ def memory_errors(path: Path) -> Iterator[None]:
 
 @dataclass(frozen=True, kw_only=True)
 class SampledFrames:
-    """Frames (T, H, W, 3) uint8 RGB of a video, times (T,) in seconds, reduced windows, each (T, C, ...)."""
+    """Sampled frames of a video."""
 
-    frames: np.ndarray
-    times: np.ndarray
+    frames: np.ndarray  # (T, H, W, 3) uint8 RGB, or reduced (T, ...)
+    times: np.ndarray  # presentation times (T,) in seconds
     info: VideoInfo
-    windows: tuple[np.ndarray, ...] = ()
+    windows: tuple[np.ndarray, ...] = ()  # reduced windows around the frames, each (T, C, ...)
 
     def take(self, indices: np.ndarray) -> SampledFrames:
-        """Return the sampled frames with the indices (K,), with their times and windows."""
+        """Return the frames with these indices (K,), with their times and windows."""
         windows = tuple(window[indices] for window in self.windows)
         return replace(self, frames=self.frames[indices], times=self.times[indices], windows=windows)
 
@@ -117,9 +117,8 @@ def read_frames(
 ) -> SampledFrames:
     """Open a video, read the frames that ``sampling`` chooses and the windows around them, and close it.
 
-    Only the reduced frames stay in memory. Arguments and result can be pickled, if these functions can, for
-    use in a worker process. Where decoding shows damage, PyAV opens the file again and frames are chosen from
-    those that can be decoded; ``info.lost`` of the result is the number of missing ones.
+    Only the reduced frames are kept in memory. If decoding reveals damage, PyAV opens the file again and
+    frames are chosen from those that can be decoded; ``info.lost`` is the number of the others.
 
     Raises:
         VideoError: the video cannot be read; the subclass says why.
@@ -130,17 +129,17 @@ def read_frames(
         with source, memory_errors(info.path):
             return _read_sampled(source, sampling, reduce, windows)
     except TruncatedVideoError:
-        if not isinstance(source, PyAVSource) or source.careful:
+        if not isinstance(source, PyAVSource) or source.salvage:
             raise
     why = info.why if reader == "pyav" else "the file is damaged"
-    with PyAVSource(info.path, why=why, careful=True) as source, memory_errors(info.path):
+    with PyAVSource(info.path, why=why, salvage=True) as source, memory_errors(info.path):
         return _read_sampled(source, sampling, reduce, windows)
 
 
 def _read_sampled(
     source: FrameSource, sampling: Sampling, reduce: Reduce | None, windows: Sequence[Windows]
 ) -> SampledFrames:
-    """Read the chosen frames, (T, ...), and windows, (T, C, ...), a few distinct frames at a time."""
+    """Read the chosen frames, (T, ...), and windows, (T, C, ...), in chunks of distinct frames."""
     times = source.frame_times()
     chosen = sampling.choose(times)
     if not len(chosen):
@@ -151,19 +150,19 @@ def _read_sampled(
     requests = [(chosen, reduce), *((window.choose(times, chosen), window.reduce) for window in windows)]
     arrays: dict[int, np.ndarray] = {}  # by number of the request
     needed = np.unique(np.concatenate([indices.reshape(-1) for indices, _ in requests]))
-    step = max(1, _READ_AT_ONCE // max(1, source.info.height * source.info.width * 3))
+    step = max(1, _CHUNK_BYTES // max(1, source.info.height * source.info.width * 3))
     for start in range(0, len(needed), step):
-        part = needed[start : start + step]
-        frames = source.read([int(index) for index in part])
+        chunk = needed[start : start + step]
+        frames = source.read([int(index) for index in chunk])
         for number, (indices, reduce_frames) in enumerate(requests):
-            in_part = np.isin(indices, part)  # like indices
-            distinct, inverse = np.unique(indices[in_part], return_inverse=True)
+            in_chunk = np.isin(indices, chunk)  # same shape as indices
+            distinct, inverse = np.unique(indices[in_chunk], return_inverse=True)
             if not len(distinct):
                 continue
-            kept = frames if len(distinct) == len(part) else frames[np.searchsorted(part, distinct)]
+            kept = frames if len(distinct) == len(chunk) else frames[np.searchsorted(chunk, distinct)]
             kept = kept if reduce_frames is None else reduce_frames(kept)
             if number not in arrays:
                 arrays[number] = np.empty((*indices.shape, *kept.shape[1:]), kept.dtype)
-            arrays[number][in_part] = kept[inverse.reshape(-1)]
+            arrays[number][in_chunk] = kept[inverse.reshape(-1)]
     frames, *clips = (arrays[number] for number in range(len(requests)))
     return SampledFrames(frames=frames, times=times[chosen], info=source.info, windows=tuple(clips))

@@ -1,4 +1,4 @@
-"""Segmentation of videos: equal parts, segments from a file, or cuts where the features change."""
+"""Segmentation of videos: equal segments, segments from a file, or changes of the features."""
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ from capvid.utils.storage import VideoPath
 from capvid.utils.validation import limits, parse_json
 from capvid.video.frame_sampling import MAX_FRAMES, RateSampling, Sampling, UniformSampling, nearest
 
-RATE = 2.0  # frames per second that AutoSegments looks at
-MIN_FRAMES = 28  # of a short video
+RATE = 2.0  # frames per second in AutoSegments
+MIN_FRAMES = 28  # in AutoSegments, where a short video has fewer at this rate
 MIN_SECONDS = 2.0  # of a segment
 PENALTY = 7.0  # cost of a segment
 COMPONENTS = 32  # principal components of the features
-_BLOCK = 14400  # frames searched together: two hours, since the search takes quadratic time
+_BLOCK = 14400  # frames segmented at once: two hours, since the search takes quadratic time
 _FORMS = (
-    "write JSON with a list of {start, end} for every video, or of such lists by video, "
+    "write JSON with a list of {start, end} for all videos, or an object of such lists by video, "
     "or CSV with the columns start,end or video,start,end; times in seconds"
 )
-_VIDEO = ("video", "id", "video_id", "path")
-_SPANS = ("segments", "timestamps")
+_VIDEO_KEYS = ("video", "id", "video_id", "path")
+_LIST_KEYS = ("segments", "timestamps")
 
 Span = tuple[float, float]
-Row = tuple[str, str | None, Any]  # position in the file, video if named, and the segment
+Row = tuple[str, str | None, Any]  # position in the file, name of the video if any, and the segment
 
 
 class Segmentation(ABC):
     """Rule that divides videos into segments."""
 
-    spec: str  # the rule as text, for records
+    spec: str  # text form for records
 
     @abstractmethod
     def spans(self, path: VideoPath, features: np.ndarray, times: np.ndarray, duration: float) -> list[Span]:
@@ -51,19 +51,19 @@ class Segmentation(ABC):
         The features of the chosen frames are (T, D) or (T, L, D), their times (T,) in seconds.
 
         Raises:
-            DataError: the segments of this video are unknown or do not fit it.
+            DataError: the segments of this video are unknown or do not fit its length.
         """
 
-    def _expected(self, path: VideoPath, num_frames: int, duration: float) -> list[Span]:
-        """Return the segments within the video that are known beforehand."""
+    def _known_spans(self, path: VideoPath, num_frames: int, duration: float) -> list[Span]:
+        """Return the segments that are known without features."""
         return []
 
     def choose(self, path: VideoPath, times: np.ndarray, duration: float, sampling: Sampling) -> np.ndarray:
-        """Return the indices of the frames that are needed of those with times (N,), ascending and distinct.
+        """Return the ascending, distinct indices of the frames to decode, of those with times (N,).
 
-        These are the frames that the sampling chooses in each segment, or in the video if none is known.
+        The sampling chooses them in each segment, or in the whole video if no segments are known.
         """
-        spans = self._expected(path, len(times), duration)
+        spans = self._known_spans(path, len(times), duration)
         if not spans:
             return sampling.choose(times)
         frames = (frames_within(span, times, duration) for span in spans)
@@ -71,9 +71,9 @@ class Segmentation(ABC):
 
 
 def frames_within(span: Span, times: np.ndarray, duration: float) -> np.ndarray:
-    """Return the indices of a segment's frames from their times (T,), at least the one nearest to its middle.
+    """Return the indices of the frames with times (T,) in a segment, or of the frame nearest to its middle.
 
-    Frames at the end of the video or after it belong to the last segment.
+    Frames at or after the end of the video belong to the last segment.
     """
     start, end = span
     first, stop = np.searchsorted(times, span)
@@ -85,16 +85,16 @@ def frames_within(span: Span, times: np.ndarray, duration: float) -> np.ndarray:
 
 @dataclass(frozen=True)
 class EqualSegments(Segmentation):
-    """``count`` segments of equal length; a single image stays undivided."""
+    """``count`` segments of equal length; a single image is not divided."""
 
     count: int
 
     @property
     def spec(self) -> str:  # type: ignore[override]
-        """The number."""
+        """The number of segments."""
         return str(self.count)
 
-    def _expected(self, path: VideoPath, num_frames: int, duration: float) -> list[Span]:
+    def _known_spans(self, path: VideoPath, num_frames: int, duration: float) -> list[Span]:
         if duration <= 0:
             return [(0.0, 0.0)]
         if self.count > num_frames:
@@ -102,109 +102,113 @@ class EqualSegments(Segmentation):
         return list(pairwise(duration * number / self.count for number in range(self.count + 1)))
 
     def spans(self, path: VideoPath, features: np.ndarray, times: np.ndarray, duration: float) -> list[Span]:
-        """Divide the video from beginning to end; raise DataError if there are more segments than frames."""
-        if spans := self._expected(path, len(times), duration):
+        """Divide the whole video; raise DataError if there are more segments than frames."""
+        if spans := self._known_spans(path, len(times), duration):
             return spans
-        problem = f"{path}: {self.count} segments, and only {len(times)} frames to look at in them"
-        raise DataError(problem, remedy="ask for fewer segments")
+        problem = f"{path}: {self.count} segments, but only {len(times)} frames"
+        raise DataError(problem, remedy="request fewer segments")
 
 
 @dataclass(frozen=True)
 class ListedSegments(Segmentation):
-    """Segments from a file, common to all videos or specific to each.
+    """Segments from a file, for all videos or by video.
 
-    A video is named by its path as written or its file name, with or without extension; the segments of None
-    are those of videos that the file does not name.
+    A video is identified by its path as written or its file name, with or without extension.
     """
 
     path: Path
     spec: str  # name of the file and a digest of its content
-    by_video: Mapping[str | None, Sequence[Span]]
+    by_video: Mapping[str | None, Sequence[Span]]  # None: for videos that the file does not name
 
-    def _expected(self, path: VideoPath, num_frames: int, duration: float) -> list[Span]:
+    def _known_spans(self, path: VideoPath, num_frames: int, duration: float) -> list[Span]:
         names = (str(path), PurePath(path).as_posix(), path.name, path.stem, None)
         spans = next((self.by_video[name] for name in names if name in self.by_video), ())
         return [span for span in spans if span[0] < duration]
 
     def spans(self, path: VideoPath, features: np.ndarray, times: np.ndarray, duration: float) -> list[Span]:
-        """Return the segments of this video, cut off at its end; raise DataError if one begins after it."""
-        spans = self._expected(path, len(times), math.inf)
+        """Return the segments of this video, ending at its end; raise DataError if one begins after it."""
+        spans = self._known_spans(path, len(times), math.inf)
         if not spans:
             remedy = "name the video by its path or file name"
             raise DataError(f"{path}: {self.path} has no segments for it", remedy=remedy)
         for start, end in spans:
             if start >= duration:
+                problem = f"{self.path} has a segment from {start:g} to {end:g} s"
                 raise DataError(
-                    f"{path}: {self.path} has a segment from {start:g} to {end:g} s, and the video is "
-                    f"{duration:.3f} s long",
-                    remedy="see whether the segments are of this video, and in seconds",
+                    f"{path}: {problem}, but the video is {duration:.3f} s long",
+                    remedy="check that the segments belong to this video, and are in seconds",
                 )
         return [(start, min(end, duration)) for start, end in spans]
 
 
 @dataclass(frozen=True)
 class AutoSegments(Segmentation):
-    """Segments between the changes of a video's features."""
+    """Segments between changes of a video's features."""
 
     spec: str = "auto"
 
     def choose(self, path: VideoPath, times: np.ndarray, duration: float, sampling: Sampling) -> np.ndarray:
-        """Return evenly spread frames, at the sampling's rate if it has one."""
+        """Return evenly spaced frames, at the sampling's rate if it has one."""
         if not isinstance(sampling, RateSampling):
             short = duration * RATE < MIN_FRAMES
             sampling = UniformSampling(MIN_FRAMES) if short else RateSampling(RATE)
         return sampling.choose(times)
 
     def spans(self, path: VideoPath, features: np.ndarray, times: np.ndarray, duration: float) -> list[Span]:
-        """Cut between frames with different features, from beginning to end of the video."""
-        shortest = 1  # frames of a segment
+        """Divide the whole video halfway between the frames where the features change."""
+        min_frames = 1  # of a segment
         if len(times) >= 2 and times[-1] > times[0]:
-            shortest = max(1, round(MIN_SECONDS * (len(times) - 1) / (times[-1] - times[0])))
-        inner = (float(times[cut - 1] + times[cut]) / 2 for cut in changes(features, shortest))
+            min_frames = max(1, round(MIN_SECONDS * (len(times) - 1) / (times[-1] - times[0])))
+        starts = change_points(features, min_frames)
+        inner = (float(times[start - 1] + times[start]) / 2 for start in starts)
         return list(pairwise([0.0, *sorted({time for time in inner if 0 < time < duration}), duration]))
 
 
-def changes(features: np.ndarray, shortest: int) -> list[int]:
-    """Return the indices of frames that begin a segment, ascending, without the first frame.
+def change_points(features: np.ndarray, min_frames: int) -> list[int]:
+    """Return the ascending indices of frames that begin a segment, without the first frame.
 
-    The features' 32 principal components, centred and of unit length, are cut so that the sum of their
+    The features' 32 principal components, centred and of unit length, are divided so that the sum of their
     squared distances to the means of the segments, plus :data:`PENALTY` for each segment, is minimal. A
-    segment has at least ``shortest`` frames. Maps (T, L, D) are averaged over the locations.
+    segment has at least ``min_frames`` frames. Maps (T, L, D) are averaged over the locations; of frames
+    (T, h, w, 3), a grid of 8 x 8 pixels is compared.
     """
     from ruptures import KernelCPD
 
     vectors = features.mean(1) if features.ndim == 3 else features
-    cuts: list[int] = []
-    for start in range(0, len(vectors), _BLOCK):
-        block = vectors[start : start + _BLOCK].astype(np.float64)
-        cuts.append(start)
-        if len(block) < 2 * shortest:
+    if features.ndim == 4:
+        rows, columns = ((2 * np.arange(8) + 1) * side // 16 for side in features.shape[1:3])
+        vectors = features[:, rows][:, :, columns].reshape(len(features), -1)
+    starts: list[int] = []
+    for offset in range(0, len(vectors), _BLOCK):
+        block = vectors[offset : offset + _BLOCK].astype(np.float64)
+        starts.append(offset)
+        if len(block) < 2 * min_frames:
             continue
         signal = block - block.mean(0)
         if min(signal.shape) > COMPONENTS:
             _, axes = np.linalg.eigh(signal.T @ signal)
             signal = signal @ axes[:, -COMPONENTS:]
         signal = signal / np.maximum(np.linalg.norm(signal, axis=1, keepdims=True), 1e-12)
-        search = KernelCPD(kernel="linear", min_size=shortest).fit(signal)
-        cuts += [start + int(cut) for cut in search.predict(pen=PENALTY)[:-1]]
-    return [cut for cut in cuts if cut]
+        search = KernelCPD(kernel="linear", min_size=min_frames).fit(signal)
+        starts += [offset + int(start) for start in search.predict(pen=PENALTY)[:-1]]
+    return [start for start in starts if start]
 
 
 def parse_segments(text: str) -> Segmentation:
-    """Return the segmentation of ``auto``, a number of equal segments, or a file (:func:`read_segments`).
+    """Parse ``auto``, a number of equal segments, or the path of a file (:func:`read_segments`).
 
     Raises:
-        UsageError: a number out of range, or no such file.
-        DataError: the file cannot be read or understood.
+        UsageError: the number is out of range, or there is no such file.
+        DataError: the file cannot be read or parsed.
     """
     if text == "auto":
         return AutoSegments()
     if re.fullmatch("[+-]?[0-9]{1,1000}", text):
         if not 1 <= int(text) <= MAX_FRAMES:
-            remedy = "ask for at least 1" if int(text) < 1 else f"ask for at most {MAX_FRAMES}"
+            remedy = "request at least 1" if int(text) < 1 else f"request at most {MAX_FRAMES}"
             raise UsageError(f"{text} segments cannot be made", remedy=remedy)
         return EqualSegments(int(text))
-    if not os.path.isfile(text):  # noqa: PTH113  # Path.is_file raises where a name is too long
+    if not os.path.isfile(text):  # noqa: PTH113  # Path.is_file raises if a name is too long
         remedy = "give a file, a number of equal segments, or auto"
         raise UsageError(f"{text}: no such file of segments", remedy=remedy)
     return read_segments(Path(text))
@@ -214,7 +218,7 @@ def read_segments(path: Path) -> ListedSegments:
     """Read a file of segments: JSON, JSON lines (also the output of ``capvid caption``), CSV or TSV.
 
     Raises:
-        DataError: it cannot be read or understood; the message names the position.
+        DataError: the file cannot be read or parsed; the message names the position.
     """
     try:
         raw = read_regular(path, max_bytes=limits().text_bytes)
@@ -239,6 +243,7 @@ def read_segments(path: Path) -> ListedSegments:
 
 
 def _json_rows(path: Path, text: str) -> Iterator[Row]:
+    """Yield the segments in JSON or JSON lines."""
     try:
         values = [parse_json(text)]
     except ValueError:
@@ -253,12 +258,12 @@ def _json_rows(path: Path, text: str) -> Iterator[Row]:
 def _rows_in(value: Any, video: str | None, position: str) -> Iterator[Row]:
     """Yield the segments in a JSON value: of one video, of a list of records, or by video."""
     if isinstance(value, Mapping):
-        named = next((str(value[key]) for key in _VIDEO if isinstance(value.get(key), str)), video)
-        inner = next((key for key in _SPANS if isinstance(value.get(key), list)), None)
-        if inner is not None:
-            yield from _rows_in(value[inner], named, position)
+        name = next((str(value[key]) for key in _VIDEO_KEYS if isinstance(value.get(key), str)), video)
+        list_key = next((key for key in _LIST_KEYS if isinstance(value.get(key), list)), None)
+        if list_key is not None:
+            yield from _rows_in(value[list_key], name, position)
         elif "start" in value or "end" in value:
-            yield position, named, (value.get("start"), value.get("end"))
+            yield position, name, (value.get("start"), value.get("end"))
         elif value.get("status") != "error":
             for name, spans in value.items():
                 yield from _rows_in(spans, name, f"{name}, segment")
@@ -270,6 +275,7 @@ def _rows_in(value: Any, video: str | None, position: str) -> Iterator[Row]:
 
 
 def _table_rows(path: Path, text: str) -> Iterator[Row]:
+    """Yield the segments in CSV or TSV, with or without a header line."""
     lines = text.splitlines()
     first = next((line for line in lines if line.strip()), "")
     columns: Sequence[str] = ("start", "end")
@@ -280,14 +286,14 @@ def _table_rows(path: Path, text: str) -> Iterator[Row]:
                 columns = [cell.lower() for cell in cells]
             elif any(cells):
                 row = dict(zip(columns, cells, strict=False))
-                video = next((row[key] for key in _VIDEO if row.get(key)), None)
+                video = next((row[key] for key in _VIDEO_KEYS if row.get(key)), None)
                 yield f"line {number}", video, (row.get("start"), row.get("end"))
     except csv.Error as error:
         raise DataError(f"{path}: not a valid table ({error})", remedy=_FORMS) from error
 
 
 def _seconds(value: Any) -> float | None:
-    """Return the seconds of a number or a text such as ``1:02:03.5``; None for anything else."""
+    """Return the seconds in a number or a text such as ``1:02:03.5``; None for anything else."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return None
     try:

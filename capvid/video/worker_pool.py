@@ -1,12 +1,12 @@
-"""Decoding processes, each of which can be killed and replaced without harm to the others.
+"""Pool of decoding processes that can be killed and replaced individually.
 
-A decoder may crash its process or never return, so it runs in a process of its own, which takes one call at a
-time with a deadline. The processes are plain children, started without ``multiprocessing``, which would run
-the caller's main module again in each of them; they end with their parent.
+A decoder may crash its process or never return, so it runs in a separate process, which takes one call at a
+time with a deadline. The processes are plain children that end with their parent. ``multiprocessing`` is not
+used, since it would run the caller's main module again in each of them.
 
-A message is its length in eight bytes and a pickle. An answer says whether it is a result or an error and
-whether memory ran out; its arrays come back behind each other, through a file in memory that has no name, so
-that nothing is left of it when both sides are gone, or else through the pipe.
+A message is its length in eight bytes and a pickle. An answer is success, result or error, and whether memory
+ran out. Its arrays follow through an anonymous file in memory, which vanishes with its last user, or through
+the pipe where there is no such file.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import IO, Any, TypeVar, cast
 
 from capvid.errors import CapvidError, RemoteError, UsageError
@@ -38,24 +39,21 @@ _T = TypeVar("_T")
 _START = "import sys; sys.path[:] = sys.argv[2:]; from capvid.video.worker_pool import serve; serve()"
 _LENGTH = struct.Struct("<Q")
 _MAX_WORKERS = 1024
-_CALLS = 1000  # after which a process is replaced: codecs leak a little
+_CALLS = 1000  # after which a process is replaced, since codecs leak some memory
 _KILLS = ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP")
-
-
-class WorkerTimeoutError(Exception):
-    """A call without answer within its deadline; the worker has been replaced."""
+_INHERITS_FILES = os.name == "posix"  # whether children can inherit a file in memory
 
 
 class WorkerDiedError(Exception):
-    """A call without answer, since the process ended; it has been replaced."""
+    """The process ended during a call; it will be replaced."""
 
     def __init__(self, code: int) -> None:
         super().__init__(code)
-        self.code = code  # exit status, or minus the signal that ended it
+        self.code = code  # exit status, or minus the number of the signal that ended it
 
     @property
     def crashed(self) -> bool:
-        """Whether it ended by a fault of its own, such as a segmentation fault, not by a kill."""
+        """Whether it ended by a fault such as a segmentation fault, and was not killed."""
         return self.code != 0 and str(self) not in _KILLS
 
     def __str__(self) -> str:
@@ -64,15 +62,15 @@ class WorkerDiedError(Exception):
         return f"exit status {self.code}"
 
 
+@dataclass(eq=False)
 class Worker:
-    """One process, started at the first call. Not for several threads, except :meth:`close`."""
+    """One process, started by the first call. Not thread-safe, except :meth:`close`."""
 
-    def __init__(self) -> None:
-        self._process: subprocess.Popen[bytes] | None = None
-        self._shared: int | None = None  # descriptor of the file in memory
-        self._calls = 0
-        self._closed = False
-        self._lock = threading.Lock()  # while the process is started or taken away
+    _process: subprocess.Popen[bytes] | None = None
+    _shared: int | None = None  # descriptor of the file in memory
+    _calls: int = 0
+    _closed: bool = False
+    _lock: threading.Lock = field(default_factory=threading.Lock)  # held to start or discard the process
 
     def call(self, function: Callable[..., _T], *arguments: Any, timeout: float | None = None) -> _T:
         """Call an importable function in the process, which is killed after ``timeout`` seconds.
@@ -80,10 +78,10 @@ class Worker:
         Arguments and result must be picklable.
 
         Raises:
-            WorkerTimeoutError: no answer in time.
-            WorkerDiedError: the process ended instead.
-            CapvidError: that of the function.
-            RemoteError: another error of the function.
+            TimeoutError: there was no answer within ``timeout`` seconds.
+            WorkerDiedError: the process ended during the call.
+            CapvidError: the function raised it.
+            RemoteError: the function raised any other error.
         """
         process = self._send(pickle.dumps((function, arguments), protocol=5))
         late = threading.Event()
@@ -92,7 +90,7 @@ class Worker:
             late.set()
             process.kill()
 
-        # a timer that is due after TIMEOUT_MAX (centuries) would fail
+        # longer intervals than TIMEOUT_MAX (centuries) make the timer fail
         timer = threading.Timer(min(timeout or 0, threading.TIMEOUT_MAX), stop)
         timer.daemon = True
         if timeout:
@@ -106,16 +104,16 @@ class Worker:
             timer.cancel()
         if answer is None:
             self.discard()
-            raise WorkerTimeoutError if late.is_set() else WorkerDiedError(process.returncode)
-        good, result, exhausted = answer
-        if exhausted or late.is_set():  # memory is fragmented, or the answer and the deadline crossed
+            raise TimeoutError if late.is_set() else WorkerDiedError(process.returncode)
+        succeeded, result, exhausted = answer
+        if exhausted or late.is_set():  # memory is fragmented, or the deadline passed during the answer
             self.discard()
-        if not good:
+        if not succeeded:
             raise result
         return result
 
     def _send(self, message: bytes) -> subprocess.Popen[bytes]:
-        """Send a call to the process, which is started if there is none, or if it died while it was idle."""
+        """Send a call to the process; start one if there is none, or if it died while idle."""
         self._calls += 1
         if self._calls % _CALLS == 0:
             self.discard()
@@ -124,29 +122,38 @@ class Worker:
                 if self._closed:
                     raise WorkerDiedError(-signal.SIGTERM)
                 if self._process is None:
-                    self._shared = _open_memory_file()
-                    passed = () if self._shared is None else (self._shared,)
+                    if _INHERITS_FILES and hasattr(os, "memfd_create"):
+                        self._shared = os.memfd_create("capvid-frames", os.MFD_CLOEXEC)
+                    elif _INHERITS_FILES:
+                        with tempfile.TemporaryFile() as file:
+                            self._shared = os.dup(file.fileno())
+                    inherited = () if self._shared is None else (self._shared,)
                     self._process = subprocess.Popen(
-                        [sys.executable, "-c", _START, ",".join(map(str, passed)), *sys.path],
+                        [sys.executable, "-c", _START, ",".join(map(str, inherited)), *sys.path],
                         stdin=subprocess.PIPE,
                         stdout=subprocess.PIPE,
-                        pass_fds=passed,
-                        start_new_session=True,  # Ctrl-C is for the parent alone
+                        pass_fds=inherited,
+                        start_new_session=True,  # Ctrl-C must reach only the parent
                     )
                 process = self._process
             try:
-                _write(cast(IO[bytes], process.stdin), message)
+                stdin = cast(IO[bytes], process.stdin)
+                stdin.write(_LENGTH.pack(len(message)) + message)
+                stdin.flush()
                 return process
             except OSError:
                 self.discard()
         raise WorkerDiedError(process.returncode)
 
     def _receive(self, stream: IO[bytes]) -> tuple[bool, Any, bool] | None:
-        """Return success, result and whether memory ran out; None if the process ended."""
-        max_bytes = limits().worker_bytes or None
+        """Return success, result or error, and whether memory ran out; None if the process ended."""
+        max_bytes = limits().worker_bytes or sys.maxsize
         try:
-            body, sizes = pickle.loads(_read(stream, max_bytes))
-            if max_bytes is not None and sum(sizes) > max_bytes:
+            size = _LENGTH.unpack(stream.read(_LENGTH.size))[0]
+            if size > max_bytes:
+                return None
+            body, sizes = pickle.loads(stream.read(size))
+            if sum(sizes) > max_bytes:
                 return None
             buffers = [bytearray(size) for size in sizes]
             if self._shared is None:
@@ -156,11 +163,11 @@ class Worker:
                     file.seek(0)
                     counts = [file.readinto(buffer) for buffer in buffers]
             return pickle.loads(body, buffers=buffers) if counts == sizes else None
-        except (OSError, ValueError, EOFError):  # cut off, too long, or closed from another thread
-            return None
+        except (OSError, ValueError, EOFError, struct.error, pickle.UnpicklingError):
+            return None  # truncated, or closed by another thread
 
     def discard(self) -> None:
-        """End the process in whatever state and forget it; not while another thread is in a call."""
+        """Kill the process and release its resources; not while another thread is in a call."""
         with self._lock:
             process, shared = self._process, self._shared
             self._process = self._shared = None
@@ -174,7 +181,7 @@ class Worker:
             os.close(shared)
 
     def close(self) -> None:
-        """End the process at once, from any thread; a call in progress ends with WorkerDiedError."""
+        """Kill the process, from any thread; a call in progress raises WorkerDiedError."""
         with self._lock:
             self._closed = True
             process = self._process
@@ -184,10 +191,10 @@ class Worker:
 
 
 class WorkerPool:
-    """Pool of workers that take calls in the order of submission, each of at most ``timeout`` seconds.
+    """Pool of workers that take calls in the order of submission, with at most ``timeout`` seconds for each.
 
     Raises:
-        UsageError: the number or the timeout is out of range.
+        UsageError: the number of workers or the timeout is out of range.
     """
 
     def __init__(self, workers: int, *, timeout: float | None = None) -> None:
@@ -195,18 +202,18 @@ class WorkerPool:
             raise UsageError(f"workers must be between 1 and {_MAX_WORKERS}, got {workers:g}")
         if timeout is not None and not timeout >= 0:
             raise UsageError(f"timeout must be a positive number of seconds, got {timeout}")
-        limits()  # an invalid limit fails here and not in every process
+        limits()  # an invalid limit must fail here, not in every process
         self.size = workers
         self.timeout = timeout
         self._calls: queue.SimpleQueue[Any] = queue.SimpleQueue()  # of future, function and arguments
         self._workers = [Worker() for _ in range(workers)]
         for number, worker in enumerate(self._workers):
-            # daemons: neither a hanging decoder nor a forgotten pool keeps the interpreter from its end
+            # daemon threads: neither a hanging decoder nor an open pool delays the interpreter's exit
             name = f"capvid-worker-{number}"
             threading.Thread(target=self._work, args=(worker,), name=name, daemon=True).start()
 
     def submit(self, function: Callable[..., _T], *arguments: Any) -> Future[_T]:
-        """Call a function in one of the processes; the future raises what :meth:`Worker.call` raises."""
+        """Submit a call to the next free process; the future raises what :meth:`Worker.call` raises."""
         future: Future[_T] = Future()
         self._calls.put((future, function, arguments))
         return future
@@ -220,11 +227,11 @@ class WorkerPool:
                     future.set_result(worker.call(function, *arguments, timeout=self.timeout))
                 except BaseException as error:
                     future.set_exception(error)
-            del call, future, arguments  # results are not kept until the next call
+            del call, future, arguments  # so that results are not kept until the next call
         worker.discard()
 
     def close(self) -> None:
-        """End all processes at once; calls in progress and pending ones fail. May be called twice."""
+        """Kill all processes; calls in progress and pending calls fail. May be called twice."""
         for worker in self._workers:
             worker.close()
             self._calls.put(None)
@@ -237,30 +244,31 @@ class WorkerPool:
 
 
 def serve() -> None:
-    """Answer the calls that come on stdin, on what stdout was when the process began.
+    """Answer calls read from stdin on the original stdout: the main function of a worker process.
 
-    This is the process's side. It imports no more than the functions need, and no deep learning library.
+    It imports only what the called functions need, and no deep learning library.
     """
     max_bytes = limits().worker_bytes
-    if resource is not None and max_bytes:  # a malicious file exhausts no more address space than that
+    if resource is not None and max_bytes:  # bounds the memory that a malicious file can use
         _, hard = resource.getrlimit(resource.RLIMIT_AS)
         limit = max_bytes if hard == resource.RLIM_INFINITY else min(max_bytes, hard)
         resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
-    # numpy's threads, one for each core, would reserve address space and do nothing here
+    # numpy's threads, one per core, would reserve address space and stay idle
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     keep_freed_memory()
     answers = os.fdopen(os.dup(1), "wb")
     null = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(null, 1)  # what a decoder prints is no answer
+    os.dup2(null, 1)  # decoders may print, which must not mix with the answers
     if not os.environ.get("CAPVID_DEBUG"):
         os.dup2(null, 2)
     shared = int(sys.argv[1]) if sys.argv[1] else None
     calls: queue.SimpleQueue[bytes] = queue.SimpleQueue()
 
     def listen() -> None:
-        while message := _read(sys.stdin.buffer):
-            calls.put(message)
-        os._exit(0)  # the parent is gone: end at once, even in the midst of decoding
+        stdin = sys.stdin.buffer
+        while len(head := stdin.read(_LENGTH.size)) == _LENGTH.size:
+            calls.put(stdin.read(*_LENGTH.unpack(head)))
+        os._exit(0)  # the parent has ended: exit at once, even while decoding
 
     threading.Thread(target=listen, daemon=True).start()
     while True:
@@ -268,50 +276,23 @@ def serve() -> None:
 
 
 def _answer(message: bytes, answers: IO[bytes], shared: int | None) -> None:
-    """Call a function and send its result, or its error as one that can be pickled for certain."""
+    """Call a function and send its result, or its error in a form that can always be pickled."""
     buffers: list[pickle.PickleBuffer] = []
     try:
         function, arguments = pickle.loads(message)
         answer = (True, function(*arguments), False)
         body = pickle.dumps(answer, protocol=5, buffer_callback=buffers.append)
-        parts = [buffer.raw() for buffer in buffers]
+        arrays = [buffer.raw() for buffer in buffers]
     except Exception as error:
         exhausted = isinstance(error, MemoryError) or isinstance(error.__cause__, MemoryError)
         portable = error if isinstance(error, CapvidError) else RemoteError.of(error)
-        body, parts = pickle.dumps((False, portable, exhausted), protocol=5), []
+        body, arrays = pickle.dumps((False, portable, exhausted), protocol=5), []
     if shared is not None:
-        with os.fdopen(shared, "wb", closefd=False) as file:  # it grows as needed, and keeps its size
+        with os.fdopen(shared, "wb", closefd=False) as file:  # it grows as needed and keeps its size
             file.seek(0)
-            file.writelines(parts)
-    _write(answers, pickle.dumps((body, [len(part) for part in parts])))
+            file.writelines(arrays)
+    message = pickle.dumps((body, [len(array) for array in arrays]))
+    answers.write(_LENGTH.pack(len(message)) + message)
     if shared is None:
-        answers.writelines(parts)
-        answers.flush()
-
-
-def _open_memory_file() -> int | None:
-    """Open a file in memory without a name; None where children cannot inherit one."""
-    if os.name != "posix":
-        return None
-    if hasattr(os, "memfd_create"):
-        return os.memfd_create("capvid-frames", os.MFD_CLOEXEC)
-    with tempfile.TemporaryFile() as file:
-        return os.dup(file.fileno())
-
-
-def _write(stream: IO[bytes], message: bytes) -> None:
-    """Write one message."""
-    stream.write(_LENGTH.pack(len(message)) + message)
-    stream.flush()
-
-
-def _read(stream: IO[bytes], max_bytes: int | None = None) -> bytes:
-    """Read one message; empty when the other side is gone, or announces more than ``max_bytes``."""
-    head = stream.read(_LENGTH.size)
-    if len(head) < _LENGTH.size:
-        return b""
-    size = _LENGTH.unpack(head)[0]
-    if max_bytes is not None and size > max_bytes:
-        return b""
-    message = stream.read(size)
-    return message if len(message) == size else b""
+        answers.writelines(arrays)
+    answers.flush()

@@ -23,7 +23,7 @@ from torch.nn import functional as F
 from capvid.backbones.backbone import Backbone
 from capvid.backbones.catalog import BackboneEntry, Layer, Preprocess, StreamHeader
 from capvid.backbones.networks import Named
-from capvid.backbones.weights import fill
+from capvid.backbones.weights import load_weights
 from capvid.captioners.base import Captioner, CaptionerConfig, State, Trace
 from capvid.captioners.checkpoint import Checkpoint
 from capvid.captioners.layers import at_least_one_frame
@@ -36,7 +36,10 @@ from capvid.utils.validation import LARGEST, MIB, limits, parse_json, short
 from capvid.version import __version__
 
 GIT_TYPE = "git"  # transformers' name of the type
-USABLE = "give a captioner that capvid trained, or a GIT such as microsoft/git-base-vatex"
+USABLE = (
+    "give a captioner that capvid trained, a GIT such as microsoft/git-base-vatex, or a chat model with the "
+    "Hub's tag image-text-to-text or video-text-to-text"
+)
 GIT_CONFIG = "config.json"
 GIT_WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 _PREPROCESS = ("preprocessor_config.json", "processor_config.json")
@@ -44,7 +47,12 @@ GIT_REQUIRED = (_PREPROCESS, ("tokenizer.json", "vocab.txt"), GIT_WEIGHTS)  # th
 GIT_OPTIONAL = ("tokenizer_config.json", "special_tokens_map.json")
 _TEXT_BYTES = 64 * MIB  # of a configuration or a vocabulary
 _SIZES = ("_size", "_heads", "_channels", "_position_embeddings", "_dim")
-_MOST = {"num_hidden_layers": 256, "num_image_with_embedding": 1000, "image_size": 4096}
+_MOST = {
+    "num_hidden_layers": 256,
+    "num_image_with_embedding": 1000,
+    "image_size": 4096,
+    "max_position_embeddings": 1 << 22,
+}
 _FILTERS = {2: "bilinear", 3: "bicubic"}  # by Pillow's numbers
 LAYER = "image_encoder"
 FRAME_POSITIONS = ("img_temporal_embedding", "img_temperal_embedding")  # spellings of transformers' versions
@@ -308,7 +316,7 @@ def _load_network(config: Any, path: Path, name: str) -> Any:
     for key, buffer in network.named_buffers():
         if key.endswith("position_ids"):
             buffer.copy_(torch.arange(buffer.shape[-1]))
-    fill(_Published(network, tensors), path, name, tensors)
+    load_weights(_Published(network, tensors), path, name, tensors)
     return network
 
 
@@ -322,7 +330,7 @@ class _Published(Named):
             FRAME_POSITIONS[0],
         )
 
-    def published(self, name: str) -> str:
+    def published_name(self, name: str) -> str:
         """Return the name of a tensor of the network in the file."""
         for spelling in FRAME_POSITIONS:
             name = name.replace(spelling, self.spelling)
@@ -379,10 +387,14 @@ def _check_sizes(config: Any, prefix: str = "") -> None:
         raise ValueError(f"{prefix or 'the file'} must be an object, got {short(config)}")
     for name, value in config.items():
         limit = _MOST.get(name, LARGEST if name.endswith(_SIZES) else 0)
-        if limit and not ((type(value) is int and 1 <= value <= limit) or value is None):
+        sizes = value if isinstance(value, list) else [value]  # a list has height and width
+        if not limit or value is None or value is True or value is False:  # some names are of switches
+            continue
+        if not all(type(n) is int and 1 <= n <= limit for n in sizes):
             raise ValueError(f"{prefix}{name} must be an integer between 1 and {limit}, got {short(value)}")
-    if "vision_config" in config and not prefix:
-        _check_sizes(config["vision_config"], "vision_config.")
+    for name in ("vision_config", "text_config"):
+        if name in config and not prefix:
+            _check_sizes(config[name], f"{name}.")
 
 
 def weights_file(folder: Path) -> Path:

@@ -128,7 +128,7 @@ def image_array(
     """
     shape = (len(images), 3, *image_size(how))
     index = path.with_suffix(".txt")
-    names = "\n".join([description or how.describe(), *(image.name for image in images)])
+    names = "\n".join([description or repr(how), *(image.name for image in images)])
     if path.exists() and index.exists() and index.read_text(encoding="utf-8") == names:
         return np.memmap(path, np.uint8, "r", shape=shape)
     index.unlink(missing_ok=True)
@@ -245,7 +245,7 @@ def make_view(
     The views are cached in the file ``path``.
     """
     how = replace(how, trim=False)
-    description = f"view {number}, area from {LEAST_AREA:g}, stretch to {STRETCH:g}, {how.describe()}"
+    description = f"view {number}, area from {LEAST_AREA:g}, stretch to {STRETCH:g}, {how}"
     array = image_array(
         images,
         how,

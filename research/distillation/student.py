@@ -25,7 +25,7 @@ from torch.nn.grad import conv2d_weight
 from capvid.backbones.capvid_small import Student
 from capvid.backbones.catalog import backbone_entry, build_network
 from capvid.backbones.preprocessing import normalise
-from capvid.backbones.weights import fill, find_weights
+from capvid.backbones.weights import find_weights, load_weights
 from capvid.errors import RecipeError
 from capvid.training.optimization import wants_bf16
 from distillation.images import image_size, random_views, resize_images
@@ -58,7 +58,7 @@ def initial_network(recipe: DistilRecipe, weights: Path | None) -> nn.Module:
         )
     network = build_network(replace(entry, architecture=NETWORK), entry.default_layer)
     path, _ = find_weights(entry, None, [weights] if weights else [])
-    fill(network, path, entry.name)
+    load_weights(network, path, entry.name)
     return network.network  # type: ignore[return-value]
 
 

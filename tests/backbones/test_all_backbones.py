@@ -47,10 +47,10 @@ def with_random_weights(module: nn.Module) -> nn.Module:
     return module.eval().requires_grad_(False)
 
 
-class OneByOne(Backbone):
-    """On a processor, other frames are made up beside a single one; not here, where it is the whole batch."""
+class SingleFrameBackbone(Backbone):
+    """A backbone whose batches have one frame, instead of being padded with zeros as on a CPU."""
 
-    def together(self, batch_size: int) -> int:
+    def batch_length(self, batch_size: int) -> int:
         return 1
 
 
@@ -64,7 +64,9 @@ def as_backbone(entry: BackboneEntry, layer: str, module: nn.Module) -> Backbone
         weights_sha256=None,
         preprocess=entry.describe_input(),
     )
-    return OneByOne(entry=entry, layer=layer, module=module, header=header, device=torch.device("cpu"))
+    return SingleFrameBackbone(
+        entry=entry, layer=layer, module=module, header=header, device=torch.device("cpu")
+    )
 
 
 def network_input(entry: BackboneEntry) -> Tensor:
@@ -85,14 +87,16 @@ def test_every_layer(name: str, layer: str) -> None:
     module = with_random_weights(build_network(entry, layer))
     frames = np.random.default_rng(0).integers(0, 256, (1, 48, 64, 3), dtype=np.uint8)
     backbone = as_backbone(entry, layer, module)
-    crops = backbone.prepare(frames)
-    features = backbone.compute(crops)
+    inputs: list[Tensor] = []
+    hook = module.register_forward_pre_hook(lambda _, arguments: inputs.extend(arguments))
+    features = backbone(frames)
+    hook.remove()
     assert features.dtype == np.float32
     assert features.shape == (1, *([size.locations] if size.locations else []), size.width)
     assert np.isfinite(features).all()
     if layer != entry.default_layer:
         return
-    images = torch.cat([backbone._input(torch.tensor(crops)), network_input(entry)])
+    images = torch.cat([*inputs, network_input(entry)])
     together = module(images)
     assert together.dtype == torch.float32 and together.isfinite().all()
     scale = together.abs().max()

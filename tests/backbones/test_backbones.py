@@ -167,7 +167,7 @@ def test_missing_weights_say_what_where_and_how(tmp_path: Path) -> None:
     assert "bvlc_googlenet.safetensors is not in" in text
     assert str(tmp_path / "run" / "weights") in text and str(tmp_path / "cache" / "weights") in text
     assert "--weights FILE" in text and "CAPVID_WEIGHTS" in text
-    with pytest.raises(WeightsError, match=r"given\.safetensors: no such file"):
+    with pytest.raises(WeightsError, match=r"given\.safetensors: no such weights file of googlenet"):
         load_backbone("googlenet", weights=tmp_path / "given.safetensors")
 
 

@@ -188,13 +188,13 @@ def test_what_does_not_fit_is_said(tmp_path: Path) -> None:
         convert(path, backbone="c3d")
     assert "1 of 20 tensors are missing: conv3b.bias" in str(caught.value)
     assert "fc6.weight is 4096 x 4608, not 4096 x 8192" in str(caught.value)
-    with pytest.raises(UsageError, match="fits no backbone; say which one it is with --as"):
+    with pytest.raises(UsageError, match="fits no backbone; name the backbone with --as"):
         convert(path)
 
 
 def test_a_network_with_batch_normalisation_is_no_c3d(tmp_path: Path) -> None:
     tensors = tensors_of("c3d") | {"bn1.running_mean": torch.zeros(64)}
-    with pytest.raises(WeightsError, match="batch normalisation, which c3d has not"):
+    with pytest.raises(WeightsError, match="batch normalisation, which c3d does not have"):
         convert(saved(tensors, tmp_path / "c3d.pth"), backbone="c3d")
 
 

@@ -1,48 +1,51 @@
 from __future__ import annotations
 
+import dataclasses
 import threading
 
 import pytest
 import torch
 
-from capvid.backbones.backbone import Lanes, lanes
+from capvid.backbones.backbone import load_backbone, start_threads
 
 CPU = torch.device("cpu")
 
 
-@pytest.mark.parametrize(("threads", "count", "each"), [(1, 1, 1), (2, 2, 1), (16, 8, 2)])
-def test_cores_are_shared_out(threads: int, count: int, each: int) -> None:
-    made = Lanes(CPU, threads)
-    assert made.count == count
-    together = threading.Barrier(count)
+@pytest.mark.parametrize(("cores", "concurrency", "cores_each"), [(1, 1, 1), (2, 2, 1), (16, 8, 2)])
+def test_threads_share_the_cores(cores: int, concurrency: int, cores_each: int) -> None:
+    backbone = dataclasses.replace(load_backbone("colour-grid"), threads=cores)
+    assert backbone.concurrency == concurrency
+    pool = start_threads(CPU, cores, concurrency)
+    barrier = threading.Barrier(concurrency)
 
-    def numbers() -> int:
-        together.wait(timeout=30)  # only side by side do all of them come here
+    def get_cores() -> int:
+        barrier.wait(timeout=30)  # passed only if all threads run concurrently
         return torch.get_num_threads()
 
-    assert [future.result() for future in [made.submit(numbers) for _ in range(count)]] == [each] * count
+    futures = [pool.submit(get_cores) for _ in range(concurrency)]
+    assert [future.result() for future in futures] == [cores_each] * concurrency
 
 
 def test_other_threads_keep_their_number_of_cores() -> None:
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(3)
-        Lanes(CPU, 2)
-        found = [torch.get_num_threads()]
-        other = threading.Thread(target=lambda: found.append(torch.get_num_threads()))
+        start_threads.__wrapped__(CPU, 2, 2)
+        counts = [torch.get_num_threads()]
+        other = threading.Thread(target=lambda: counts.append(torch.get_num_threads()))
         other.start()
         other.join()
-        assert found == [3, 3]
+        assert counts == [3, 3]
     finally:
         torch.set_num_threads(before)
 
 
-def test_errors_come_out_where_results_are_asked_for() -> None:
+def test_futures_raise_the_errors_of_calls() -> None:
     def fail() -> None:
-        raise ValueError("of a layer")
+        raise ValueError("error in a layer")
 
-    assert lanes(CPU, 2) is lanes(CPU, 2)
-    future = lanes(CPU, 2).submit(fail)
-    with pytest.raises(ValueError, match="of a layer"):
-        future.result()
-    assert lanes(CPU, 2).submit(lambda: 3).result() == 3
+    pool = start_threads(CPU, 2, 2)
+    assert start_threads(CPU, 2, 2) is pool
+    with pytest.raises(ValueError, match="error in a layer"):
+        pool.submit(fail).result()
+    assert pool.submit(lambda: 3).result() == 3

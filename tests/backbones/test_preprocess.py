@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -32,6 +33,10 @@ std = [0.2, 0.2, 0.3]
 
 def how(**values: Any) -> Preprocess:
     return Preprocess(**{**VALUES, **values})
+
+
+def describe(**values: Any) -> str:
+    return dataclasses.replace(backbone_entry("googlenet"), preprocess=how(**values)).describe_input()
 
 
 def linear(x: np.ndarray) -> np.ndarray:
@@ -131,16 +136,15 @@ def test_a_view_of_part_of_the_frames() -> None:
 
 
 def test_in_words() -> None:
-    assert how(size=(128, 176), trim=True, aspects=(1.0, 1.78)).describe() == (
+    assert describe(size=(128, 176), trim=True, aspects=(1.0, 1.78)) == (
         "black borders cut, cut to an aspect of 1 to 1.78, squashed to 128 x 176 bilinear, "
         "RGB / 255 minus (0.5, 0.4, 0.3), over (0.2, 0.2, 0.3)"
     )
-    assert how(size=(8, 9), scale=1.0, std=(1.0, 1.0, 1.0)).describe() == (
+    assert describe(size=(8, 9), scale=1.0, std=(1.0, 1.0, 1.0)) == (
         "squashed to 8 x 9 bilinear, RGB minus (0.5, 0.4, 0.3)"
     )
-    assert (
-        how(resize=32, crop=28, trim=True).describe().startswith("black borders cut, short side 32 bilinear")
-    )
+    description = describe(resize=32, crop=28, trim=True)
+    assert description.startswith("black borders cut, short side 32 bilinear")
 
 
 @pytest.mark.parametrize(
@@ -172,7 +176,7 @@ def test_read_from_a_file_of_models(tmp_path: Any, monkeypatch: pytest.MonkeyPat
     wrong = tmp_path / "wrong.toml"
     wrong.write_text(MODELS.format(more="resize = 32"))
     monkeypatch.setenv("CAPVID_MODELS", str(wrong))
-    with pytest.raises(UsageError, match=r"not a file of models \(preprocess: size is needed"):
+    with pytest.raises(UsageError, match=r"not a file of models \(preprocess: needs size, or resize"):
         backbone_entry("small")
 
 

@@ -78,9 +78,9 @@ def test_alias_and_layers() -> None:
     entry = backbone_entry("bvlc_googlenet")
     assert entry is backbones()["googlenet"]
     assert (entry.layers["inception_5b/output"].locations, entry.layers["pool5/7x7_s1"].width) == (49, 1024)
-    assert entry.layer(None) == "pool5/7x7_s1"
+    assert entry.default_layer == "pool5/7x7_s1"
     with pytest.raises(UsageError, match=r"no layer 'fc7'; use one of pool5/7x7_s1, inception_5b/output"):
-        entry.layer("fc7")
+        load_backbone("bvlc_googlenet", layer="fc7")
 
 
 def test_names_outside_the_registry() -> None:
@@ -93,7 +93,7 @@ def test_names_outside_the_registry() -> None:
 
 
 def test_preprocessing_in_words() -> None:
-    words = [backbone_entry(name).preprocess.describe() for name in ("googlenet", "resnet50")]
+    words = [backbone_entry(name).describe_input() for name in ("googlenet", "resnet50")]
     assert words == [
         "short side 256 bilinear, centre 224, BGR minus (104, 117, 123)",
         "short side 256 bilinear, centre 224, RGB / 255 minus (0.485, 0.456, 0.406), "

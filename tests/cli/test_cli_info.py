@@ -50,7 +50,7 @@ def test_reader_option_selects_the_reader(
     capvid: Run, toy: Toy, video_files: list[Path], tmp_path: Path, reader: str
 ) -> None:
     code, out, _ = capvid("info", video_files[4], "--reader", reader)
-    assert code == 0 and re.search(rf"^reader: +{reader} \(asked for\)$", out, re.M)
+    assert code == 0 and re.search(rf"^reader: +{reader} \(requested\)$", out, re.M)
     code, _, err = capvid(
         "extract", video_files[4], "--backbone", "colour-grid", "-o", tmp_path, "--reader", reader
     )

@@ -136,7 +136,7 @@ def test_unlistable_folder_does_not_stop_the_batch(
     code, out, err = capvid("caption", ".", "--model", toy.model)
     assert (code, printed_paths(out)) == (3, clips[1:])
     assert err.splitlines() == [
-        "error: a: cannot be listed (Permission denied); see its permissions",
+        "error: a: cannot be listed (Permission denied); check its permissions",
         "2 captioned, 1 failed",
     ]
     code, out, err = capvid("caption", ".", "--model", toy.model, "--fail-fast")

@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+from hub_server import FakeHub
 from toy import Run, Toy
 
 from capvid.backbones.catalog import CaptionerEntry, backbones, captioners
@@ -127,6 +128,30 @@ def test_details_of_a_hub_captioner(capvid: Run, name: str) -> None:
     assert details["weights"].strip() == "hub:microsoft/git-base-vatex"
     assert details["sha256"].strip() == "recorded at the first download"
     assert details["licence"].strip() == "MIT"
+
+
+def test_a_model_on_the_hub_before_its_download(capvid: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = FakeHub()
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", server.url)
+    monkeypatch.setattr("huggingface_hub.hf_api.constants.ENDPOINT", server.url)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    for name, kind, size in (("small", "qwen3_vl", 3_000_000), ("other", "bert", 2_000_000)):
+        server.create(f"anna/{name}")
+        config = json.dumps({"model_type": kind}).encode()
+        files = {f"model-0000{n}-of-00002.safetensors": bytes(size // 2) for n in (1, 2)}
+        server.commit(f"anna/{name}", "main", {"config.json": config, **files}, [])
+    code, out, _ = capvid("models", "anna/small")
+    details = dict(line.split(":", 1) for line in out.splitlines())
+    assert code == 0 and details["type"].strip() == "qwen3_vl" and details["licence"].strip() == "mit"
+    assert details["weights"].strip() == "0.0015 billion, 0.003 GB"
+    assert details["memory"].strip().startswith("fits: needs about 0.00")
+    assert "bert, which capvid cannot use" in capvid("models", "anna/other")[1]
+    monkeypatch.setattr("capvid.utils.device.free_memory", lambda: (1000, "of RAM"))
+    record = json.loads(capvid("models", "anna/small", "--json")[1])
+    assert record["supported"] and not record["fits"] and record["bytes"] == 3_000_000
+    code, _, err = capvid("models", "anna/missing")
+    assert code == 1 and err.startswith("error: anna/missing: ") and err.count("\n") == 1
+    server.close()
 
 
 def test_missing_models_file_prints_one_error_line(

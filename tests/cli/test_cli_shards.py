@@ -120,7 +120,7 @@ def test_parquet_shards_from_lists_of_videos(
         code, _, err = capvid(*command, "--from-file", tmp_path / name, *more)
         assert (code, err) == (0, "0 captioned, 6 skipped (already done)\n")
     code, _, err = capvid(*command, "--from-file", tmp_path / "list.csv")
-    assert (code, err.count("\n")) == (2, 1) and "no column that is known to hold videos" in err
+    assert (code, err.count("\n")) == (2, 1) and "no column named video, path, url" in err
 
 
 @pytest.mark.slow

@@ -36,7 +36,10 @@ def complete(words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
         ("capvid caption v.mp4 --format j", ["json", "jsonl"]),
         (
             "capvid caption --model ",
-            ["m3", "kv-memory", "ham", "dense-lstm", "mart", "git-base-vatex", "git-large-vatex"],
+            [
+                *("m3", "kv-memory", "ham", "dense-lstm", "mart", "git-base-vatex", "git-large-vatex"),
+                *("smolvlm2-256m", "smolvlm2-500m", "qwen3-vl-2b"),
+            ],
         ),
         ("capvid caption --model runs/", []),  # the shell completes paths
         ("capvid caption vid", []),

@@ -9,8 +9,8 @@ import pytest
 import typer
 
 from capvid.cli import _batch as common
+from capvid.cli._options import RuntimeOptions
 from capvid.errors import CapvidError, UsageError
-from capvid.utils.options import RuntimeOptions
 
 
 @pytest.mark.parametrize(

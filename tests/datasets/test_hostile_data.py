@@ -126,5 +126,5 @@ def test_malformed_tar_headers_do_not_crash(tmp_path: Path, headers: dict[str, s
 def test_pipe_named_like_an_archive_is_reported(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "x.tar")
     failures: list[str] = []
-    assert find_videos([tmp_path], failed=lambda error: failures.append(str(error))) == []
+    assert find_videos([tmp_path], on_error=lambda error: failures.append(str(error))) == []
     assert "not a regular file" in failures[0]

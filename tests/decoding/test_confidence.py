@@ -10,10 +10,10 @@ from capvid.backbones.catalog import BUNDLED as BUNDLED
 from capvid.captioners.base import Captioner, build
 from capvid.captioners.checkpoint import load_checkpoint
 from capvid.decoding.beam_search import decode
+from capvid.decoding.caption_generator import Caption
 from capvid.decoding.decoding_options import DecodingOptions, Hypothesis
 from capvid.decoding.rescoring import Calibration, average_logprobs
 from capvid.errors import CheckpointError
-from capvid.output.results import Caption
 from capvid.text.vocabulary import BOS, EOS
 
 WIDTH = 6

@@ -27,10 +27,14 @@ def test_a_row_that_cannot_be_encoded_costs_its_video(tmp_path: Path) -> None:
 
     from capvid.distributed.ray_actors import Writing, pack, unpack
 
+    clip = write_video(tmp_path / "clip.mp4", seed=0)
+    (result,) = extract(clip, "colour-grid", UniformSampling(2))
     folder = ShardFolder(str(tmp_path), kind="features", form=FailingWebDataset(), head={})
     folder.begin(overwrite=False)
-    names = ("a", "odd", "c")
-    rows = [Row(video=n, key=n, record={"video": n, "status": "ok"}, features=b"x") for n in names]
+    rows = [
+        Row(video=name, key=name, record={"video": name, "status": "ok"}, features=result.features)
+        for name in ("a", "odd", "c")
+    ]
     counted = list(unpack(Writing(folder, os.getcwd())(pack(rows))))  # noqa: PTH109
     assert all(isinstance(each, Row) and not each.record and each.features is None for each in counted)
     assert [each.error is None for each in counted] == [True, False, True]

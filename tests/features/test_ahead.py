@@ -50,7 +50,7 @@ def test_a_video_whose_timeline_hangs_is_not_decoded_as_well(
     monkeypatch.setattr(ahead, "decode_video", misbehaving.decode)  # which would raise ValueError
     paths = [write_video(tmp_path / f"{name}.mp4", seed=1, frames=3) for name in ("a", "raises")]
     views = (View.of(backbone_entry("colour-grid")),)
-    stage = DecodeStage(views=views, sampling=UniformSampling(3), cut=parse_segments("2"), frames=8)
+    stage = DecodeStage(views=views, sampling=UniformSampling(3), segmentation=parse_segments("2"), frames=8)
     with WorkerPool(1, timeout=3) as pool:
         videos = list(stage.videos(pool, paths))
     assert [video.error is None for video in videos] == [True, False]

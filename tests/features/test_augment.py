@@ -12,11 +12,12 @@ import pytest
 from capvid.backbones.catalog import Clip, Preprocess
 from capvid.backbones.preprocessing import prepare
 from capvid.features.augmentation import Augmentation, FrameView
-from capvid.features.feature_store import view_key, viewed, views_of
+from capvid.features.feature_store import video_of_view, view_key, views_of
 from capvid.features.prefetch import View
+from capvid.video.frame_sampling import UniformSampling
 
 WHOLE = FrameView(
-    left=0.0, top=0.0, width=1.0, height=1.0, mirrored=False, light=1.0, contrast=1.0, saturation=1.0
+    left=0.0, top=0.0, width=1.0, height=1.0, mirrored=False, brightness=1.0, contrast=1.0, saturation=1.0
 )
 
 
@@ -35,7 +36,7 @@ def recolor(picture: np.ndarray, view: FrameView) -> np.ndarray:
     """The same in float64, pixel by pixel."""
     grey = picture @ np.array([0.299, 0.587, 0.114])
     mixed = view.saturation * picture + (1 - view.saturation) * grey[:, :, None]
-    return view.light * (view.contrast * mixed + (1 - view.contrast) * grey.mean())
+    return view.brightness * (view.contrast * mixed + (1 - view.contrast) * grey.mean())
 
 
 def test_what_is_drawn_depends_on_the_number_and_the_key_alone() -> None:
@@ -93,7 +94,7 @@ def test_a_view_shows_its_part_in_its_light(shape: dict[str, Any]) -> None:
 def test_the_whole_frame_in_its_own_light_is_the_frame(
     monkeypatch: pytest.MonkeyPatch, shape: dict[str, Any], aspects: tuple[float, float] | None
 ) -> None:
-    monkeypatch.setattr(Augmentation, "draw", lambda _, frames: [WHOLE] * frames)
+    monkeypatch.setattr(Augmentation, "draw", lambda _, num_frames: [WHOLE] * num_frames)
     frames, plain = np.stack([ramp(60, 120)] * 2), how(**shape, aspects=aspects)
     seen = Augmentation(1, "clip").prepare(frames, plain).astype(int)
     inner = np.s_[:, 2:-2, 2:-2] if aspects else np.s_[:]
@@ -113,20 +114,22 @@ def test_black_borders_are_cut_before_a_part_is_taken() -> None:
 def test_the_smallest_frames_have_views() -> None:
     frames = np.full((40, 1, 1, 3), 100, np.uint8)
     seen = Augmentation(1, "clip").prepare(frames, how(resize=8, crop=8))
-    lights = [view.light for view in Augmentation(1, "clip").draw(40)]
+    lights = [view.brightness for view in Augmentation(1, "clip").draw(40)]
     np.testing.assert_allclose(seen[:, 3, 4, 1], 100 * np.array(lights), atol=0.51)
 
 
 def test_clips_are_not_augmented() -> None:
+    clip, augmentation = Clip(frames=2, stride=1), Augmentation(1, "clip")
+    view = View(preprocess=how(size=(2, 2)), clip=clip, augmentation=augmentation)
     with pytest.raises(ValueError, match="frames of a clip"):
-        View(preprocess=how(size=(2, 2)), clip=Clip(frames=2, stride=1), augmentation=Augmentation(1, "clip"))
+        view.windows(UniformSampling(2))
 
 
 def test_names_of_views() -> None:
     assert view_key("a/clip", 3) == "a/clip@3"
-    assert viewed("a/clip@3") == "a/clip" and viewed("clip@2@10") == "clip@2"
+    assert video_of_view("a/clip@3") == "a/clip" and video_of_view("clip@2@10") == "clip@2"
     none = ["clip", "clip@", "clip@0", "clip@01", "clip@x", "@1", "clip@-1", "clip@\u0663", "clip@1/x"]
-    assert [viewed(key) for key in none] == [None] * len(none)
+    assert [video_of_view(key) for key in none] == [None] * len(none)
     held = ["a", "a@10", "a@2", "b", "b@1", "b@1@1", "c@1", "a@x"]
     assert views_of(["a", "b"], held) == {"a": ["a@2", "a@10"], "b": ["b@1"]}
     assert views_of(["a", "b", "b@1"], held) == {"a": ["a@2", "a@10"], "b@1": ["b@1@1"]}

@@ -20,8 +20,8 @@ from capvid.features.augmentation import Augmentation
 from capvid.features.extraction import ExtractionResult, extract
 from capvid.features.feature_file import load_features, save_features
 from capvid.video import readers
-from capvid.video.frame_sampling import UniformSampling
-from capvid.video.frame_source import Reduce, VideoInfo, Windows
+from capvid.video.frame_sampling import Reduce, UniformSampling, Windows
+from capvid.video.frame_source import VideoInfo
 from capvid.video.readers import SampledFrames, read_frames
 
 SAMPLING = UniformSampling(4)
@@ -267,7 +267,7 @@ def test_a_video_and_its_views_are_decoded_together(made_up_videos: list[str], b
         for variant, features in zip(item.variants, made, strict=True):
             grey = np.array(shades(item.path), np.float64)
             if variant is not None:
-                grey = np.rint(grey * [view.light for view in variant.draw(len(grey))])
+                grey = np.rint(grey * [view.brightness for view in variant.draw(len(grey))])
             bgr = (grey[:, None] - [104, 117, 123]).repeat(4, axis=1)
             rgb = ((grey[:, None] / 255 - [0.485, 0.456, 0.406]) / [0.229, 0.224, 0.225]).repeat(4, axis=1)
             np.testing.assert_array_equal(features.streams[0], bgr)
@@ -287,7 +287,7 @@ def test_an_error_that_concerns_all_videos_is_raised(made_up_videos: list[str]) 
     def fail(images: Tensor) -> None:
         raise torch.cuda.OutOfMemoryError("out of memory")
 
-    with pytest.raises(CapvidError, match="has not the memory for 8 frames of googlenet"):
+    with pytest.raises(CapvidError, match="has not enough memory for 8 frames of googlenet"):
         list(extracted(["v-1-2.mp4"], [make_backbone(Quadrants(fail))]))
 
 

@@ -102,7 +102,7 @@ def test_a_stream_that_differs_is_named_by_field(change: dict[str, Any], expecte
     trained, got = make_header(), make_header(make_stream(**change))
     assert trained.mismatches(got) == [expected]
     with pytest.raises(FeatureMismatchError, match=expected.replace("/", ".")):
-        trained.checked(got)
+        trained.require_match(got)
 
 
 @pytest.mark.parametrize("field", ["backbone", "layer", "weights_sha256", "preprocess"])
@@ -154,7 +154,7 @@ def test_a_header_of_a_later_format_says_so() -> None:
 
 
 def test_missing_file(tmp_path: Path) -> None:
-    with pytest.raises(FeatureFileError, match=r"v\.safetensors: no such features file"):
+    with pytest.raises(FeatureFileError, match=r"v\.safetensors: no such feature file"):
         load_features(tmp_path / "v.safetensors")
 
 
@@ -171,7 +171,7 @@ def test_safetensors_without_header(tmp_path: Path) -> None:
     save_file(
         {"stream0": np.zeros((2, 4), np.float32)}, tmp_path / "v.safetensors", metadata={"by": "others"}
     )
-    with pytest.raises(FeatureFileError, match="without a capvid header") as caught:
+    with pytest.raises(FeatureFileError, match="without capvid's header") as caught:
         load_features(tmp_path / "v.safetensors")
     assert "extract the features with capvid" in caught.value.remedy
 

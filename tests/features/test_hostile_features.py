@@ -15,7 +15,7 @@ from safetensors.numpy import save
 from safetensors.torch import save_file
 
 from capvid.errors import FeatureFileError
-from capvid.features.feature_file import features_from_bytes, load_features, load_header, load_times
+from capvid.features.feature_file import load_features, load_header, load_times
 from capvid.features.feature_store import FeatureStore
 
 STREAM: dict[str, Any] = {"backbone": "a", "layer": "x", "width": 4}
@@ -41,7 +41,7 @@ def feature_file(
 
 def test_the_file_that_the_others_are_made_from(tmp_path: Path) -> None:
     path = feature_file(tmp_path / "v.safetensors", times=np.array([0.0, 1, 2]))
-    assert len(load_features(path)) == len(features_from_bytes(path.read_bytes())) == 3
+    assert len(load_features(path)) == 3
     assert FeatureStore([path]).ids() == ["v"]
 
 
@@ -60,10 +60,9 @@ def test_the_file_that_the_others_are_made_from(tmp_path: Path) -> None:
 )
 def test_a_field_of_the_header_that_is_wrong(tmp_path: Path, field: str, value: object) -> None:
     path = feature_file(tmp_path / "v.safetensors", HEADER | {field: value})
-    for read in (load_features, lambda path: features_from_bytes(path.read_bytes(), name=str(path))):
-        with pytest.raises(FeatureFileError) as raised:
-            read(path)
-        assert str(path) in str(raised.value) and field in str(raised.value)
+    with pytest.raises(FeatureFileError) as raised:
+        load_features(path)
+    assert str(path) in str(raised.value) and field in str(raised.value)
 
 
 @pytest.mark.parametrize(
@@ -148,8 +147,6 @@ def test_files_that_hold_no_tensors(tmp_path: Path) -> None:
         path.write_bytes(data)
         with pytest.raises(FeatureFileError, match=r"x\.safetensors"):
             load_features(path)
-        with pytest.raises(FeatureFileError):
-            features_from_bytes(data)
 
 
 def test_what_is_no_regular_file_or_too_large(tmp_path: Path) -> None:

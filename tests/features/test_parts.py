@@ -14,7 +14,7 @@ from toy import Toy, bad_files, toy, toy_files, write_video
 from capvid.backbones.backbone import Backbone, load_backbone
 from capvid.features import prefetch as parts
 from capvid.features.extraction import DecodeStage, compute_features, extract, views_of
-from capvid.features.prefetch import Timeline, Video, read_timeline, split_video
+from capvid.features.prefetch import Video, read_timeline, split_video
 from capvid.video.frame_sampling import RateSampling, UniformSampling
 from capvid.video.readers import open_video
 from capvid.video.worker_pool import WorkerPool
@@ -24,10 +24,10 @@ __all__ = ["bad_files", "toy", "toy_files"]
 
 def test_the_timeline_is_what_the_reader_says(tmp_path: Path) -> None:
     path = write_video(tmp_path / "v.mp4", seed=1, frames=13)
-    timeline = read_timeline(path, "auto")
+    times, duration, jumps = read_timeline(path, "auto")
     with open_video(path) as source:
-        assert timeline.times.tolist() == source.frame_times().tolist()
-        assert timeline.duration == source.info.duration
+        assert times.tolist() == source.frame_times().tolist()
+        assert (duration, jumps) == (source.info.duration, source.jumps)
 
 
 @dataclass
@@ -45,7 +45,11 @@ class Chosen:
 def extracted(paths: Iterable[Path], backbones: list[Backbone], cut: Chosen, pool: WorkerPool) -> Generator:
     """Features by the stages that a pipeline has."""
     stage = DecodeStage(
-        views=tuple(views_of(backbones)), sampling=UniformSampling(4), cut=cut, thumbnails=True, frames=4
+        views=tuple(views_of(backbones)),
+        sampling=UniformSampling(4),
+        segmentation=cut,
+        thumbnails=True,
+        frames=4,
     )
     with closing(stage.videos(pool, paths)) as videos:
         yield from compute_features(videos, backbones, UniformSampling(4), batch_size=4)
@@ -56,7 +60,7 @@ def extracted(paths: Iterable[Path], backbones: list[Backbone], cut: Chosen, poo
 def test_parts_together_are_the_whole(
     toy: Toy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bad_files: dict[str, Path], at_once: int
 ) -> None:
-    monkeypatch.setattr(parts, "FRAMES_AT_ONCE", at_once)
+    monkeypatch.setattr(parts, "CHUNK_FRAMES", at_once)
     paths = [write_video(tmp_path / f"v {n}.mp4", seed=n, frames=5 + 6 * n) for n in range(3)]
     paths.insert(1, bad_files["text"])
     backbones = [load_backbone("toy", weights=toy.weights)]
@@ -82,11 +86,11 @@ def test_parts_together_are_the_whole(
 
 @pytest.mark.parametrize(("jumps", "parts_of"), [(True, [128, 128, 44]), (False, [300])])
 def test_parts_are_long_where_each_is_decoded_from_the_beginning(jumps: bool, parts_of: list[int]) -> None:
-    timeline = Timeline(times=np.arange(300) / 10, duration=30.0, jumps=jumps)
+    timeline = np.arange(300) / 10, 30.0, jumps
     cut = Chosen(lambda times: np.arange(300))
     split = split_video(Video.of("v.mp4"), timeline, UniformSampling(4), cut)
     assert [len(part.sampling.times) for part in split] == parts_of
-    assert {part.parts for part in split} == {len(split)}
+    assert {part.num_chunks for part in split} == {len(split)}
 
 
 def test_no_frames_are_decoded_that_nobody_asks_for(toy: Toy, tmp_path: Path) -> None:

@@ -91,7 +91,7 @@ def test_fragment_that_contradicts_the_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize("fragment", ["colour=red", "backbone", "layer="])
 def test_fragment_that_is_not_understood(tmp_path: Path, fragment: str) -> None:
     packed = write_packed(tmp_path / "p.safetensors", {"a": 2})
-    with pytest.raises(UsageError, match="is not understood"):
+    with pytest.raises(UsageError, match="is not valid"):
         FeatureStore([f"{packed}#{fragment}"])
 
 

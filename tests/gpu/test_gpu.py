@@ -33,7 +33,7 @@ from torch import nn
 from toy import write_video
 
 import capvid
-from capvid.backbones.backbone import lanes, load_backbone
+from capvid.backbones.backbone import load_backbone, start_threads
 from capvid.backbones.catalog import backbones, build_network, captioners
 from capvid.captioners.base import CAPTIONERS
 from capvid.captioners.checkpoint import load_checkpoint
@@ -71,7 +71,7 @@ def clips(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 def feature_files(pipeline: CaptionPipeline, clips: list[Path], folder: Path) -> list[Path]:
     """Write the clips' features in float32 for the captioner, computed on the CPU."""
-    streams = pipeline.checkpoint.header.streams
+    streams = pipeline.generator.checkpoint.header.streams
     networks = [
         load_backbone(str(stream.backbone), layer=stream.layer, precision="fp32") for stream in streams
     ]
@@ -163,7 +163,7 @@ def test_backbones_compute_the_same_features(name: str) -> None:
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16"] if CUDA else ["fp32"])
 def test_bundled_backbone_in_every_precision(precision: str) -> None:
-    """Several batches on all lanes, through pinned memory on CUDA, keep their order."""
+    """Several batches in all threads, through pinned memory on CUDA, keep their order."""
     frames = np.random.default_rng(0).integers(0, 256, (50, 96, 128, 3), dtype=np.uint8)
     expected = torch.from_numpy(load_backbone("capvid-small", precision="fp32")(frames))
     backbone = load_backbone("capvid-small", device=DEVICE, precision=precision)
@@ -174,21 +174,23 @@ def test_bundled_backbone_in_every_precision(precision: str) -> None:
     assert precision == "bf16" or closest.tolist() == list(range(50))
 
 
-def test_lanes_compute_concurrently() -> None:
-    threads = lanes(DEVICE, torch.get_num_threads())
-    assert threads.count == 2 or not CUDA
-    barrier = threading.Barrier(threads.count)
+def test_threads_compute_concurrently() -> None:
+    backbone = load_backbone("colour-grid", device=DEVICE)
+    count = backbone.concurrency
+    assert count == 2 or not CUDA
+    pool = start_threads(DEVICE, backbone.threads, count)
+    barrier = threading.Barrier(count)
 
     def product(number: int) -> Any:
-        barrier.wait(timeout=60)  # passed only once every lane has arrived
+        barrier.wait(timeout=60)  # passed only if all threads run concurrently
         stream = torch.cuda.current_stream().cuda_stream if CUDA else threading.get_ident()
         return (
             torch.full((64, 64), float(number), device=DEVICE) @ torch.eye(64, device=DEVICE)
         ).cpu(), stream
 
-    results = [future.result() for future in [threads.submit(product, n) for n in range(threads.count)]]
-    assert [int(result[0, 0]) for result, _ in results] == list(range(threads.count))
-    assert len({stream for _, stream in results}) == threads.count
+    results = [future.result() for future in [pool.submit(product, n) for n in range(count)]]
+    assert [int(result[0, 0]) for result, _ in results] == list(range(count))
+    assert len({stream for _, stream in results}) == count
 
 
 class OutOfMemoryModule(nn.Module):
@@ -205,9 +207,7 @@ def test_out_of_memory_error_names_the_remedy() -> None:
         torch.cuda.empty_cache()
         torch.cuda.set_per_process_memory_fraction(1e-5)
     try:
-        with pytest.raises(
-            CapvidError, match=r"has not the memory for .* frames of capvid-small at once; use a"
-        ):
+        with pytest.raises(CapvidError, match=r"has not enough memory for .* frames of capvid-small; use a"):
             backbone(frames, batch_size=64)
     finally:
         if CUDA:

@@ -20,9 +20,10 @@ from report_pages import written as report_of
 from test_records import SETTINGS, result
 
 from capvid.cli.score import write_scores
+from capvid.decoding.caption_generator import Caption, WordScore
 from capvid.errors import CapvidError
 from capvid.output.attention_chart import attention_lines
-from capvid.output.results import Caption, CaptionResult, WordScore
+from capvid.output.results import CaptionResult
 from capvid.output.shards import (
     JsonLines,
     ParquetCaptions,
@@ -34,8 +35,8 @@ from capvid.output.shards import (
 )
 from capvid.output.writers import FORMATS, Document
 from capvid.scoring.predictions import read_predictions
-from capvid.utils.digests import identity
 from capvid.utils.escaping import utf8_text
+from capvid.video.input_set import identity
 
 HOSTILE = [
     "a\nb",

@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 from report_pages import SETTINGS
 
+from capvid.decoding.caption_generator import Caption, WordScore
 from capvid.errors import EmptyVideoError
-from capvid.output.results import Caption, CaptionResult, Segment, WordScore, make_record
+from capvid.output.results import CaptionResult, Segment, make_record
 from capvid.pipeline import paragraph
-from capvid.utils.digests import shown
+from capvid.utils.escaping import utf8_text
 
 
 def result(**changes: Any) -> CaptionResult:
@@ -113,5 +114,5 @@ def test_the_record_of_a_failure() -> None:
 
 
 def test_a_name_that_is_not_utf8_can_be_shown() -> None:
-    assert shown(Path("caf\udce9.mp4")) == "caf\\xe9.mp4"
-    assert shown(Path("café.mp4")) == shown("café.mp4") == "café.mp4"
+    assert utf8_text(Path("caf\udce9.mp4")) == "caf\\xe9.mp4"
+    assert utf8_text(Path("café.mp4")) == utf8_text("café.mp4") == "café.mp4"

@@ -10,8 +10,8 @@ import pytest
 
 from capvid.errors import DataError, UsageError
 from capvid.output.shards import HEAD, JsonLines, ParquetCaptions, Row, ShardFolder, ShardFormat
-from capvid.utils.digests import identity
 from capvid.utils.storage import Storage
+from capvid.video.input_set import identity
 
 pa = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 from test_records import looked, result
 
+from capvid.decoding.caption_generator import Caption, WordScore
 from capvid.output.attention_chart import ASCII, BLOCKS, attention_lines, levels_for
-from capvid.output.results import Caption, CaptionResult, WordScore
+from capvid.output.results import CaptionResult
 
 
 def with_weights(weights: np.ndarray, *words: str) -> CaptionResult:

@@ -15,8 +15,9 @@ import pytest
 import webvtt
 from test_records import SETTINGS, looked, result
 
+from capvid.decoding.caption_generator import Caption
 from capvid.errors import DataError, MissingVideoError
-from capvid.output.results import Caption, make_record
+from capvid.output.results import make_record
 from capvid.output.writers import FORMATS, Document
 
 GOOD = result()

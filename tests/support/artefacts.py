@@ -83,8 +83,8 @@ def read_video(path: Path) -> None:
     from capvid.video.segmentation import AutoSegments
 
     views = [View.of(backbone_entry("colour-grid"))]
-    timeline = read_timeline(path, "auto")
-    AutoSegments().choose(path, timeline.times, timeline.duration, UniformSampling(4))
+    times, duration, _ = read_timeline(path, "auto")
+    AutoSegments().choose(path, times, duration, UniformSampling(4))
     decode_video(path, UniformSampling(4), views, "auto")
     decode_video(path, RateSampling(2.0), views, "auto", True)
 
@@ -175,8 +175,8 @@ def _features(folder: Path, *, maps: bool = False) -> Path:
 
 
 def read_features(path: Path) -> None:
-    """Read a feature file on its own, from bytes, and as part of a dataset."""
-    from capvid.features.feature_file import features_from_bytes, load_features, load_header, load_times
+    """Read a feature file on its own, and as part of a dataset."""
+    from capvid.features.feature_file import load_features, load_header, load_times
     from capvid.features.feature_store import FeatureStore
     from capvid.video.frame_sampling import UniformSampling
     from capvid.video.segmentation import AutoSegments
@@ -193,7 +193,7 @@ def read_features(path: Path) -> None:
         store = FeatureStore([path])
         return [(store.length(name), store.times(name), store.get(name)) for name in store.ids()]
 
-    _read_each(one, [load_header, load_times, lambda p: features_from_bytes(p.read_bytes()), from_store])
+    _read_each(one, [load_header, load_times, from_store])
     one(load_features)
 
 
@@ -301,7 +301,7 @@ def read_manifest(path: Path) -> None:
         manifest.note(new, "new.mp4.json")
 
 
-def _rows(*, features: bytes | None) -> list[Any]:
+def _rows(*, features: Any) -> list[Any]:
     from capvid.output.shards import Row
 
     word = {"word": "a", "logprob": -0.5, "attention": [0.25, 0.75]}
@@ -334,8 +334,10 @@ def _shard_folder(form: str, folder: Path) -> Any:
 def _shards(form: str, suffix: str, folder: Path) -> Path:
     features = None
     if form.startswith("features"):
+        from capvid.features.feature_file import load_features
+
         file = _features(folder)
-        features = file.read_bytes()
+        features = load_features(file)
         file.unlink()
     shards = _shard_folder(form, folder)
     shards.begin(overwrite=False)

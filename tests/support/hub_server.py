@@ -215,8 +215,10 @@ class _Handler(BaseHTTPRequestHandler):
             code = "RevisionNotFound" if branches else "RepoNotFound"
             self.answer_json({"error": code}, status=404, headers={"X-Error-Code": code})
             return
-        siblings = [{"rfilename": path} for path in self.hub.content(repository, revision)]
+        content = self.hub.content(repository, revision)
+        siblings = [{"rfilename": path, "size": len(data)} for path, data in content.items()]
         about = {"id": repository, "modelId": repository, "sha": branches[revision], "siblings": siblings}
+        about |= {"config": json.loads(content.get("config.json", b"{}")), "cardData": {"license": "mit"}}
         self.answer_json({**about, "private": repository in self.hub.private, "tags": [], "downloads": 0})
 
     def is_hidden(self, repository: str) -> bool:

@@ -13,10 +13,11 @@ from typing import Any
 
 import numpy as np
 
+from capvid.decoding.caption_generator import Caption, WordScore
 from capvid.errors import MissingVideoError
 from capvid.features.prefetch import encode_jpegs
 from capvid.output.report import Report
-from capvid.output.results import Caption, CaptionResult, Segment, WordScore
+from capvid.output.results import CaptionResult, Segment
 from capvid.pipeline import paragraph
 
 SETTINGS = {"sampling": "uniform:28", "beam_size": 5, "length_penalty": 0.7}

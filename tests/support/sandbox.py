@@ -14,7 +14,7 @@ from pathlib import Path
 from artefacts import ARTEFACTS
 
 from capvid.errors import CapvidError, InternalError
-from capvid.video.worker_pool import Worker, WorkerDiedError, WorkerTimeoutError
+from capvid.video.worker_pool import Worker, WorkerDiedError
 
 SECONDS = 10.0
 EXTRA_BYTES = 1 << 30
@@ -68,7 +68,7 @@ class Sandbox:
             return answer
         except WorkerDiedError as error:
             return f"the process died: {error}"
-        except WorkerTimeoutError:
+        except TimeoutError:
             return f"no result after {SECONDS:g} s"
 
     def prepare(self, name: str, original: Path) -> None:

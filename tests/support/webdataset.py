@@ -5,10 +5,12 @@ from __future__ import annotations
 import io
 import json
 import tarfile
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
-from capvid.features.feature_file import Features, features_from_bytes
+from capvid.features.feature_file import Features, load_features
 
 
 def read_webdataset(data: bytes) -> Iterator[tuple[dict[str, Any], Features | None]]:
@@ -19,3 +21,11 @@ def read_webdataset(data: bytes) -> Iterator[tuple[dict[str, Any], Features | No
         if name.endswith(".json"):
             features = members.get(f"{name.removesuffix('.json')}.safetensors")
             yield json.loads(content), None if features is None else features_from_bytes(features)
+
+
+def features_from_bytes(data: bytes) -> Features:
+    """Read the bytes of a feature file."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "features.safetensors"
+        path.write_bytes(data)
+        return load_features(path)

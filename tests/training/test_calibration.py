@@ -26,11 +26,11 @@ from small_training import (
 from capvid.captioners.checkpoint import CONFIG, WEIGHTS, Checkpoint, load_checkpoint, save_info
 from capvid.datasets.dataset import CaptionedVideo
 from capvid.datasets.examples import FrameReader
+from capvid.decoding.caption_generator import UNSURE_BELOW
 from capvid.decoding.rescoring import NOTE, Calibration
 from capvid.errors import CheckpointError
 from capvid.features.feature_store import FeatureStore
 from capvid.metrics.cider import CiderD
-from capvid.output.results import UNSURE_BELOW
 from capvid.text.vocabulary import BOS, EOS
 from capvid.training import evaluation as module
 from capvid.training.evaluation import UncalibratedError, calibrate, evaluate, fit

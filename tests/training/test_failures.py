@@ -82,7 +82,7 @@ def test_missing_features_file_during_training(
     best = trainer.folder / "best"
     remedy = "bring it back and go on with --resume"
     assert re.fullmatch(
-        f"{re.escape(str(features_file))}: no such features file; "
+        f"{re.escape(str(features_file))}: no such feature file; "
         f"{re.escape(str(best))} keeps epoch [12]; {remedy}",
         str(error.value),
     )

@@ -39,9 +39,9 @@ def found(*inputs: str, listed: tuple[str, ...] = (), recursive: bool = True) ->
     """Keys by addresses."""
     said: list[str] = []
     videos = find_videos(
-        inputs, listed=listed, recursive=recursive, failed=lambda error: said.append(str(error))
+        inputs, listed=listed, recursive=recursive, on_error=lambda error: said.append(str(error))
     )
-    streamed = iter_videos(inputs, listed=listed, recursive=recursive, failed=lambda error: None)
+    streamed = iter_videos(inputs, listed=listed, recursive=recursive, on_error=lambda error: None)
     assert [video.path for video in streamed] == [video.path for video in videos]
     return {str(video.path): video.key for video in videos} | ({"said": said[0]} if said else {})
 
@@ -68,8 +68,7 @@ def test_patterns() -> None:
     assert set(found(f"{ROOT}/**/[az].*")) == {f"{ROOT}/a.mp4", f"{ROOT}/deep/er/z.webm"}
     assert found(f"{ROOT}/deep/*/z.webm") == {f"{ROOT}/deep/er/z.webm": "er/z"}
     assert found(f"{ROOT}/*.mov") == {
-        "said": f"{ROOT}/*.mov: no video matches it as a pattern; check the path; hidden files are passed "
-        "over"
+        "said": f"{ROOT}/*.mov: no video matches it as a pattern; check the path; hidden files are skipped"
     }
 
 
@@ -98,7 +97,7 @@ def test_web_addresses_are_files() -> None:
 
 
 def test_what_cannot_be_had() -> None:
-    assert "zip files are read on this machine only" in found(f"{ROOT}/x.zip")["said"]
+    assert "zip files must be on this machine" in found(f"{ROOT}/x.zip")["said"]
     fsspec.filesystem("memory").pipe("/b/empty/notes.txt", b"")
     assert found("memory://b/empty")["said"].startswith("memory://b/empty: no videos in this folder; ")
     assert found(f"{ROOT}/x.tar")["said"] == f"{ROOT}/x.tar: there is no such file"

@@ -82,7 +82,7 @@ def test_what_is_whole_in_an_archive_that_was_cut_off(tmp_path: Path, memory: No
         fsspec.filesystem("memory").pipe("/b/cut.tar", path.read_bytes())
         where = Blob("memory://b/cut.tar")
     said: list[str] = []
-    found = find_videos([str(where)], failed=lambda error: said.append(str(error)))
+    found = find_videos([str(where)], on_error=lambda error: said.append(str(error)))
     assert [read(video.path) for video in found[:2]] == [b"a" * 700, b"b" * 700]
     assert said == [f"{where}: is not a tar archive that can be read (unexpected end of data)"]
     with pytest.raises(VideoError) as raised:
@@ -103,7 +103,7 @@ def test_archives_without_videos_and_with_odd_endings(tmp_path: Path) -> None:
     (tmp_path / "zeros.tar").write_bytes(bytes(10240))
     said: list[str] = []
     inputs = [tmp_path / f"{name}.tar" for name in ("empty", "texts", "zeros")]
-    assert find_videos(inputs, failed=lambda error: said.append(str(error))) == []
+    assert find_videos(inputs, on_error=lambda error: said.append(str(error))) == []
     assert said == [f"{path}: no videos in this archive; give one with video files" for path in inputs]
     missing = tmp_path / "missing.tar"
     assert [video.path for video in find_videos([missing])] == [missing]  # which opening it will say
@@ -142,8 +142,8 @@ def test_archives_in_a_folder(tmp_path: Path) -> None:
     write_tar(tmp_path / "d" / "y.tar", {"a/1.mp4": b"1"})
     write_tar(tmp_path / "d" / "no videos.tar", {"a.txt": b""})
     said: list[str] = []
-    found = find_videos([tmp_path], failed=lambda error: said.append(str(error)))
+    found = find_videos([tmp_path], on_error=lambda error: said.append(str(error)))
     assert ([video.key for video in found], said) == (["d/v", "d/y/a/1", "x/0"], [])
     (tmp_path / "broken.tar").write_bytes(b"no archive" * 99)
-    assert len(find_videos([tmp_path], failed=lambda error: said.append(str(error)))) == 3
+    assert len(find_videos([tmp_path], on_error=lambda error: said.append(str(error)))) == 3
     assert [line.split(": ")[0] for line in said] == [str(tmp_path / "broken.tar")]

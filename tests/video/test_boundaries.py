@@ -13,7 +13,7 @@ from capvid.video.segmentation import (
     AutoSegments,
     EqualSegments,
     ListedSegments,
-    changes,
+    change_points,
     parse_segments,
 )
 
@@ -45,26 +45,26 @@ def best_cuts(features: np.ndarray, shortest: int) -> list[int]:
 
 @pytest.mark.parametrize("lengths", [[30, 20, 40], [25, 26], [12, 12, 12, 12, 12]])
 def test_changes_are_found_where_they_are(lengths: list[int]) -> None:
-    assert changes(scenes(lengths), 4) == list(np.cumsum(lengths)[:-1])
+    assert change_points(scenes(lengths), 4) == list(np.cumsum(lengths)[:-1])
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_the_cuts_are_the_cheapest(seed: int) -> None:
     features = np.random.default_rng(seed).normal(size=(40, 6)).cumsum(0)
-    assert changes(features, 3) == best_cuts(features, 3)
+    assert change_points(features, 3) == best_cuts(features, 3)
 
 
 def test_wide_features_and_maps_are_cut_alike() -> None:
     features = scenes([30, 20, 40], width=200)
-    assert changes(features, 4) == [30, 50]
+    assert change_points(features, 4) == [30, 50]
     maps = np.stack([features + 1, features - 1], 1)  # (T, 2, D)
-    assert changes(maps, 4) == [30, 50]
+    assert change_points(maps, 4) == [30, 50]
 
 
 def test_what_is_always_the_same_is_not_cut() -> None:
-    assert changes(np.ones((100, 8), np.float32), 4) == []
-    assert changes(scenes([6]), 4) == []
-    assert changes(scenes([1]), 4) == []
+    assert change_points(np.ones((100, 8), np.float32), 4) == []
+    assert change_points(scenes([6]), 4) == []
+    assert change_points(scenes([1]), 4) == []
 
 
 def test_the_segments_cover_the_video_and_are_two_seconds_at_least() -> None:
@@ -74,7 +74,7 @@ def test_the_segments_cover_the_video_and_are_two_seconds_at_least() -> None:
     assert spans[0][0] == 0 and spans[-1][1] == 60 and len(spans) > 2
     assert all(end == start for (_, end), (start, _) in pairwise(spans))
     assert min(end - start for start, end in spans) >= 2
-    cuts = changes(features, 4)
+    cuts = change_points(features, 4)
     assert [start for start, _ in spans[1:]] == [(times[c - 1] + times[c]) / 2 for c in cuts]
 
 

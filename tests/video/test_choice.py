@@ -95,7 +95,7 @@ def make_loop(path: Path) -> None:
 
 @pytest.mark.parametrize("reader", ["decord", "pyav", "auto"])
 @pytest.mark.parametrize(
-    ("make", "message"), [(make_pipe, "is a pipe"), (make_socket, "is a pipe"), (make_loop, "leads back")]
+    ("make", "message"), [(make_pipe, "is a pipe"), (make_socket, "is a pipe"), (make_loop, "circular")]
 )
 @pytest.mark.timeout(20)
 def test_what_is_no_file(tmp_path: Path, make: object, message: str, reader: str) -> None:
@@ -110,7 +110,7 @@ def test_what_is_no_file(tmp_path: Path, make: object, message: str, reader: str
 def test_what_may_not_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write_numbers(tmp_path / "v.mp4", frames=3)
     monkeypatch.setattr(os, "access", lambda *_: False)  # the tests may run as one who may read everything
-    with pytest.raises(VideoError, match="may not be read by this user"):
+    with pytest.raises(VideoError, match="cannot be read by this user"):
         open_video(path)
 
 

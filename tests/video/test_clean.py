@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from capvid.video.frame_filter import letterbox, useful
+from capvid.video.frame_filter import letterbox, useful_frames
 from capvid.video.frame_source import VideoInfo
 from capvid.video.readers import SampledFrames
 
@@ -38,75 +38,75 @@ def test_black_and_flat_frames_are_left_out() -> None:
     one, two = scenes(2)
     black, white, blue = flat((0, 0, 0), (255, 255, 255), (20, 40, 200))
     frames = np.stack([black, one, white, two, blue, black])
-    assert useful(frames).tolist() == [1, 3]
-    assert useful(noise(frames, 8)).tolist() == [1, 3]
+    assert useful_frames(frames).tolist() == [1, 3]
+    assert useful_frames(noise(frames, 8)).tolist() == [1, 3]
 
 
 def test_colours_of_equal_brightness_are_no_flat_picture() -> None:
     frames = flat((255, 0, 0), (255, 0, 0))
     frames[1, :, 100:200] = 255, 255, 0
-    assert useful(frames).tolist() == [1]
+    assert useful_frames(frames).tolist() == [1]
 
 
 def test_only_the_end_of_a_fade_is_left_out() -> None:
     strengths = np.array([1, 0.75, 0.5, 0.25, 0.1, 0.02, 0])
     frames = (scenes(1) * strengths[:, None, None, None]).astype(np.uint8)
-    assert useful(frames).tolist() == [0, 1, 2, 3, 4]
+    assert useful_frames(frames).tolist() == [0, 1, 2, 3, 4]
 
 
 def test_held_stills_are_kept_once() -> None:
     one, two = scenes(2)
     frames = np.stack([one, one, one, two, two, one])
-    assert useful(frames).tolist() == [0, 3, 5]
+    assert useful_frames(frames).tolist() == [0, 3, 5]
     grain = np.stack([noise(frame, 1, seed) for seed, frame in enumerate(frames)])
-    assert useful(grain).tolist() == [0, 3, 5]
+    assert useful_frames(grain).tolist() == [0, 3, 5]
 
 
 def test_a_still_after_a_fade_is_compared_with_the_last_kept() -> None:
     one, black = scenes(1)[0], flat((0, 0, 0))[0]
-    assert useful(np.stack([one, black, one, black])).tolist() == [0]
+    assert useful_frames(np.stack([one, black, one, black])).tolist() == [0]
 
 
 def test_slow_motion_is_kept() -> None:
     wide = scenes(1, width=WIDTH + 120)[0]
     pan = np.stack([wide[:, 6 * number : 6 * number + WIDTH] for number in range(20)])
-    assert useful(pan).tolist() == list(range(20))
+    assert useful_frames(pan).tolist() == list(range(20))
     walker = scenes(1).repeat(20, axis=0)  # a small thing that crosses a still picture
     for number, frame in enumerate(walker):
         frame[100:120, 5 * number : 5 * number + 20] = 0
-    assert useful(walker).tolist() == list(range(20))
+    assert useful_frames(walker).tolist() == list(range(20))
 
 
 def test_what_is_below_the_threshold_adds_up() -> None:
     wide = scenes(1, width=WIDTH)[0].astype(np.int16)
     brighter = np.stack([(wide * 0.8 + 0.4 * number).astype(np.uint8) for number in range(10)])
-    kept = useful(brighter)
+    kept = useful_frames(brighter)
     assert 2 <= len(kept) < 10 and kept[0] == 0
 
 
 def test_a_dark_scene_in_a_letterbox_is_not_black() -> None:
     frames = boxed((scenes(4) * 0.12).astype(np.uint8), 30, 30, 0, 0)
-    assert useful(frames).tolist() == [0, 1, 2, 3]
+    assert useful_frames(frames).tolist() == [0, 1, 2, 3]
     lamp = flat((3, 3, 6)).copy()
     lamp[0, 80:100, 150:185] = 90  # a lit window in the night
-    assert useful(np.concatenate([flat((0, 0, 0)), lamp])).tolist() == [1]
+    assert useful_frames(np.concatenate([flat((0, 0, 0)), lamp])).tolist() == [1]
 
 
 def test_a_flat_picture_in_a_letterbox_is_left_out() -> None:
     frames = boxed(np.concatenate([scenes(3), flat((255, 255, 255))]), 30, 30, 0, 0)
-    assert useful(frames).tolist() == [0, 1, 2]
+    assert useful_frames(frames).tolist() == [0, 1, 2]
 
 
 def test_one_frame_is_always_kept() -> None:
     colours = flat((0, 0, 0), (200, 0, 0), (0, 0, 0))
-    assert useful(colours).tolist() == [0]
+    assert useful_frames(colours).tolist() == [0]
     varied = colours.copy()
     varied[1] = noise(varied[1], 6)
-    assert useful(varied).tolist() == [1]
-    assert useful(scenes(1).repeat(5, axis=0)).tolist() == [0]
-    assert useful(np.zeros((3, 1, 1, 3), np.uint8)).tolist() == [0]
+    assert useful_frames(varied).tolist() == [1]
+    assert useful_frames(scenes(1).repeat(5, axis=0)).tolist() == [0]
+    assert useful_frames(np.zeros((3, 1, 1, 3), np.uint8)).tolist() == [0]
     with pytest.raises(ValueError, match="no frames"):
-        useful(np.zeros((0, 4, 4, 3), np.uint8))
+        useful_frames(np.zeros((0, 4, 4, 3), np.uint8))
 
 
 @pytest.mark.parametrize(
@@ -170,7 +170,7 @@ def test_a_cleaned_sample() -> None:
     )
     times = np.arange(4) * 2.0
     sampled = SampledFrames(frames=np.stack([one * 0, one, one, two]), times=times, info=info)
-    kept = sampled.take(useful(sampled.frames))
+    kept = sampled.take(useful_frames(sampled.frames))
     assert kept.times.tolist() == [2.0, 6.0]
     assert (kept.frames == np.stack([one, two])).all()
     assert kept.info is info

@@ -64,7 +64,7 @@ def test_folder_without_videos(tmp_path: Path) -> None:
 def failures(*inputs: Path, listed: tuple[Path, ...] = ()) -> tuple[list[str], list[str]]:
     """Keys of what is found, and what failed."""
     said: list[CapvidError] = []
-    found = find_videos(inputs, listed=listed, failed=said.append)
+    found = find_videos(inputs, listed=listed, on_error=said.append)
     return [video.key for video in found], [str(error) for error in said]
 
 
@@ -80,7 +80,7 @@ def test_a_folder_that_cannot_be_listed_does_not_hide_the_others(
         return listed(folder)
 
     monkeypatch.setattr("os.scandir", scandir)
-    said = f"{tmp_path / 'b'}: cannot be listed (Permission denied); see its permissions"
+    said = f"{tmp_path / 'b'}: cannot be listed (Permission denied); check its permissions"
     assert failures(tmp_path) == (["a/1", "c/3"], [said])
     assert failures(tmp_path / "b") == ([], [said])
     assert failures(tmp_path, tmp_path / "b") == (["a/1", "c/3"], [said])
@@ -140,7 +140,7 @@ def test_a_pattern_without_matches_fails(tmp_path: Path, pattern: str) -> None:
     assert found == ["a"]
     assert said == [
         f"{tmp_path / pattern}: there is no such file, and no video matches it as a pattern; "
-        "check the path; hidden files are passed over"
+        "check the path; hidden files are skipped"
     ]
 
 
@@ -161,7 +161,7 @@ def test_no_key_leads_out_of_a_folder(tmp_path: Path, monkeypatch: pytest.Monkey
     given = [Path(name) for name in ("../v.mp4", "..", "../in/../in/v.mp4", "nowhere/..", "sub/../..")]
     listed = [Path(name) for name in ("../in/../v.mp4", "../nowhere.mp4", ".", "sub/..", "..")]
     for inputs in ({"inputs": given}, {"inputs": [], "listed": listed}):
-        found = find_videos(**inputs, failed=[].append)
+        found = find_videos(**inputs, on_error=[].append)
         assert len({video.key for video in found}) == len(found) >= 4
         for video in found:
             parts = f"{video.key}.json".split("/")

@@ -47,13 +47,13 @@ def test_which_column_is_taken(tmp_path: Path) -> None:
     assert list(read_list(path, "file")) == [Path("1")]
     path = table(tmp_path / "none.csv", "name|title", "1|2")
     with pytest.raises(
-        UsageError, match=r"no column that is known to hold videos \(there are: name, title\)"
+        UsageError, match=r"no column named video, path, .*video_path \(it has name, title\); name the column"
     ):
         list(read_list(path))
-    with pytest.raises(UsageError, match=r"no column x .*; name it with --column"):
+    with pytest.raises(UsageError, match=r"no column x .*; name the column with --column"):
         list(read_list(path, "x"))
     (tmp_path / "empty.csv").touch()
-    with pytest.raises(UsageError, match="there are: none"):
+    with pytest.raises(UsageError, match="it has none"):
         list(read_list(tmp_path / "empty.csv"))
 
 
@@ -87,7 +87,7 @@ def test_a_column_of_parquet(tmp_path: Path, kind: pa.DataType) -> None:
 def test_lines_have_no_columns(tmp_path: Path) -> None:
     (tmp_path / "list.txt").write_text("".join(f"{name}\n" for name in NAMES[:5]))
     assert list(read_list(tmp_path / "list.txt")) == [parse_path(name) for name in NAMES[:5]]
-    with pytest.raises(UsageError, match="a list of lines has no columns; leave out --column"):
+    with pytest.raises(UsageError, match="a text file has no columns; leave out --column"):
         list(read_list(tmp_path / "list.txt", "video"))
     with pytest.raises(UsageError, match=r"missing.txt: the list cannot be read"):
         list(read_list(tmp_path / "missing.txt"))

@@ -12,8 +12,7 @@ from PIL import Image
 
 from capvid.errors import CapvidError, EmptyVideoError, TruncatedVideoError, VideoError
 from capvid.video import READER_NAMES
-from capvid.video.frame_sampling import UniformSampling
-from capvid.video.frame_source import Windows
+from capvid.video.frame_sampling import UniformSampling, Windows
 from capvid.video.input_set import find_videos
 from capvid.video.readers import open_video, read_frames
 
@@ -68,7 +67,7 @@ def test_sampling_and_windows_see_stills(archive: Path) -> None:
 
 
 def test_what_is_wrong_is_named(archive: Path, tmp_path: Path) -> None:
-    with pytest.raises(EmptyVideoError, match="no folder of images"):
+    with pytest.raises(EmptyVideoError, match="not a folder of images"):
         open_video(archive / "video9")
     bad = tmp_path / "bad.zip"
     bad.write_bytes(b"PK not really")
@@ -85,7 +84,7 @@ def test_what_is_wrong_is_named(archive: Path, tmp_path: Path) -> None:
         file.writestr("b/1.png", png(1)[:40])
     with (
         open_video(tmp_path / "mixed.zip" / "a") as source,
-        pytest.raises(VideoError, match="not of the size"),
+        pytest.raises(VideoError, match="does not have the size"),
     ):
         source.read([0, 1])
     with (

@@ -17,7 +17,7 @@ from capvid.errors import (
     UsageError,
     VideoError,
 )
-from capvid.video.decord_reader import repaired_times
+from capvid.video.decord_reader import repair_times
 from capvid.video.frame_sampling import UniformSampling
 from capvid.video.readers import open_video, read_frames
 
@@ -40,7 +40,7 @@ def test_the_frames_asked_for_are_the_frames_that_come(
 ) -> None:
     path = write_video(tmp_path / name, codec=codec)
     with open_video(path, reader=reader) as source:
-        assert (source.info.reader, source.info.why) == (reader, "asked for")
+        assert (source.info.reader, source.info.why) == (reader, "requested")
         assert source.info.num_frames == 40
         assert (source.info.width, source.info.height) == (64, 48)
         asked = [31, 3, 3, 0, 39, 17]
@@ -148,9 +148,9 @@ def test_no_such_reader(tmp_path: Path) -> None:
 
 def test_times_that_the_container_leaves_out() -> None:
     spans = np.array([[-3.7e17, -3.7e17], [0.0, 0.04], [0.2, 0.24]])
-    assert repaired_times(spans, 25.0).tolist() == pytest.approx([0, 0.04, 0.08])
-    assert repaired_times(spans, -1.0).tolist() == pytest.approx([0, 0.04, 0.08])
-    assert repaired_times(spans[1:] + 3, 25.0).tolist() == pytest.approx([3.0, 3.2])
+    assert repair_times(spans, 25.0).tolist() == pytest.approx([0, 0.04, 0.08])
+    assert repair_times(spans, -1.0).tolist() == pytest.approx([0, 0.04, 0.08])
+    assert repair_times(spans[1:] + 3, 25.0).tolist() == pytest.approx([3.0, 3.2])
 
 
 @pytest.mark.slow

@@ -42,7 +42,7 @@ def test_a_picture_stays_whole() -> None:
 def test_more_segments_than_frames() -> None:
     many = EqualSegments(10**12)
     assert len(many.choose(Path("v.mp4"), TIMES, 10.0, UniformSampling(4))) == 4
-    with pytest.raises(DataError, match=r"v\.mp4: 1000000000000 segments, and only 100 frames"):
+    with pytest.raises(DataError, match=r"v\.mp4: 1000000000000 segments, but only 100 frames"):
         many.spans(Path("v.mp4"), NOTHING, TIMES, 10.0)
 
 
@@ -125,7 +125,7 @@ def test_what_is_no_segment_is_named(tmp_path: Path, text: str, message: str) ->
 def test_segments_and_the_end_of_the_video(tmp_path: Path) -> None:
     found = read_segments(written(tmp_path, "s.csv", "0,4\n4,99\n"))
     assert found.spans(Path("v.mp4"), NOTHING, TIMES, 10.0) == [(0.0, 4.0), (4.0, 10.0)]
-    with pytest.raises(DataError, match=r"a segment from 4 to 99 s, and the video is 3\.500 s long"):
+    with pytest.raises(DataError, match=r"a segment from 4 to 99 s, but the video is 3\.500 s long"):
         found.spans(Path("v.mp4"), NOTHING, TIMES[:35], 3.5)
     assert len(found.choose(Path("v.mp4"), TIMES[:35], 3.5, UniformSampling(4))) == 4
 

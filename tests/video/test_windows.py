@@ -11,8 +11,8 @@ from make_video import frame_number, level, write_video
 
 from capvid.backbones.catalog import backbone_entry
 from capvid.video import readers as module
-from capvid.video.frame_sampling import UniformSampling
-from capvid.video.frame_source import VideoInfo, Windows
+from capvid.video.frame_sampling import UniformSampling, Windows
+from capvid.video.frame_source import VideoInfo
 from capvid.video.readers import read_frames
 
 WINDOW = Windows(offsets=(-0.6, -0.2, 0.2, 0.6))
@@ -26,7 +26,7 @@ def test_offsets_of_a_clip() -> None:
     clip = backbone_entry("x3d-xs").clip
     assert clip is not None
     assert clip.offsets == pytest.approx(WINDOW.offsets)
-    assert clip.describe() == "4 frames 0.4 s apart"
+    assert backbone_entry("x3d-xs").describe_input().endswith(", 4 frames 0.4 s apart")
     assert backbone_entry("googlenet").clip is None
 
 
@@ -110,7 +110,7 @@ class Counted:
 def test_all_windows_come_from_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     source = Counted(Path("v"), 200)
     monkeypatch.setitem(module.READERS, "counted", lambda path: source)
-    monkeypatch.setattr(module, "_READ_AT_ONCE", 8 * 12)  # bytes, of 8 frames
+    monkeypatch.setattr(module, "_CHUNK_BYTES", 8 * 12)  # bytes, of 8 frames
     reduced: list[int] = []
 
     def note(frames: np.ndarray) -> np.ndarray:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 
 from capvid.errors import MetricError, UsageError
-from capvid.metrics.metric import METRICS, Scored, Texts
+from capvid.metrics import METRICS, Scored, Texts
 
 ENGINES = {
     "auto": "capvid.metrics.meteor.meteor_scorer",

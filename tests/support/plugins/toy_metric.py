@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from capvid.metrics.metric import METRICS, Scored, Texts
+from capvid.metrics import METRICS, Scored, Texts
 
 
 @METRICS.register("toy")

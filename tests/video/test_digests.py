@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from capvid.utils import digests
-from capvid.utils.digests import Digests, Part, identity
 from capvid.utils.storage import Blob
+from capvid.video import input_set
+from capvid.video.input_set import Digests, Part, identity
 
 PATHS = some.lists(some.text(some.characters(blacklist_categories=["Cs"]), min_size=1), unique=True)
 
@@ -48,7 +48,7 @@ def test_a_path_is_known_by_how_it_is_written() -> None:
 
 @pytest.mark.parametrize("recent", [1, 3, 1000])
 def test_digests_are_a_set(monkeypatch: pytest.MonkeyPatch, recent: int) -> None:
-    monkeypatch.setattr(digests, "_RECENT", recent)
+    monkeypatch.setattr(input_set, "_RECENT", recent)
     chance = random.Random(recent)
     found, expected = Digests(), set()
     for _ in range(2000):
@@ -65,7 +65,7 @@ def test_digests_are_a_set(monkeypatch: pytest.MonkeyPatch, recent: int) -> None
 
 
 def test_the_highest_and_the_lowest_digest(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(digests, "_RECENT", 0)
+    monkeypatch.setattr(input_set, "_RECENT", 0)
     found = Digests()
     for digest in (b"\xff" * 16, b"\0" * 16, np.array([2**63, 1], np.uint64).tobytes()):
         assert digest not in found and found.add(digest) and digest in found and not found.add(digest)
