@@ -46,8 +46,14 @@ from capvid.features.prefetch import DecodeStage, Video, decode_video, is_featur
 from capvid.output.results import CaptionResult, Segment
 from capvid.utils.device import resolve_device
 from capvid.utils.storage import VideoPath, parse_path
-from capvid.utils.validation import limits
-from capvid.video.frame_sampling import ChosenTimes, Sampling, UniformSampling, parse_sampling
+from capvid.utils.validation import GIB, limits
+from capvid.video.frame_sampling import (
+    ChosenTimes,
+    LimitedSampling,
+    Sampling,
+    UniformSampling,
+    parse_sampling,
+)
 from capvid.video.worker_pool import WorkerPool
 
 if TYPE_CHECKING:
@@ -57,6 +63,7 @@ if TYPE_CHECKING:
     from capvid.video.segmentation import Segmentation
 
 DEFAULT_FRAMES = 28
+MAX_HELD = GIB  # bytes of features or frames that wait for a batch
 TRAINED_OPTIONS = (
     "length_penalty",
     "specificity",
@@ -152,6 +159,9 @@ def load(
                 folder, device=device, precision=precision, quantize=quantize
             )
             label = chat_label(folder, published)
+        chat_sampling = requested_sampling or parse_sampling(vlm.SAMPLING)
+        if isinstance(chat_sampling, UniformSampling):  # as many of a segment, where auto decodes more
+            max_frames = min(max_frames or chat_sampling.num_frames, chat_sampling.num_frames)
         generator = vlm.ChatCaptionGenerator(
             language_model,
             options=DecodingOptions.from_dict({**vlm.DEFAULTS, **chosen}),
@@ -161,7 +171,7 @@ def load(
         )
         return CaptionPipeline(
             generator,
-            sampling=requested_sampling or parse_sampling(vlm.SAMPLING),
+            sampling=chat_sampling,
             segments=segmentation,
             thumbnails=thumbnails,
             model=label,
@@ -300,9 +310,17 @@ class CaptionPipeline:
     @property
     def decoding(self) -> DecodeStage:
         """The first stage: decoding of videos into the crops that the backbones see."""
+        sampling, max_frames = self.sampling, self.generator.max_frames
+        # what is unchanged or where segments begin is only known once all frames are decoded
+        if (
+            max_frames is not None
+            and not sampling.clean
+            and not (self.segments and self.segments.spec == "auto")
+        ):
+            sampling = LimitedSampling(sampling, max_frames)
         return DecodeStage(
             views=self.generator.views,
-            sampling=self.sampling,
+            sampling=sampling,
             segmentation=self.segments,
             thumbnails=self.thumbnails,
             frames=self.generator.prefetched_frames,
@@ -336,12 +354,13 @@ class CaptionPipeline:
         from capvid.video.frame_source import ArraySource
 
         source = ArraySource(frames, times)
-        sampling = self.sampling
+        stage = self.decoding
+        sampling = stage.sampling
         if self.segments is not None:
             duration = source.info.duration
             chosen = self.segments.choose(source.info.path, source.frame_times(), duration, sampling)
             sampling = ChosenTimes(tuple(source.frame_times()[chosen].tolist()), sampling)
-        decoded = decode_video(source, sampling, self.decoding.views, self.reader, self.thumbnails)
+        decoded = decode_video(source, sampling, stage.views, self.reader, self.thumbnails)
         return Video(path=source.info.path, name=source.info.path.name, decoded=decoded)
 
     def stream(self, inputs: Iterable[str | VideoPath]) -> Generator[CaptionResult, None, None]:
@@ -381,14 +400,16 @@ class CaptionPipeline:
     def describe(self, results: Iterable[ExtractionResult]) -> Iterator[CaptionResult]:
         """Yield captions of videos by their features in order, the last stage."""
         batch: list[_Clips | CaptionResult] = []
-        generator = self.generator
+        generator, held = self.generator, 0  # bytes
         room = capacity = generator.files_per_video * generator.batch_size  # feature files captioned together
         for result in results:
-            batch.append(self._segment(result))
+            clips = self._segment(result)
+            batch.append(clips)
             room -= 1 if is_feature_file(result.path) else generator.files_per_video
-            if room <= 0:
+            held += 0 if isinstance(clips, CaptionResult) else sum(clip.frames.nbytes for clip in clips.clips)
+            if room <= 0 or held > MAX_HELD:
                 yield from self._caption_batch(batch)
-                batch, room = [], capacity
+                batch, room, held = [], capacity, 0
         if batch:
             yield from self._caption_batch(batch)
 
@@ -422,7 +443,7 @@ class CaptionPipeline:
                 Clip(frames=array[index], times=None if times is None else times[index], start=start, end=end)
                 for index, (start, end) in zip(frames, spans, strict=True)
             ]
-            return _Clips(result, clips, frames)
+            return _Clips(replace(result, features=None), clips, frames, times, duration)
         except Exception as cause:
             return self._failed(result, input_error(path, cause))
 
@@ -465,8 +486,6 @@ class CaptionPipeline:
             )
             for segment, frames, described in zip(clip.clips, clip.frames, captioned, strict=True)
         ]
-        features = clip.result.features
-        assert features is not None
         best = [segment.captions[0] for segment in segments]
         return CaptionResult(
             path=clip.result.path,
@@ -475,10 +494,10 @@ class CaptionPipeline:
             error=None,
             model=self.model,
             lost=clip.result.lost,
-            duration=features.seconds,
+            duration=clip.duration,
             segments=tuple(segments),
             paragraph=self.segments is not None,
-            times=features.times,
+            times=clip.times,
             thumbnails=clip.result.thumbnails,
         )
 
@@ -505,11 +524,16 @@ def _rebuild(arguments: dict[str, Any]) -> CaptionPipeline:
 
 @dataclass(frozen=True)
 class _Clips:
-    """The segments of a video, and the indices (T,) of the frames that the captioner looks at in each."""
+    """The segments of a video, and the indices (T,) of the frames that the captioner looks at in each.
+
+    ``result`` is without features, which take memory; ``times`` and ``duration`` are those of all frames.
+    """
 
     result: ExtractionResult
     clips: Sequence[Clip]
     frames: Sequence[np.ndarray]
+    times: np.ndarray | None
+    duration: float | None
 
 
 def paragraph(captions: Sequence[Caption]) -> Caption:

@@ -111,11 +111,13 @@ class CaptionGenerator(Protocol):
         device: where it computes.
         batch_size: maximum number of videos captioned together.
         files_per_video: number of feature files that are captioned in the place of one video.
+        max_frames: maximum number of frames of a video or segment; None for its own.
     """
 
     device: torch.device
     batch_size: int
     files_per_video: int
+    max_frames: int | None
 
     @property
     def settings(self) -> Mapping[str, Any]:

@@ -40,7 +40,7 @@ class Limits:
         remote_bytes: bytes of one object fetched from a URL.
         list_bytes: bytes of a list of inputs fetched from a URL or read from stdin.
         header_bytes: bytes of an index or header that is read as a whole (the ``moov`` box of an MP4).
-        feature_bytes: bytes of one feature file.
+        feature_bytes: bytes of one feature file, or of the frames of one video that a chat model captions.
         model_bytes: bytes of the weights of one captioner or backbone.
         text_bytes: bytes of a configuration, manifest line, caption list, shard or other file read whole.
         nesting: depth of nested arrays and objects in JSON and TOML.

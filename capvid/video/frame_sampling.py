@@ -159,6 +159,31 @@ class ChosenTimes(Sampling):
         return self.original.windows(size, reduce)
 
 
+@dataclass(frozen=True)
+class LimitedSampling(Sampling):
+    """At most ``max_frames`` of the frames that ``original`` chooses."""
+
+    original: Sampling
+    max_frames: int
+    form = "limited"
+
+    def choose(self, times: np.ndarray) -> np.ndarray:
+        """Return evenly spread frames of those of the original sampling."""
+        chosen = self.original.choose(times)
+        return chosen[spread(len(chosen), self.max_frames)]
+
+    def windows(self, size: int, reduce: Reduce | None) -> Windows | None:
+        """Return the windows of the original sampling."""
+        return self.original.windows(size, reduce)
+
+
+def spread(count: int, max_frames: int | None) -> np.ndarray:
+    """Return the indices of at most ``max_frames`` of ``count`` frames: the middles of equal slices."""
+    if max_frames is None or count <= max_frames:
+        return np.arange(count)
+    return (2 * np.arange(max_frames) + 1) * count // (2 * max_frames)
+
+
 def nearest(targets: np.ndarray, times: np.ndarray) -> np.ndarray:
     """Return the distinct ascending indices of the ``times`` (N,) nearest to ``targets``; ties go later."""
     if len(times) <= 1:

@@ -26,14 +26,22 @@ from torch import Tensor
 from capvid.backbones.catalog import Preprocess
 from capvid.decoding.caption_generator import Caption, Clip, Described, WordScore
 from capvid.decoding.decoding_options import ChatOptions, DecodingOptions
-from capvid.errors import CheckpointError, FeatureMismatchError, RunError, UsageError, input_error
+from capvid.errors import (
+    CapvidError,
+    CheckpointError,
+    FeatureMismatchError,
+    RunError,
+    UsageError,
+    input_error,
+)
 from capvid.features.extraction import ExtractionResult, merge_chunks
 from capvid.features.feature_file import FeatureHeader, Features, Frames
 from capvid.features.prefetch import Video, View
 from capvid.utils.device import has_fast_path, resolve_device
+from capvid.utils.validation import limits
 from capvid.version import __version__
-from capvid.video.frame_sampling import Sampling
-from capvid.vlm.git import check_files, read_json
+from capvid.video.frame_sampling import Sampling, spread
+from capvid.vlm.git import LARGEST_RATIO, check_files, read_json
 
 CONFIG = "config.json"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -49,7 +57,7 @@ SAMPLING = f"uniform:{FRAMES_PER_CLIP}"
 DEFAULTS: dict[str, Any] = {"beam_size": 1, "max_length": 64}  # decoding options of chat models
 QUANTIZED = ("8bit", "4bit")
 PRECISIONS = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
-_DAMAGE = (SafetensorError, ValueError, KeyError, TypeError, AttributeError)  # errors for damaged files
+_DAMAGE = (SafetensorError, ValueError, KeyError, TypeError, AttributeError)  # errors for a damaged index
 _TICKS = 1000  # per second; processors get frame times as multiples
 _PLACEHOLDER = re.compile(r"\{(start|end|duration|previous)\}")
 _PREVIOUS = "\nThe video so far: {previous}\nDo not repeat this; continue it."
@@ -127,13 +135,21 @@ class ChatCaptionGenerator:
         return (View(preprocess=preprocess),)
 
     def features_of(self, videos: Iterable[Video], sampling: Sampling) -> Iterator[ExtractionResult]:
-        """Yield the frames of each decoded video, in order."""
+        """Yield the frames of each decoded video, in order, or an error if they take too much memory."""
         chunks: list[ExtractionResult] = []
+        size = 0  # of a video's frames in bytes
         for video in videos:
-            chunks.append(_frames_of(video, sampling))
+            chunk = _frames_of(video, sampling)
+            size += 0 if chunk.features is None else chunk.features.streams[0].nbytes
+            if size > limits().feature_bytes:
+                problem = f"{video.path}: its frames take more memory than the limit feature-bytes"
+                remedy = "use fewer frames (--sampling, --max-frames) or smaller ones (--max-pixels)"
+                chunk = chunk.failed(FeatureMismatchError(problem, remedy=remedy))
+                chunks = [chunk] * len(chunks)  # frees their frames
+            chunks.append(chunk)
             if len(chunks) == video.num_chunks:
                 yield merge_chunks(chunks)
-                chunks = []
+                chunks, size = [], 0
 
     def accept(self, header: FeatureHeader) -> None:
         """Accept frames; raise FeatureMismatchError for features."""
@@ -142,9 +158,7 @@ class ChatCaptionGenerator:
 
     def frames(self, count: int) -> np.ndarray:
         """Return the indices (T,) of the frames that the model is shown, of ``count``."""
-        if self.max_frames is None or count <= self.max_frames:
-            return np.arange(count)
-        return (2 * np.arange(self.max_frames) + 1) * count // (2 * self.max_frames)
+        return spread(count, self.max_frames)
 
     def caption_features(self, videos: Sequence[Features | np.ndarray]) -> list[tuple[Caption, ...]]:
         """Raise FeatureMismatchError: a chat model takes no features."""
@@ -269,6 +283,9 @@ class ChatModel:
             prompts: user message for each clip.
             options: decoding options.
             system: system message; empty for none.
+
+        Raises:
+            FeatureMismatchError: the model's processor refuses the frames.
         """
         captions: dict[int, tuple[Caption, ...]] = {}
         groups: dict[int, list[int]] = {}
@@ -278,7 +295,11 @@ class ChatModel:
         for rows in groups.values():
             torch.manual_seed(options.seed)
             with quiet():
-                inputs = self.inputs([clips[row] for row in rows], [prompts[row] for row in rows], system)
+                try:
+                    inputs = self.inputs([clips[row] for row in rows], [prompts[row] for row in rows], system)
+                except (ValueError, TypeError, ArithmeticError) as error:
+                    problem = f"the model's processor refuses these frames ({error})"
+                    raise FeatureMismatchError(problem, remedy="choose another model for them") from error
                 generated = self._generate(inputs, options)
             captions |= dict(zip(rows, generated, strict=True))
         return [captions[index] for index in range(len(clips))]
@@ -421,6 +442,7 @@ def load_chat_model(
     Raises:
         UsageError: there is no such device or precision, or it cannot be quantized here.
         CheckpointError: a file is missing or damaged, or the model is not instruction-tuned.
+        RunError: the device has not enough memory.
     """
     if precision != "auto" and precision not in PRECISIONS:
         raise UsageError(f"{precision}: no such precision", remedy=f"use auto, {', '.join(PRECISIONS)}")
@@ -433,7 +455,7 @@ def load_chat_model(
         remedy = "leave out --quantize, or pip install bitsandbytes where there is a CUDA GPU"
         raise UsageError("quantization needs bitsandbytes and a CUDA GPU", remedy=remedy)
     check_files(folder)
-    chat_weights(folder)
+    weights = chat_weights(folder)
     import transformers
 
     loader: Any = transformers.AutoModelForImageTextToText
@@ -452,6 +474,10 @@ def load_chat_model(
             if getattr(processor, "chat_template", None) is None:
                 remedy = "choose an instruction-tuned model"
                 raise CheckpointError(f"{folder}: the processor has no chat template", remedy=remedy)
+            with torch.device("meta"):
+                empty = loader.from_config(transformers.AutoConfig.from_pretrained(folder, **local))
+            if empty.get_memory_footprint() > LARGEST_RATIO * sum(path.stat().st_size for path in weights):
+                raise ValueError("the network is much larger than its weights")
             model, info = loader.from_pretrained(
                 folder,
                 **settings,
@@ -461,10 +487,15 @@ def load_chat_model(
             )
             if missing := sorted(info["missing_keys"]):
                 raise ValueError(f"{len(missing)} tensors are missing, such as {missing[0]}")
+    except CapvidError:
+        raise
     except ImportError as error:
         reason = str(error).strip().splitlines()[0]
         raise CheckpointError(f"{folder}: {reason}", remedy="pip install 'capvid[vlm]'") from error
-    except (*_DAMAGE, OSError, RuntimeError) as error:
+    except torch.OutOfMemoryError as error:
+        remedy = "use a smaller model, --precision bf16 or --quantize 4bit"
+        raise RunError(f"{target} has not enough memory for {folder}", remedy=remedy) from error
+    except Exception as error:  # anything that the library raises for damaged files
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         problem = f"{folder}: damaged or incomplete ({reason})"
         raise CheckpointError(problem, remedy="download it again") from error

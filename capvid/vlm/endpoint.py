@@ -12,6 +12,7 @@ import math
 import os
 import queue
 import random
+import re
 import textwrap
 import threading
 import time
@@ -19,10 +20,9 @@ import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
 from email.message import Message
-from http.client import HTTPException
+from http.client import HTTPException, HTTPResponse
 from types import MappingProxyType
 from typing import Any
-from urllib.parse import urlsplit
 
 import torch
 
@@ -40,6 +40,10 @@ _MAX_ANSWER = 64 * MIB
 _MAX_REASON = 200  # characters of a server's message
 _TRANSIENT = (408, 409, 425, 429)  # like all statuses from 500
 _FATAL = (401, 403, 404)  # statuses that concern every request
+_ADDRESS = re.compile(
+    r"https?://(?P<host>(?:\[[0-9a-f:.]+\]|[a-z0-9_.-]+)(?::(?P<port>[0-9]{1,5}))?)(?:/[\w./~%-]*)?",
+    re.I | re.A,
+)
 
 
 class EndpointError(CapvidError):
@@ -64,7 +68,7 @@ class ServedModel:
         timeout: seconds for one request; None allows ten minutes.
 
     Raises:
-        UsageError: ``url`` is not an HTTP address.
+        UsageError: ``url`` is not an HTTP address, or no header can hold the key.
         RunError: the server cannot be reached, or lists no model.
     """
 
@@ -72,10 +76,12 @@ class ServedModel:
     settings: Mapping[str, Any] = MappingProxyType({})
 
     def __init__(self, url: str, model: str | None = None, *, timeout: float | None = None) -> None:
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise UsageError(f"{url}: not the address of an endpoint", remedy="use http://HOST:PORT/v1")
-        self.host = f"{parts.hostname}:{parts.port}" if parts.port else parts.hostname
+        match = _ADDRESS.fullmatch(url)
+        if match is None or int(match["port"] or 0) > 65535:
+            problem = f"{url.rpartition('@')[2]}: not the address of an endpoint"  # without a password
+            raise UsageError(problem, remedy=f"use http://HOST:PORT/v1, and {KEY} for a key")
+        _api_key()
+        self.host = match["host"]
         self._url = url.rstrip("/")
         self._timeout = timeout or 600.0
         self._opener = urllib.request.build_opener(_NoRedirect)
@@ -186,15 +192,16 @@ class ServedModel:
             RunError: the server refuses the key or the model.
         """
         headers = {"Content-Type": "application/json", "Accept": "application/json"}
-        if key := os.environ.get(KEY):
+        if key := _api_key():
             headers["Authorization"] = f"Bearer {key}"
         data = None if body is None else json.dumps(body).encode()
         for number in range(1, TRIES + 1):
+            deadline = time.monotonic() + self._timeout
             pause = PAUSE * 2 ** (number - 1) * random.uniform(0.5, 1)
             try:
                 request = urllib.request.Request(f"{self._url}/{path}", data, headers)
                 with self._opener.open(request, timeout=self._timeout) as response:
-                    return parse_json(response.read(_MAX_ANSWER).decode("utf-8"))
+                    return parse_json(_read(response, deadline).decode("utf-8"))
             except urllib.error.HTTPError as error:
                 with error:
                     reason = _reason(error)
@@ -215,6 +222,31 @@ class ServedModel:
         raise EndpointError(problem, remedy=f"check that the server runs; tried {TRIES} times") from cause
 
 
+def _api_key() -> str:
+    """Return the key of the endpoint; raise UsageError, which does not show it, if no header can hold it."""
+    key = os.environ.get(KEY, "").strip()
+    if not re.fullmatch(r"[!-~]*", key):
+        raise UsageError(f"{KEY}: this is no key", remedy="set it to visible ASCII characters without spaces")
+    return key
+
+
+def _read(response: HTTPResponse, deadline: float) -> bytes:
+    """Return the body of an answer.
+
+    Raises:
+        TimeoutError: it takes until ``deadline``, however steadily it comes.
+        ValueError: it is too large.
+    """
+    body = bytearray()
+    while part := response.read1(MIB):
+        body += part
+        if len(body) > _MAX_ANSWER:
+            raise ValueError("the answer is too large")
+        if time.monotonic() > deadline:
+            raise TimeoutError("the answer takes too long")
+    return bytes(body)
+
+
 def _reason(error: urllib.error.HTTPError) -> str:
     """Return the server's message in parentheses, if there is one."""
     try:
@@ -230,27 +262,29 @@ def _retry_after(headers: Message, pause: float) -> float:
     """Return the seconds to wait by the header Retry-After, seconds or a date; ``pause`` without it."""
     text = headers.get("Retry-After", "")
     try:
-        seconds = float(text)
-    except ValueError:
         date = email.utils.parsedate_tz(text)
-        if date is None:
-            return pause
-        seconds = email.utils.mktime_tz(date) - time.time()
+        seconds = float(text) if date is None else email.utils.mktime_tz(date) - time.time()
+    except (ValueError, OverflowError):
+        return pause
     return min(max(seconds, 0.0), _MAX_PAUSE) if math.isfinite(seconds) else pause
 
 
 def _caption(choice: Any) -> Caption:
     """Return the caption of one choice; log-probabilities that the server does not send are NaN."""
-    words = str(choice["message"]["content"] or "").split()
+    content = choice["message"]["content"]
+    if not isinstance(content, str | None):
+        raise TypeError("its content is no text")
+    words = (content or "").split()
     scores, total = [math.nan] * len(words), math.nan
-    tokens = (choice.get("logprobs") or {}).get("content")
-    if tokens:
-        total = sum(float(token["logprob"]) for token in tokens)
+    tokens = (choice.get("logprobs") or {}).get("content") or []
+    logprobs = [float(token["logprob"]) for token in tokens]
+    if logprobs and all(map(math.isfinite, logprobs)):
+        total = sum(logprobs)
         text = ""
-        if "".join(str(token["token"]) for token in tokens).split() == words:
+        if words and "".join(str(token["token"]) for token in tokens).split() == words:
             scores = [0.0] * len(words)
-            for token in tokens:  # a token belongs to the last word that it ends in
-                text += str(token["token"])
-                scores[max(len(text.split()), 1) - 1] += float(token["logprob"])
+            for token, logprob in zip(tokens, logprobs, strict=True):
+                text += str(token["token"])  # a token belongs to the last word that it ends in
+                scores[max(len(text.split()), 1) - 1] += logprob
     scored = [WordScore(word=word, logprob=score) for word, score in zip(words, scores, strict=True)]
     return Caption(text=" ".join(words), logprob=total, words=tuple(scored))

@@ -49,6 +49,8 @@ _TEXT_BYTES = 64 * MIB  # of a configuration or a vocabulary
 _SIZES = ("_size", "_heads", "_channels", "_position_embeddings", "_dim")
 _MOST = {
     "num_hidden_layers": 256,
+    "num_layers": 256,
+    "depth": 256,
     "num_image_with_embedding": 1000,
     "image_size": 4096,
     "max_position_embeddings": 1 << 22,
@@ -57,7 +59,7 @@ _FILTERS = {2: "bilinear", 3: "bicubic"}  # by Pillow's numbers
 LAYER = "image_encoder"
 FRAME_POSITIONS = ("img_temporal_embedding", "img_temperal_embedding")  # spellings of transformers' versions
 _MAX_TYPE = 100  # characters
-_WIDEST = 8  # bytes in memory per byte in a file: half precision, and layers that share their weights
+LARGEST_RATIO = 8  # bytes in memory per byte in a file: half precision, and layers that share their weights
 
 
 class GIT(Captioner):
@@ -305,7 +307,7 @@ def _load_network(config: Any, path: Path, name: str) -> Any:
         with torch.device("meta"):
             network = GitForCausalLM(config)
         needed = sum(tensor.nbytes for tensor in network.state_dict().values())
-        if needed > _WIDEST * size:
+        if needed > LARGEST_RATIO * size:
             raise ValueError(f"it takes {needed} bytes, and {path.name} has {size}")
         network = network.to_empty(device="cpu")
     except (ValueError, TypeError, KeyError, RuntimeError, ZeroDivisionError) as error:

@@ -5,6 +5,7 @@ import pytest
 
 from capvid.errors import UsageError
 from capvid.video.frame_sampling import (
+    LimitedSampling,
     RateSampling,
     Sampling,
     UniformSampling,
@@ -138,3 +139,15 @@ def test_others_as_text(text: str, sampling: Sampling) -> None:
 def test_what_is_no_sampling(text: str) -> None:
     with pytest.raises(UsageError):
         parse_sampling(text)
+
+
+@pytest.mark.parametrize("max_frames", [1, 3, 7, 100])
+def test_limited_to_a_number_of_frames(max_frames: int) -> None:
+    times = np.arange(250) / 25
+    chosen = RateSampling(4.0).choose(times).tolist()
+    expected = chosen
+    if len(chosen) > max_frames:
+        expected = [chosen[int((n + 0.5) * len(chosen) / max_frames)] for n in range(max_frames)]
+    assert LimitedSampling(RateSampling(4.0), max_frames).choose(times).tolist() == expected
+    offsets = LimitedSampling(WindowSampling(16, 6), max_frames).windows(16, None)
+    assert offsets == WindowSampling(16, 6).windows(16, None) and offsets is not None

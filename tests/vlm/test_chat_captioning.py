@@ -244,6 +244,55 @@ def test_frames_and_their_times(folders: dict[str, Path], clips: list[Path]) -> 
     assert whole(np.zeros((5, 40, 60, 3), np.uint8)) == "caption 1"
 
 
+def test_few_frames_of_a_long_video(
+    folders: dict[str, Path], clips: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No more are decoded than the model is shown, where these are known in advance."""
+    pipeline = load(folders["internvl"], sampling="fps:25", max_frames=5, segments=2)
+    assert [
+        len(v.decoded.times) for v in pipeline.decoding.videos(pipeline._pool, clips[2:3]) if v.decoded
+    ] == [10]
+    expected = [segment.captions[0].text for segment in stream(pipeline, clips[2:3])[0].segments]
+    automatic = load(folders["internvl"], sampling="uniform:4", segments="auto")
+    automatic.generator.model = recorder = Recorder()  # type: ignore[attr-defined]
+    stream(automatic, clips[2:3])
+    assert max(len(clip.frames) for clip in recorder.clips) == 4
+    monkeypatch.setattr("capvid.pipeline.MAX_HELD", 1)  # captions each video by itself
+    again = load(folders["internvl"], sampling="fps:25", max_frames=5, segments=2)
+    results = stream(again, clips[2:3] * 2)
+    assert [[segment.captions[0].text for segment in result.segments] for result in results] == [expected] * 2
+
+
+def test_frames_that_take_too_much_memory(
+    folders: dict[str, Path], clips: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("capvid.features.prefetch.CHUNK_FRAMES", 4)
+    monkeypatch.setenv("CAPVID_LIMIT_FEATURE_BYTES", str(13 * 96 * 64 * 3))
+    with load(folders["internvl"], sampling="fps:25", segments=2) as pipeline:
+        short, long, last = pipeline.stream([clips[0], clips[2], clips[3]])
+    assert short.error is None and last.error is None
+    assert "28.mp4: its frames take more memory than the limit feature-bytes; use fewer" in str(long.error)
+
+
+def test_frames_that_the_model_refuses(folders: dict[str, Path], clips: list[Path], tmp_path: Path) -> None:
+    wide = write_video(tmp_path / "wide.mp4", seed=0, frames=3, size=(2000, 8))
+    with load(folders["qwen2_5_vl"]) as pipeline:
+        before, refused, after = pipeline.stream([clips[0], wide, clips[0]])
+    assert "wide.mp4: the model's processor refuses these frames (absolute aspect ratio" in str(refused.error)
+    assert before.error is None and before.captions == after.captions
+
+
+def test_too_little_memory_for_the_model(folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    import transformers
+
+    def fail(*arguments: Any, **options: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(transformers.AutoModelForImageTextToText, "from_pretrained", fail)
+    with pytest.raises(RunError, match=r"cpu has not enough memory for .*; use a smaller model"):
+        load(folders["gemma3"])
+
+
 def test_options_that_do_not_fit(folders: dict[str, Path], clips: list[Path], tmp_path: Path) -> None:
     for options, message in (
         ({"specificity": 0.5}, "chat models do not support specificity"),
@@ -286,6 +335,15 @@ def damaged(folder: Path, target: Path, change: str) -> Path:
         config = json.loads((target / "config.json").read_text())
         config["text_config"]["hidden_size"] = 10**9
         (target / "config.json").write_text(json.dumps(config))
+    elif change in ("depth", "layers", "large"):
+        config = json.loads((target / "config.json").read_text())
+        section, name, value = {
+            "depth": ("vision_config", "depth", 10**6),
+            "layers": ("text_config", "num_hidden_layers", 250),
+            "large": ("text_config", "hidden_size", 10**5),
+        }[change]
+        config[section][name] = value
+        (target / "config.json").write_text(json.dumps(config))
     elif change == "index":
         index = {"weight_map": {"a": "../model.safetensors"}}
         (target / "model.safetensors.index.json").write_text(json.dumps(index))
@@ -301,6 +359,9 @@ def damaged(folder: Path, target: Path, change: str) -> Path:
         ("weights", "damaged or incomplete"),
         ("template", "no chat template; choose an instruction-tuned model"),
         ("size", "text_config.hidden_size must be an integer between 1 and 1000000"),
+        ("depth", "vision_config.depth must be an integer between 1 and 256"),
+        ("layers", "damaged or incomplete"),
+        ("large", "damaged or incomplete .the network is much larger than its weights"),
         ("index", r"index\.json: damaged .a shard has no valid name"),
         ("bert", "a model of the type bert, which capvid cannot use"),
     ],
@@ -327,7 +388,7 @@ def test_on_the_command_line(
     assert code == 0 and stderr.endswith("4 captioned\n")
     record = json.loads((out / "20.json").read_text())
     assert record["settings"]["prompt"] == "one man" and record["model"]["name"] == name
-    assert "data:image/jpeg" in page.read_text() or "<img" in page.read_text()
+    assert "data:image/jpeg" in page.read_text()
     assert capvid(*run)[2] == "0 captioned, 4 skipped (already done)\n"
     parts = [*options, *clips, "--output-dir", tmp_path / "parts", "--shard"]
     assert [capvid(*parts, f"{n}/2")[0] for n in (1, 2)] == [0, 0]

@@ -12,6 +12,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -138,6 +139,16 @@ def test_answers_without_logprobs(server: ChatServer, clips: list[Path], capvid:
     assert record["captions"][0]["words"][0] == {"word": "3", "logprob": None}
 
 
+def test_logprobs_that_are_no_numbers() -> None:
+    tokens = [{"token": "a", "logprob": -1.0}, {"token": " man", "logprob": float("-inf")}]
+    caption = endpoint._caption({"message": {"content": "a man"}, "logprobs": {"content": tokens}})
+    assert caption.text == "a man" and math.isnan(caption.logprob)
+    empty = endpoint._caption(
+        {"message": {"content": ""}, "logprobs": {"content": [{"token": "", "logprob": -1}]}}
+    )
+    assert (empty.text, empty.logprob, empty.words) == ("", -1.0, ())
+
+
 def test_every_transient_failure_is_overcome(server: ChatServer, clips: list[Path]) -> None:
     server.misbehave = failing([status(500), hang_up, garbage, cut_off, status(503)])
     assert texts(server, clips, batch_size=3) == EXPECTED
@@ -151,7 +162,49 @@ def test_rate_limits(server: ChatServer, clips: list[Path]) -> None:
     assert texts(server, clips[:1]) == EXPECTED[:1]
     assert 1 < time.monotonic() - start < 20
     assert endpoint._retry_after({"Retry-After": "1e9"}, 0.5) == 300  # type: ignore[arg-type]
-    assert endpoint._retry_after({"Retry-After": "soon"}, 0.5) == 0.5  # type: ignore[arg-type]
+    for text in (
+        "soon",
+        "nan",
+        "1e400",
+        "Mon, 01 Jan 99999 00:00:00 GMT",
+        f"Mon, 01 Jan {10**20} 00:00:00 GMT",
+    ):
+        assert endpoint._retry_after({"Retry-After": text}, 0.5) == 0.5  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("key", ["se cret", "secret\r\nX: y", "secrét"])
+def test_a_key_that_no_header_can_hold_is_not_shown(
+    key: str, server: ChatServer, clips: list[Path], capvid: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(endpoint.KEY, f"{key}\r\n")
+    code, _, stderr = capvid("caption", clips[0], "--endpoint", server.url)
+    assert code == 2 and f"{endpoint.KEY}: this is no key" in stderr and "cr" not in stderr
+    monkeypatch.setenv(endpoint.KEY, "secret\r\n")
+    assert capvid("caption", clips[0], "--endpoint", server.url)[0] == 0
+    assert server.headers[-1]["Authorization"] == "Bearer secret"
+
+
+def test_an_answer_without_end(
+    server: ChatServer, clips: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def drip(handler: Any, body: dict[str, Any]) -> bool:
+        handler.send_response(200)
+        handler.end_headers()
+        with suppress(OSError):
+            while True:
+                handler.wfile.write(b" ")
+                time.sleep(0.02)
+        return True
+
+    server.misbehave = drip
+    monkeypatch.setattr(endpoint, "TRIES", 2)
+    monkeypatch.setattr(endpoint, "_MAX_ANSWER", 1000)
+    model = endpoint.ServedModel(server.url, timeout=0.3)
+    with pytest.raises(endpoint.EndpointError, match=r"the answer takes too long.*tried 2 times"):
+        model._request("chat/completions", {"messages": [{"content": []}]})
+    server.misbehave = lambda handler, body: handler.send(b" " * 1001, 200) or True
+    with pytest.raises(endpoint.EndpointError, match="the answer is too large"):
+        model._request("chat/completions", {"messages": [{"content": []}]})
 
 
 def test_requests_are_concurrent_and_answers_in_order(server: ChatServer, clips: list[Path]) -> None:
@@ -180,8 +233,15 @@ def test_a_server_that_fails_for_good(server: ChatServer, clips: list[Path]) -> 
     server.misbehave = status(502)
     for text in texts(server, clips[:2]):
         assert "HTTP status 502 (try later); check that the server runs; tried 6 times" in text
-    server.misbehave = lambda handler, body: handler.answer({"choices": [{}]}, 200) or True
-    assert "the answer is not a chat completion" in texts(server, clips[:1])[0]
+    logprobs = [{"token": "a", "logprob": None}]
+    for choice in (
+        {},
+        {"message": {"content": ["a man"]}},
+        {"message": {"content": "a"}, "logprobs": {"content": logprobs}},
+    ):
+        answer = {"choices": [choice]}
+        server.misbehave = lambda handler, body, answer=answer: handler.answer(answer, 200) or True  # type: ignore[misc]
+        assert "the answer is not a chat completion" in texts(server, clips[:1])[0]
     server.misbehave = status(302, Location="http://127.0.0.1:9/")
     assert "HTTP status 302" in texts(server, clips[:1])[0]
 
@@ -193,9 +253,18 @@ def test_errors_that_concern_every_request(server: ChatServer, clips: list[Path]
     assert {body["model"] for body in server.bodies} == {"other"}
     with pytest.raises(RunError, match="the endpoint lists no models; name the model with --model"):
         package.load(endpoint=f"{server.url}/other")
-    for url in ("localhost:8000", "ftp://host/v1"):
-        with pytest.raises(UsageError, match="not the address of an endpoint"):
+    urls = (
+        "localhost:8000",
+        "ftp://host/v1",
+        "http://[::1",
+        "http://h:99999/v1",
+        "http://h/v 1",
+        "http://a:pw@h/v1",
+    )
+    for url in urls:
+        with pytest.raises(UsageError, match="not the address of an endpoint") as refused:
             package.load(endpoint=url)
+        assert "pw" not in str(refused.value)
     with pytest.raises(UsageError, match="precision: endpoints have no such option"):
         package.load(endpoint=server.url, precision="bf16")
     with pytest.raises(UsageError, match="endpoints do not support beam_size"):
