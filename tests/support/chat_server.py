@@ -6,6 +6,7 @@ import json
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -87,8 +88,9 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(data)))
         for name, text in headers.items():
             self.send_header(name.replace("_", "-"), text)
-        self.end_headers()
-        self.wfile.write(data)
+        with suppress(OSError):  # the client may be gone
+            self.end_headers()
+            self.wfile.write(data)
 
     def log_message(self, *arguments: Any) -> None:
         pass
