@@ -9,7 +9,7 @@ Array shapes: B videos or segments, T frames, D feature width, L locations of a 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import KW_ONLY, dataclass, fields, replace
 from functools import cached_property
@@ -42,10 +42,10 @@ from capvid.errors import (
 )
 from capvid.features.extraction import TIMEOUT, ExtractionResult
 from capvid.features.feature_file import Features, load_features
-from capvid.features.prefetch import DecodeStage, Video, decode_video, is_feature_file, local_file
+from capvid.features.prefetch import DecodeStage, Input, Video, decode_video, is_feature_file, local_file
 from capvid.output.results import CaptionResult, Segment
 from capvid.utils.device import resolve_device
-from capvid.utils.storage import VideoPath, parse_path
+from capvid.utils.storage import VideoPath
 from capvid.utils.validation import GIB, limits
 from capvid.video.frame_sampling import (
     ChosenTimes,
@@ -89,6 +89,8 @@ def load(
     segments: str | int | Path | None = None,
     attention: bool | None = False,
     thumbnails: bool = False,
+    prefix: str = "",
+    suffix: str = "",
     **options: Any,
 ) -> CaptionPipeline:
     """Load a trained captioner with the backbones it needs, or a chat model.
@@ -114,6 +116,8 @@ def load(
             whole videos, except for paragraph captioners, which use ``auto``.
         attention: whether captions carry attention traces; None if the captioner has any.
         thumbnails: whether results carry thumbnails of the sampled frames.
+        prefix: text before each caption, such as a trigger word and a space.
+        suffix: text after each caption.
         options: fields of :class:`~capvid.decoding.decoding_options.DecodingOptions`, such as ``beam_size``,
             and of :class:`~capvid.decoding.decoding_options.ChatOptions`, such as ``prompt``; None stands for
             the captioner's default.
@@ -137,7 +141,14 @@ def load(
     segmentation = None if segments is None else _parse_segments(segments)
     folder, published = (Path(), None) if endpoint is not None else find_captioner(model)
     torch_device = resolve_device(device)
-    runtime: dict[str, Any] = {"workers": workers, "timeout": timeout, "reader": reader}
+    common: dict[str, Any] = {
+        "workers": workers,
+        "timeout": timeout,
+        "reader": reader,
+        "thumbnails": thumbnails,
+        "prefix": prefix,
+        "suffix": suffix,
+    }
     if endpoint is not None or holds_chat_model(folder):
         from capvid.vlm import chat as vlm
 
@@ -173,9 +184,8 @@ def load(
             generator,
             sampling=chat_sampling,
             segments=segmentation,
-            thumbnails=thumbnails,
             model=label,
-            **runtime,
+            **common,
         )
     decoding = DecodingOptions.from_dict(chosen)
     checkpoint, backbones, label = load_captioner(folder, published, weights=weights, device=torch_device)
@@ -204,9 +214,8 @@ def load(
         ),
         sampling=requested_sampling or trained_sampling,
         segments=segmentation,
-        thumbnails=thumbnails,
         model=label,
-        **runtime,
+        **common,
     )
 
 
@@ -250,6 +259,8 @@ class CaptionPipeline:
         segments: segmentation of videos, one sentence each; None captions whole videos.
         thumbnails: whether results carry thumbnails of the sampled frames.
         model: name and revision for results.
+        prefix: text before each caption.
+        suffix: text after each caption.
     """
 
     generator: CaptionGenerator
@@ -261,6 +272,8 @@ class CaptionPipeline:
     segments: Segmentation | None = None
     thumbnails: bool = False
     model: str = ""
+    prefix: str = ""
+    suffix: str = ""
 
     def __post_init__(self) -> None:
         if self.generator.batch_size < 1 or self.workers < 1:
@@ -299,7 +312,9 @@ class CaptionPipeline:
     def settings(self) -> Mapping[str, Any]:
         """Everything besides the model that a caption depends on."""
         segments = {} if self.segments is None else {"segments": self.segments.spec}
-        return {"sampling": self.sampling.spec(), **segments, **self.generator.settings}
+        affixes = {"prefix": self.prefix, "suffix": self.suffix}
+        affixes = {name: text for name, text in affixes.items() if text}
+        return {"sampling": self.sampling.spec(), **segments, **self.generator.settings, **affixes}
 
     @cached_property
     def _pool(self) -> WorkerPool:
@@ -363,32 +378,40 @@ class CaptionPipeline:
         decoded = decode_video(source, sampling, stage.views, self.reader, self.thumbnails)
         return Video(path=source.info.path, name=source.info.path.name, decoded=decoded)
 
-    def stream(self, inputs: Iterable[str | VideoPath]) -> Generator[CaptionResult, None, None]:
+    def stream(
+        self, inputs: Iterable[Input], *, on_decoded: Callable[[VideoPath], object] | None = None
+    ) -> Generator[CaptionResult, None, None]:
         """Caption videos and feature files (``.safetensors``), yielding results in order.
 
         Videos are decoded in the background while the captioner works. Inputs are consumed lazily, so there
         may be any number of them. An input that fails yields a result with its error.
 
+        Args:
+            inputs: paths, addresses, or objects with a ``path`` and the name of the video as ``key``.
+            on_decoded: called with each input as soon as its frames, or features, are there or have failed.
+
         Raises:
             CapvidError: an error that concerns all inputs, such as missing weights of the backbone.
         """
-        with closing(self._features(map(parse_path, inputs))) as features:
-            yield from self.describe(features)
+        with closing(self._features(iter(inputs))) as features:
+            announced = features if on_decoded is None else _announced(features, on_decoded)
+            yield from self.describe(announced, first_soon=True)
 
-    def _features(self, paths: Iterator[VideoPath]) -> Generator[ExtractionResult, None, None]:
+    def _features(self, inputs: Iterator[Input]) -> Generator[ExtractionResult, None, None]:
         """Yield the features of each input; backbones are loaded when the first video comes."""
-        for path in paths:
-            if not is_feature_file(path):
-                with closing(self.decoding.videos(self._pool, chain([path], paths))) as videos:
+        for each in inputs:
+            video = Video.of(each, feature_files=True)
+            if not video.is_features:
+                with closing(self.decoding.videos(self._pool, chain([each], inputs))) as videos:
                     yield from self.features_of(videos)
                 return
-            yield self._load_features(path)
+            yield replace(self._load_features(video.path), name=video.name)
 
     def features_of(self, videos: Iterable[Video]) -> Iterator[ExtractionResult]:
         """Yield features of decoded videos in order, the second stage; feature files are read."""
         for result in self.generator.features_of(videos, self.sampling):
             is_file = result.features is None and result.error is None
-            yield self._load_features(result.path) if is_file else result
+            yield replace(self._load_features(result.path), name=result.name) if is_file else result
 
     def _load_features(self, path: VideoPath) -> ExtractionResult:
         try:
@@ -397,11 +420,19 @@ class CaptionPipeline:
         except Exception as cause:
             return ExtractionResult(path=path, features=None, error=input_error(path, cause))
 
-    def describe(self, results: Iterable[ExtractionResult]) -> Iterator[CaptionResult]:
-        """Yield captions of videos by their features in order, the last stage."""
+    def describe(
+        self, results: Iterable[ExtractionResult], *, first_soon: bool = False
+    ) -> Iterator[CaptionResult]:
+        """Yield captions of videos by their features in order, the last stage.
+
+        Args:
+            results: features.
+            first_soon: whether to begin with a batch of one video, which is captioned sooner, and double it.
+        """
         batch: list[_Clips | CaptionResult] = []
         generator, held = self.generator, 0  # bytes
-        room = capacity = generator.files_per_video * generator.batch_size  # feature files captioned together
+        capacity = generator.files_per_video * generator.batch_size  # feature files captioned together
+        room = size = generator.files_per_video if first_soon else capacity
         for result in results:
             clips = self._segment(result)
             batch.append(clips)
@@ -409,7 +440,8 @@ class CaptionPipeline:
             held += 0 if isinstance(clips, CaptionResult) else sum(clip.frames.nbytes for clip in clips.clips)
             if room <= 0 or held > MAX_HELD:
                 yield from self._caption_batch(batch)
-                batch, room, held = [], capacity, 0
+                room = size = min(2 * size, capacity)
+                batch, held = [], 0
         if batch:
             yield from self._caption_batch(batch)
 
@@ -486,24 +518,41 @@ class CaptionPipeline:
             )
             for segment, frames, described in zip(clip.clips, clip.frames, captioned, strict=True)
         ]
-        best = [segment.captions[0] for segment in segments]
+        captions = segments[0].captions
+        if self.segments is not None:
+            captions = (paragraph([segment.captions[0] for segment in segments]),)
         return CaptionResult(
             path=clip.result.path,
             status="ok",
-            captions=segments[0].captions if self.segments is None else (paragraph(best),),
+            captions=self._affixed(captions),
             error=None,
             model=self.model,
+            name=clip.result.name,
             lost=clip.result.lost,
             duration=clip.duration,
-            segments=tuple(segments),
+            segments=tuple(
+                replace(segment, captions=self._affixed(segment.captions)) for segment in segments
+            ),
             paragraph=self.segments is not None,
             times=clip.times,
             thumbnails=clip.result.thumbnails,
         )
 
+    def _affixed(self, captions: tuple[Caption, ...]) -> tuple[Caption, ...]:
+        """Return captions with the prefix and the suffix."""
+        if not self.prefix and not self.suffix:
+            return captions
+        return tuple(replace(each, text=f"{self.prefix}{each.text}{self.suffix}") for each in captions)
+
     def _failed(self, result: ExtractionResult, error: CapvidError) -> CaptionResult:
         return CaptionResult(
-            path=result.path, status="error", captions=(), error=error, model=self.model, lost=result.lost
+            path=result.path,
+            status="error",
+            captions=(),
+            error=error,
+            model=self.model,
+            name=result.name,
+            lost=result.lost,
         )
 
     def caption_features(self, videos: Sequence[Features | np.ndarray]) -> list[tuple[Caption, ...]]:
@@ -534,6 +583,14 @@ class _Clips:
     frames: Sequence[np.ndarray]
     times: np.ndarray | None
     duration: float | None
+
+
+def _announced(
+    results: Iterable[ExtractionResult], announce: Callable[[VideoPath], object]
+) -> Iterator[ExtractionResult]:
+    for result in results:
+        announce(result.path)
+        yield result
 
 
 def paragraph(captions: Sequence[Caption]) -> Caption:

@@ -7,6 +7,7 @@ below a comment ``<!-- skip: REASON -->`` cannot run in a test.
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import re
@@ -26,7 +27,7 @@ __all__ = ["capvid"]
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
-REASONS = {"cluster", "download", "installation", "server"}
+REASONS = {"cluster", "download", "installation", "jq", "server"}
 REASONS |= {"runs this test", "rewrites the pages that this test checks"}
 SHELL = re.compile(r"[|<>;&*$]|^find |^python |^cat |^ls ")
 
@@ -80,11 +81,14 @@ def working_folder(tmp_path: Path, shapes: Path, monkeypatch: pytest.MonkeyPatch
     """Change to a folder with the files that the pages mention."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("CAPVID_CONFIG", raising=False)
+    monkeypatch.setenv("CAPVID_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("CAPVID_TRAIN_SET", "training.epochs=1")  # the pages train for longer
     shutil.copytree(ROOT / "examples", "examples")
     Path("holiday").mkdir()
-    for name in ("holiday/car.mp4", "match.mp4", "your-video.mp4"):
+    Path("clips").mkdir()
+    for name in ("holiday/car.mp4", "clips/car.mp4", "match.mp4", "your-video.mp4"):
         shutil.copyfile(ROOT / "examples" / "car.mp4", name)
+    shutil.make_archive("clips", "tar", base_dir="clips")
     shutil.copytree(shapes / "videos", "videos")
     shutil.copyfile(shapes / "captions.jsonl", "captions.jsonl")
     files = {
@@ -138,6 +142,24 @@ def test_code_blocks_run(
             json.loads(block.code)
         else:
             assert block.language in ("toml", "text")
+
+
+@pytest.mark.skipif(shutil.which("jq") is None, reason="jq is not installed")
+def test_dialects_of_trainers(tmp_path: Path) -> None:
+    (tmp_path / "clips").mkdir()
+    rows = [{"file_name": "a.mp4", "text": 'says "no", twice'}, {"file_name": "b/c.mp4", "text": "a dog"}]
+    lines = "".join(json.dumps(row) + "\n" for row in rows)
+    (tmp_path / "clips" / "metadata.jsonl").write_text(lines)
+    (block,) = [each for each in blocks(ROOT / "docs" / "training-data.md") if each.skip == "jq"]
+    subprocess.run(["bash", "-ec", block.code], cwd=tmp_path, check=True)
+    written = {path.name: path.read_text() for path in (tmp_path / "clips").iterdir()}
+    assert [json.loads(line) for line in written["musubi.jsonl"].splitlines()] == [
+        {"video_path": str(tmp_path / "clips" / row["file_name"]), "caption": row["text"]} for row in rows
+    ]
+    assert written["videos.txt"] == "a.mp4\nb/c.mp4\n" and written["prompt.txt"].endswith("a dog\n")
+    table = list(csv.reader(written["metadata.csv"].splitlines()))
+    assert table == [["video", "prompt"], *([row["file_name"], row["text"]] for row in rows)]
+    assert [row["media_path"] for row in json.loads(written["dataset.json"])] == ["a.mp4", "b/c.mp4"]
 
 
 def test_reference_pages_are_up_to_date(monkeypatch: pytest.MonkeyPatch) -> None:

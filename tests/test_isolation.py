@@ -240,7 +240,7 @@ def test_full_disk_stops_the_run(
     def fail(path: Path, text: str) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("capvid.utils.files.atomic_write_text", fail)
+    monkeypatch.setattr("capvid.output.manifest.atomic_write_text", fail)
     code, _, stderr = capvid(
         "caption", clips, "--workers", 1, "--model", model, "--format", form, "--output-dir", tmp_path
     )
@@ -351,7 +351,8 @@ def test_out_of_device_memory_stops_the_run(
     monkeypatch.setattr(FeatureCaptionGenerator, "_describe_segments", fail)
     code, out, stderr = capvid("caption", clips, "--model", model)
     assert (code, out) == (1, "")
-    assert stderr == "error: cpu has not the memory to caption 3 videos at once; use a smaller --batch-size\n"
+    problem = "error: cpu has too little memory to caption one video"
+    assert stderr == f"{problem}; use fewer --max-frames, or --device cpu\n"
 
 
 def test_input_error_classifies_exceptions() -> None:
@@ -464,9 +465,12 @@ def test_many_bad_inputs_among_good_clips(
 
     records = None
     if form == "txt":
-        captions = [line.partition("\t")[0] for line in out.splitlines()]
+        captions = [line.partition("\t")[0] for line in out.splitlines() if "\t\terror: " not in line]
+        assert out.count("\t\terror: ") == BAD
     elif form == "csv":
-        captions = [row["video"] for row in csv.DictReader(out.splitlines())]
+        rows = list(csv.DictReader(out.splitlines()))
+        captions = [row["video"] for row in rows if row["status"] == "ok"]
+        assert len([row for row in rows if row["error"]]) == BAD
     elif form == "srt":
         captions = [path.name for path in tmp_path.glob("*.srt")]
         assert all(path.read_text().startswith("1\n00:00:00,000 --> ") for path in tmp_path.glob("*.srt"))

@@ -31,7 +31,7 @@ from capvid.errors import (
     UsageError,
     WeightsError,
 )
-from capvid.features.extraction import extract
+from capvid.features.extraction import ExtractionResult, extract
 from capvid.features.feature_file import save_features
 from capvid.pipeline import CaptionPipeline, load
 from capvid.video.frame_sampling import UniformSampling
@@ -97,6 +97,21 @@ def test_feature_files_form_larger_batches_than_videos(
     results = list(load(toy.model, batch_size=2).stream([*files, *video_files[:3]]))
     assert len({result.captions[0].text for result in results[:21]}) == 1
     assert sizes == [16, 6, 1]  # 16 feature files; the other 4, which count half, with 2 videos; the rest
+
+
+def test_the_first_batches_are_small(toy: Toy, video_files: list[Path]) -> None:
+    with load(toy.model, batch_size=8) as pipeline:
+        (features,) = pipeline.features_of(pipeline.decoding.videos(pipeline._pool, video_files[:1]))
+        taken: list[int] = []
+
+        def inputs() -> Iterator[ExtractionResult]:
+            for number in range(20):
+                taken.append(number)
+                yield features
+
+        results = pipeline.describe(inputs(), first_soon=True)
+        before = [len(taken) for _ in results]
+    assert sorted(set(before)) == [1, 3, 7, 15, 20]
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from capvid.backbones.catalog import BUNDLED as BUNDLED
 from capvid.backbones.catalog import BackboneEntry, backbone_entry
 from capvid.errors import WeightsError
-from capvid.utils.files import file_digest
+from capvid.utils.files import cache_folder, file_digest
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -52,10 +52,9 @@ def _file_names(entry: BackboneEntry) -> list[str]:
 
 def _candidates(entry: BackboneEntry, search: Sequence[Path]) -> list[Path]:
     listed = [Path(item) for item in os.environ.get("CAPVID_WEIGHTS", "").split(os.pathsep) if item]
-    cache = Path(os.environ.get("CAPVID_CACHE") or Path.home() / ".cache" / "capvid")
     return [
         path if path.name == name and not path.is_dir() else path / name
-        for path in (*search, *listed, cache / "weights")
+        for path in (*search, *listed, cache_folder() / "weights")
         for name in _file_names(entry)
     ]
 

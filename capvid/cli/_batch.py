@@ -36,6 +36,7 @@ SOME_FAILED = 3  # exit code
 RESUMABLE = "; the same command goes on from there"
 MAX_SHARDS = 1_000_000
 VIDEOS_PER_FILE = {"captions": 1000, "features": 100}
+NAMED = 3  # captions of low confidence that the summary names
 
 
 _R = TypeVar("_R", "CaptionResult", "ExtractionResult", "Row")
@@ -58,6 +59,34 @@ def training_bar(console: Console, note: str) -> Progress:
     )
 
 
+def batch_bar() -> Progress:
+    """Return a progress bar for a batch, with the time left by the inputs that are done."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn
+    from rich.table import Column
+    from rich.text import Text
+
+    class TimeLeft(ProgressColumn):
+        """Average seconds per finished input, times those left; rich's estimate needs an even pace."""
+
+        def render(self, task: Task) -> Text:
+            if not task.completed or task.total is None:
+                return Text("-:--:-- left")
+            seconds = int((task.elapsed or 0) / task.completed * (task.total - task.completed))
+            return Text(f"{seconds // 3600}:{seconds // 60 % 60:02}:{seconds % 60:02} left")
+
+    console = Console(stderr=True)
+    columns: list[ProgressColumn] = [MofNCompleteColumn(), TimeLeft()]
+    if console.width >= 60:
+        note = TextColumn(
+            "{task.fields[note]}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis")
+        )
+        # the brackets show the bar's length without colours
+        bar = [TextColumn("{task.description} ["), BarColumn(bar_width=20), TextColumn("]")]
+        columns = [MofNCompleteColumn(), *bar, TimeLeft(), note]
+    return Progress(*columns, console=console, transient=True, redirect_stdout=False)
+
+
 @dataclass
 class Batch:
     """The state of one run over many inputs: counts, the progress bar, and lines on stderr.
@@ -72,10 +101,12 @@ class Batch:
     many: bool
     done: int = 0
     skipped: int = 0
-    unsure: int = 0
+    low_confidence: int = 0
     interrupted: str = ""
     errors: list[CapvidError] = field(default_factory=list)
     begun: float = field(default_factory=time.monotonic)
+    _flagged: list[str] = field(default_factory=list)  # the first ones of low confidence
+    _decoded: int = 0
     _progress: Progress | None = None
 
     def run(
@@ -85,7 +116,6 @@ class Batch:
         *,
         total: int | None,
         fail_fast: bool,
-        data_on_stdout: bool = False,
     ) -> None:
         """Write results as they come, and report failures.
 
@@ -94,9 +124,8 @@ class Batch:
             write: function that writes a result and counts it, or returns the error of its input.
             total: number of inputs, if known.
             fail_fast: whether to stop at the first failure.
-            data_on_stdout: whether results go to stdout line by line.
         """
-        with closing(results), self.progress(total, data_on_stdout=data_on_stdout):
+        with closing(results), self.progress(total):
             for result in results:
                 error = write(result)
                 self.advance()
@@ -124,33 +153,54 @@ class Batch:
         else:
             self._progress.console.print(terminal(line), markup=False, highlight=False, soft_wrap=True)
 
+    def flag(self, path: VideoPath | str) -> None:
+        """Count a caption of low confidence."""
+        self.low_confidence += 1
+        if self.low_confidence <= NAMED:
+            self._flagged.append(str(path))
+
+    def decoded(self, path: VideoPath) -> None:
+        """Show that an input has been decoded."""
+        self._decoded += 1
+        if self._progress is not None:
+            note = f"{self._decoded} decoded, last {terminal(path.name)}"
+            self._progress.update(self._progress.task_ids[0], note=note)
+
+    @contextmanager
+    def stage(self, what: str) -> Iterator[None]:
+        """Show what is going on, on a terminal, until the block ends."""
+        if not sys.stderr.isatty():
+            yield
+            return
+        from rich.console import Console
+
+        with Console(stderr=True).status(what):
+            yield
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Take the bar away while the block writes to the same terminal."""
+        progress = self._progress if sys.stdout.isatty() else None
+        if progress is not None:
+            progress.stop()
+        yield
+        if progress is not None:
+            progress.start()
+
     def advance(self) -> None:
         """Move the progress bar by one input."""
         if self._progress is not None:
             self._progress.advance(self._progress.task_ids[0])
 
     @contextmanager
-    def progress(self, total: int | None, *, data_on_stdout: bool) -> Iterator[None]:
-        """Show a bar on stderr while the block runs; report the number of inputs done on an interrupt.
-
-        There is a bar only on a terminal, and not where the data go to the same terminal line by line.
-        """
+    def progress(self, total: int | None) -> Iterator[None]:
+        """Show a bar on a terminal while the block runs; report the number of inputs done on an interrupt."""
         try:
-            if not self.many or not sys.stderr.isatty() or (data_on_stdout and sys.stdout.isatty()):
+            if not self.many or not sys.stderr.isatty():
                 yield
                 return
-            from rich.console import Console
-            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-            columns = (
-                TextColumn("{task.description}"),
-                BarColumn(),
-                MofNCompleteColumn(),
-                TimeRemainingColumn(),
-            )
-            console = Console(stderr=True)
-            with Progress(*columns, console=console, transient=True, redirect_stdout=False) as self._progress:
-                self._progress.add_task(self.verb, total=total)
+            with batch_bar() as self._progress:
+                self._progress.add_task(self.verb, total=total, note="")
                 try:
                     yield
                 finally:
@@ -177,9 +227,13 @@ class Batch:
             failed = f", {len(self.errors)} failed" if self.errors else ""
             seconds = time.monotonic() - self.begun
             speed = f" in {seconds:.1f} s ({self.done / seconds:.1f} a second)" if self.done else ""
-            unsure = f", {self.unsure} of low confidence" if self.unsure else ""
-            self.say(f"{self.done} {self.verb}{speed}{skipped}{failed}{unsure}")
-        elif self.unsure:
+            flagged = f", {self.low_confidence} of low confidence" if self.low_confidence else ""
+            self.say(f"{self.done} {self.verb}{speed}{skipped}{failed}{flagged}")
+            if self._flagged:
+                more = self.low_confidence - len(self._flagged)
+                rest = f" and {more} more, see low_confidence in csv and json" if more else ""
+                self.say(f"note: low confidence: {', '.join(self._flagged)}{rest}")
+        elif self.low_confidence:
             self.say("note: low confidence: this caption may well be wrong")
 
     @property
@@ -355,12 +409,12 @@ def check_writable_folder(path: Path) -> None:
 
 
 @contextmanager
-def output_file(path: VideoPath, folder: Path) -> Iterator[None]:
+def output_file(path: VideoPath, folder: Path | None = None) -> Iterator[None]:
     """Turn a failure to write the file of one input into that input's error.
 
     Args:
         path: path or address of the input.
-        folder: output folder of the run.
+        folder: output folder of the run; None if files go into many folders.
 
     Raises:
         CapvidError: the file cannot be written.
@@ -375,6 +429,8 @@ def output_file(path: VideoPath, folder: Path) -> Iterator[None]:
         reason = cause.strerror or cause
         if is_disk_full(cause):
             raise RunError(f"{cause.filename or folder}: {reason}") from error
+        if folder is None:
+            raise CapvidError(f"{path}: its output cannot be written ({reason})") from error
         try:
             check_writable_folder(folder)
         except UsageError as unusable:
@@ -446,7 +502,8 @@ def run_sharded(
         check_writable_folder(local)
         remove_leftovers([local / HEAD])
     batch.interrupted = RESUMABLE
-    job = make_job("cpu" if on_ray else runtime.device)  # on Ray each actor moves its own networks
+    with batch.stage("loading the model"):
+        job = make_job("cpu" if on_ray else runtime.device)  # on Ray each actor moves its own networks
     shards = ShardFolder(folder, kind=job.kind, form=SHARD_FORMATS[f"{job.kind}/{form}"](), head=job.head)
     shards.begin(overwrite=overwrite)
     done = shards.done(retry_failed=sharding.retry_failed)
@@ -461,13 +518,14 @@ def run_sharded(
     def count(row: Row) -> CapvidError | None:
         if row.error is None:
             batch.done += 1
-            batch.unsure += row.unsure
+            if row.low_confidence:
+                batch.flag(row.video)
             return None
         error = CapvidError(row.error)
         error.trace = row.trace
         return error
 
-    per_file = sharding.videos_per_file or VIDEOS_PER_FILE[job.kind]
+    per_file = sharding.videos_per_file or VIDEOS_PER_FILE["features" if form == "webdataset" else job.kind]
     settings: dict[str, Any] = {"per_file": per_file, "timeout": runtime.seconds}
     if on_ray:
         from capvid.distributed.ray_engine import run_on_ray

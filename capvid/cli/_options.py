@@ -58,7 +58,20 @@ PANELS = {  # panels of --help: parameters of caption, extract, train and score
         "list_recipes",
     ),
     "Output": (
-        *("output", "output_dir", "form", "report", "attention", "overwrite", "resume", "plot", "metrics"),
+        *(
+            "output",
+            "output_dir",
+            "sidecar",
+            "form",
+            "prefix",
+            "suffix",
+            "report",
+            "attention",
+            "overwrite",
+            "resume",
+            "plot",
+            "metrics",
+        ),
         *("paragraph", "tokenizer", "meteor_engine", "per_video", "other", "as_json"),
     ),
     "Decoding": (

@@ -7,7 +7,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -37,9 +37,10 @@ from capvid.cli._options import (
 )
 from capvid.decoding.decoding_options import ChatOptions, DecodingOptions
 from capvid.errors import CapvidError, RunError, UsageError, input_error
-from capvid.output.writers import FORMATS, Document, OutputFormat
+from capvid.output.writers import FORMATS, Document
 
 if TYPE_CHECKING:
+    from capvid.output.manifest import Outputs
     from capvid.output.report import Report
     from capvid.output.results import CaptionResult
     from capvid.pipeline import CaptionPipeline
@@ -51,8 +52,9 @@ _T = TypeVar("_T")
 if TYPE_CHECKING:
     Format = Enum
     Quantization = Enum
-else:  # parquet is a format of shards only
-    Format = Enum("Format", [(name, name) for name in (*FORMATS, "parquet")], type=str)
+else:  # besides documents: shards, and a dataset of the videos
+    _FORM_NAMES = (*FORMATS, "videofolder", "parquet", "webdataset")
+    Format = Enum("Format", [(name, name) for name in _FORM_NAMES], type=str)
     Quantization = Enum("Quantization", [("8bit", "8bit"), ("4bit", "4bit")], type=str)
 
 
@@ -94,6 +96,22 @@ def caption(
         Format | None,
         typer.Option("--format", show_default="suffix of -o, else txt", help="Output format."),
     ] = None,
+    sidecar: Annotated[
+        bool,
+        typer.Option(
+            "--sidecar",
+            help="Write each text beside its video (clip.txt); keep texts that people wrote or edited.",
+        ),
+    ] = False,
+    prefix: Annotated[
+        str,
+        typer.Option(
+            metavar="TEXT", show_default=False, help="Text before each caption, such as a trigger word."
+        ),
+    ] = "",
+    suffix: Annotated[
+        str, typer.Option(metavar="TEXT", show_default=False, help="Text after each caption.")
+    ] = "",
     report: Annotated[
         Path | None,
         typer.Option(
@@ -171,8 +189,8 @@ def caption(
     per video; a rerun captions only what is new, changed or failed. See docs/captioning.md, and
     docs/large-runs.md for shards, job arrays and clusters.
     """
-    if output and output_dir:
-        raise UsageError("-o and --output-dir exclude each other", remedy="give one of them")
+    if bool(output) + bool(output_dir) + sidecar > 1:
+        raise UsageError("-o, --output-dir and --sidecar exclude each other", remedy="give one of them")
     input_set = read_inputs(inputs, timeout=runtime.seconds)
     sharded = wants_shards(sharding, output_dir, form and form.value)
     batch = Batch(verb="captioned", many=input_set.many or sharded)
@@ -202,6 +220,8 @@ def caption(
             segments=segments,
             attention=True if attention else None if report else False,
             thumbnails=report is not None,
+            prefix=prefix,
+            suffix=suffix,
             **decoding,
             **chat,
         )
@@ -211,30 +231,42 @@ def caption(
 
         if output or report:
             raise UsageError("shards take neither -o nor --report", remedy="leave it out")
-        if form is not None and form.value not in ("jsonl", "parquet"):
-            raise UsageError(f"there are no shards of {form.value}", remedy="use --format jsonl or parquet")
+        shards = form.value if form else "jsonl"
+        if shards not in ("jsonl", "parquet", "webdataset"):
+            problem = f"there are no shards of {shards}"
+            raise UsageError(problem, remedy="use --format jsonl, parquet or webdataset")
         assert output_dir is not None
+        media = shards == "webdataset"
         run_sharded(
-            lambda device: CaptionJob(pipeline=load_pipeline(device), attention=attention),
+            lambda device: CaptionJob(pipeline=load_pipeline(device), attention=attention, media=media),
             input_set,
             batch,
             output_dir,
-            form.value if form else "jsonl",
+            shards,
             (runtime, sharding),
         )
         return
     videos = list(input_set.videos(batch))
     if not videos:
         batch.finish()
+    from capvid.output.manifest import OutputFolder, Sidecars, VideoFolder, file_names
+    from capvid.utils.files import atomic_write_text
     from capvid.utils.storage import Storage
 
-    suffix = output.suffix[1:].lower() if output else ""
-    writer = FORMATS[form.value if form else suffix if suffix in FORMATS else "txt"]
-    if writer.single and batch.many and not output_dir:
+    videofolder = form is not None and form.value == "videofolder"
+    if videofolder and not output_dir:
+        problem = "videofolder is a file in the folder of the videos"
+        raise UsageError(problem, remedy="give this folder as --output-dir")
+    extension = output.suffix[1:].lower() if output else ""
+    if form and not videofolder:
+        extension = form.value
+    writer = FORMATS[extension if extension in FORMATS else "txt"]
+    if writer.single and batch.many and not output_dir and not sidecar:
         raise UsageError(
             f"{writer.extension} holds the subtitles of one video", remedy="give --output-dir for several"
         )
-    pipeline = load_pipeline(runtime.device)
+    with batch.stage("loading the model"):
+        pipeline = load_pipeline(runtime.device)
     folder = None if output_dir is None else Storage(output_dir).local
     if folder:
         check_writable_folder(folder)
@@ -247,19 +279,44 @@ def caption(
 
             page = Report(report, model=pipeline.model, settings=pipeline.settings)
             run.page = stack.enter_context(page)
-        if folder:
-            run.caption_into_folder(videos, folder, writer, settings, overwrite=inputs.overwrite)
+        if folder or sidecar:
+
+            def render(result: CaptionResult) -> str:
+                text = io.StringIO()
+                with Document(form=writer, stream=text, many=False, **settings) as out:
+                    out.append(out.render(result))
+                return text.getvalue()
+
+            attended = {**pipeline.settings, **({"attention": True} if records else {})}
+            made_by = {"model": pipeline.model, "settings": attended}
+            outputs: Outputs
+            if folder is None:
+                outputs = Sidecars(writer.extension, render, made_by, overwrite=inputs.overwrite)
+            elif videofolder:
+                outputs = VideoFolder(folder, made_by, overwrite=inputs.overwrite)
+            else:
+                names = file_names(videos, writer.extension)
+                errors = writer.records_errors
+                outputs = OutputFolder(folder, names, render, records_errors=errors, made_by=made_by)
+            run.caption_into(stack.enter_context(outputs), videos, overwrite=inputs.overwrite)
             batch.finish()
             return
         if output:
             batch.interrupted = f"; {output} was not written"
-        stream = io.StringIO() if output else sys.stdout
-        with Document(form=writer, stream=stream, many=batch.many, **settings) as out:
-            run.caption(videos, out.render, out.append, data_on_stdout=output is None)
-        if output and isinstance(stream, io.StringIO) and (batch.done or writer.records_errors):
-            from capvid.utils.files import atomic_write_text
-
-            atomic_write_text(output.resolve(), stream.getvalue())  # a link stays one
+        text = io.StringIO()
+        try:
+            with Document(
+                form=writer, stream=text if output else sys.stdout, many=batch.many, **settings
+            ) as out:
+                run.caption(videos, out.render, out.append)
+        except KeyboardInterrupt:
+            if output and batch.done:
+                partial = output.with_name(f"{output.stem}.partial{output.suffix}")
+                atomic_write_text(partial, text.getvalue())
+                batch.say(f"note: the captions so far are in {partial}")
+            raise
+        if output and (batch.done or writer.records_errors):
+            atomic_write_text(output.resolve(), text.getvalue())  # a link stays one
     batch.finish()
 
 
@@ -313,8 +370,6 @@ class _Run:
         videos: Sequence[VideoInput],
         render: Callable[[CaptionResult], str],
         append: Callable[[str], None],
-        *,
-        data_on_stdout: bool = False,
     ) -> None:
         """Caption videos, and render and append each result as soon as it is ready."""
         batch = self.batch
@@ -325,19 +380,23 @@ class _Run:
             try:
                 text = render(result)
                 lines = self.show(result)
-                batch.unsure += any(segment.captions[0].unsure for segment in result.segments)
+                flagged = result.low_confidence
             except Exception as cause:
                 error = input_error(result.path, cause)
                 batch.done -= good
                 result = result.failed(error) if good else result
                 text, lines = _attempt(render, result) or "", _attempt(self.show, result) or []
-            append(text)
+            else:
+                if flagged:
+                    batch.flag(result.path)
+            with batch.paused():
+                append(text)
             for line in lines:
                 batch.say(line)
             return result.error
 
-        results = self.pipeline.stream([video.path for video in videos])
-        batch.run(results, write, total=len(videos), fail_fast=self.fail_fast, data_on_stdout=data_on_stdout)
+        results = self.pipeline.stream(videos, on_decoded=batch.decoded)
+        batch.run(results, write, total=len(videos), fail_fast=self.fail_fast)
 
     def show(self, result: CaptionResult) -> list[str]:
         """Add a result to the page, and return its charts as lines for stderr.
@@ -367,52 +426,43 @@ class _Run:
                 raise RunError(f"{self.report}: {error.strerror}") from error
         return lines
 
-    def caption_into_folder(
-        self,
-        videos: Sequence[VideoInput],
-        folder: Path,
-        writer: OutputFormat,
-        settings: dict[str, Any],
-        *,
-        overwrite: bool,
-    ) -> None:
-        """Write each result to its own file; skip finished videos, unless the page needs them again."""
-        from capvid.output.manifest import Manifest
-        from capvid.utils.files import MANIFEST, atomic_write_text, remove_leftovers
-
-        batch, pipeline = self.batch, self.pipeline
+    def caption_into(self, outputs: Outputs, videos: Sequence[VideoInput], *, overwrite: bool) -> None:
+        """Write each result to its own output; skip finished videos, unless the page needs them again."""
+        batch = self.batch
         batch.interrupted = RESUMABLE
-        names = {video.path: f"{video.key}.{writer.extension}" for video in videos}
-        for path, name in names.items():
-            if name == MANIFEST:
-                names[path] = f"{path.name}.{writer.extension}"
-        remove_leftovers([folder / MANIFEST, *(folder / name for name in names.values())])
-        attention = {"attention": True} if settings["attention"] else {}
-        kept: set[VideoPath] = set()
-        with Manifest(folder, model=pipeline.model, settings={**pipeline.settings, **attention}) as manifest:
-            for path, name in names.items():
-                with suppress(Exception):  # captioning it shows what is wrong with it
-                    if not overwrite and manifest.is_done(path, name):
-                        kept.add(path)
+        done: set[VideoPath] = set()
+        todo = []
+        for video in videos:
+            try:
+                if not overwrite and outputs.is_done(video.path):
+                    done.add(video.path)
+            except CapvidError as error:
+                batch.failed(error)
+                if self.fail_fast:
+                    return
+                continue
+            except OSError:  # writing it shows what is wrong with it
+                pass
+            if self.page is not None or video.path not in done:
+                todo.append(video)
 
-            def write_file(result: CaptionResult) -> str:
-                if result.path in kept:
-                    return ""
-                name = names[result.path]
-                with output_file(result.path, folder):
-                    if result.error is None or writer.records_errors:
-                        text = io.StringIO()
-                        with Document(form=writer, stream=text, many=False, **settings) as out:
-                            out.append(out.render(result))
-                        atomic_write_text(folder / name, text.getvalue())
-                    manifest.note(result, name)
-                return ""  # nothing is left to append
+        def write_file(result: CaptionResult) -> str:
+            if result.path not in done:
+                with output_file(result.path, outputs.folder):
+                    outputs.write(result)
+            return ""  # nothing is left to append
 
-            todo = [video for video in videos if self.page is not None or video.path not in kept]
-            batch.skipped = len(videos) - len(todo)
-            if self.page is not None and kept:
-                batch.say(f"note: {len(kept)} done already: captioned again for the page, their files stay")
-            self.caption(todo, write_file, lambda text: None)
+        if self.page is not None and done:
+            batch.say(f"note: {len(done)} done already: captioned again for the page, their files stay")
+        else:
+            batch.skipped = len(done)
+        self.caption(todo, write_file, lambda text: None)
+        if outputs.edited:
+            count = len(outputs.edited)
+            kept = "1 text that somebody wrote or edited stays"
+            if count > 1:
+                kept = f"{count} texts that somebody wrote or edited stay"
+            batch.say(f"note: {kept}; --overwrite replaces such texts")
 
 
 def _attempt(record: Callable[[CaptionResult], _T], failed: CaptionResult) -> _T | None:

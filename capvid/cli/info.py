@@ -7,30 +7,49 @@ from typing import Annotated
 
 import typer
 
-from capvid.cli._options import MAX_FRAMES, Reader
+from capvid.cli._options import Reader, complete_captioner
 from capvid.cli._terminal import print_line
 
 
 def info(
     video: Annotated[Path, typer.Argument(metavar="VIDEO", show_default=False)],
-    frames: Annotated[
-        int, typer.Option(min=1, max=MAX_FRAMES, help="Frames to choose, as caption and extract do.")
-    ] = 28,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            show_default="the bundled one",
+            autocompletion=complete_captioner,
+            metavar="NAME",
+            help="Captioner whose frames to show.",
+        ),
+    ] = None,
+    sampling: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SAMPLING",
+            show_default="as in training",
+            help="Frame sampling: uniform:N, fps:R or windows:SIZE/STRIDE.",
+        ),
+    ] = None,
     reader: Annotated[
         Reader, typer.Option(help="Video reader; auto takes PyAV, and decord where that fails.")
     ] = (Reader.auto),
 ) -> None:
-    """Show what the reader sees in a video.
-
-    With the frames that would be taken, and their times.
-    """
-    from capvid.video.frame_sampling import UniformSampling
+    """Show the properties of a video, and the frames that a captioner looks at."""
+    from capvid.features.prefetch import decode_video
+    from capvid.pipeline import load
+    from capvid.video.frame_sampling import ChosenTimes
     from capvid.video.readers import open_video
 
-    sampling = UniformSampling(frames)
     with open_video(video, reader=reader.value) as source:
         properties, times = source.info, source.frame_times()
-    chosen = sampling.choose(times)
+    pipeline = load(model, device="cpu", sampling=sampling)
+    chosen = pipeline.sampling
+    if pipeline.segments is not None:
+        indices = pipeline.segments.choose(video, times, properties.duration, chosen)
+        chosen = ChosenTimes(tuple(times[indices].tolist()), chosen)
+    sampled = decode_video(video, chosen, (), reader.value).times
+    if pipeline.segments is None:
+        sampled = sampled[pipeline.generator.frames(len(sampled))]
     rows = {
         "video": str(video),
         "reader": f"{properties.reader} ({properties.why})",
@@ -38,7 +57,9 @@ def info(
         "size": f"{properties.width} x {properties.height}",
         "duration": f"{properties.duration:.3f} s",
         "frames": f"{properties.num_frames} ({properties.fps:.3f} per second on average)",
-        "sampling": sampling.spec(),
+        "model": pipeline.model,
+        "sampling": pipeline.sampling.spec(),
+        **({} if pipeline.segments is None else {"segments": pipeline.segments.spec}),
     }
     if properties.rotation:
         rows["rotation"] = f"turned by {properties.rotation} degrees clockwise"
@@ -47,5 +68,5 @@ def info(
     for name, value in rows.items():
         print_line(f"{name + ':':<10} {value}")
     print_line("sampled:")
-    for index in chosen:
-        print_line(f"  frame {int(index):>6}  at {float(times[index]):.3f} s")
+    for index, time in zip(times.searchsorted(sampled), sampled, strict=True):
+        print_line(f"  frame {index:>6}  at {time:.3f} s")

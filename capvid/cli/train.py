@@ -300,7 +300,9 @@ class TrainingProgress(Reporter):
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self.bar.stop()
         if kind is KeyboardInterrupt and self.begun:  # earlier, there is nothing to resume
-            self.print(f"interrupted; --resume goes on with what {self.folder} keeps")
+            resumable = (self.folder / "last").is_dir() or self.trials
+            kept = f"--resume goes on with what {self.folder} keeps" if resumable else "no epoch was finished"
+            self.print(f"interrupted; {kept}")
 
     def start(self) -> None:
         """Start the bar and the clock."""
@@ -324,10 +326,17 @@ class TrainingProgress(Reporter):
             return
         if 1 < epoch <= self.epochs:
             self.print(f"goes on with epoch {epoch}")
+        if counts["videos"] < FEW_VIDEOS:
+            self.print(
+                f"warning: {counts['videos']} training videos are few: below {FEW_VIDEOS}, captioners "
+                "memorize them; add videos, or use a trained model"
+            )
+        often = "once" if counts["min_count"] == 1 else f"{counts['min_count']} times"
         views = f" and {counts['views']} views of them" if counts["views"] else ""
         self.print(
             f"{counts['videos']} videos{views}, {counts['captions']} captions an epoch, "
-            f"{counts['words']} words; {counts['validation']} videos to validate on"
+            f"{counts['words']} words that occur at least {often}; "
+            f"{counts['validation']} videos to validate on"
         )
 
     def stepped(self, *, epoch: int, batch: int, loss: float, captions_per_second: float, **_: float) -> None:
@@ -397,6 +406,7 @@ def print_trials(trials: Sequence[FrozenTrial]) -> None:
     console.print()
 
 
+FEW_VIDEOS = 200
 ROWS = 20  # epochs at most
 WIDTH = 72  # minimum columns, so that no number is truncated on a narrow terminal
 _CELLS = 30  # of the curve at most

@@ -34,7 +34,7 @@ FRAMES_PER_VIDEO = 4  # frames per video of a batch that the backbones process t
 FILES_PER_VIDEO = 8  # feature files captioned in the place of one video; feature maps are too large for that
 RESCORED_TOGETHER = 64  # segments rescored in one batch
 MAPS_RESCORED_TOGETHER = 8  # the same for feature maps
-UNSURE_BELOW = 0.2  # confidence of captions that are flagged
+LOW_CONFIDENCE = 0.2  # confidence of captions that are flagged
 CACHED_SENTENCES = 4096  # sentences whose probability given the average video is cached
 
 
@@ -69,9 +69,9 @@ class Caption:
     sentences: int = 1
 
     @property
-    def unsure(self) -> bool:
+    def low_confidence(self) -> bool:
         """Whether the confidence is below 0.2: such captions are flagged."""
-        return self.confidence is not None and self.confidence < UNSURE_BELOW
+        return self.confidence is not None and self.confidence < LOW_CONFIDENCE
 
     @property
     def mean_logprob(self) -> float:
@@ -279,9 +279,11 @@ class FeatureCaptionGenerator:
                 return self._describe_paragraphs(captioner, clips)
             return self._describe_segments(clips)
         except torch.OutOfMemoryError as error:
+            count, remedy = f"{len(videos)} videos at once", "use a smaller --batch-size"
+            if len(videos) == 1:
+                count, remedy = "one video", "use fewer --max-frames, or --device cpu"
             raise RunError(
-                f"{self.device} has not the memory to caption {len(videos)} videos at once",
-                remedy="use a smaller --batch-size",
+                f"{self.device} has too little memory to caption {count}", remedy=remedy
             ) from error
 
     def _describe_segments(self, clips: Sequence[Sequence[Tensor]]) -> list[list[Described]]:

@@ -18,6 +18,7 @@ from capvid.features.extraction import ExtractionResult, compute_features, views
 from capvid.features.prefetch import DecodeStage, Video
 from capvid.output.results import SCHEMA_VERSION, CaptionResult
 from capvid.output.shards import caption_row, features_row
+from capvid.utils.validation import MIB
 from capvid.video.worker_pool import WorkerPool
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from capvid.video.frame_sampling import Sampling
     from capvid.video.input_set import VideoInput
 
+MAX_MEDIA = 256 * MIB  # of videos in a shard
 _Result = TypeVar("_Result", CaptionResult, ExtractionResult)
 
 
@@ -44,12 +46,17 @@ def _rows(results: Iterable[_Result], make_row: Callable[[_Result], Row]) -> Ite
 
 @dataclass(frozen=True, kw_only=True)
 class CaptionJob:
-    """Captions by a captioner; with ``attention``, records include its weights over the frames."""
+    """Captions by a captioner.
+
+    With ``attention``, records include its weights over the frames; with ``media``, rows include the videos
+    of archives.
+    """
 
     kind: ClassVar[str] = "captions"
 
     pipeline: CaptionPipeline
     attention: bool = False
+    media: bool = False
 
     @property
     def decoding(self) -> DecodeStage:
@@ -58,7 +65,9 @@ class CaptionJob:
 
     def rows(self, videos: Iterable[Video]) -> Iterator[Row]:
         """Yield the captions of decoded videos."""
-        make_row = partial(caption_row, settings=self.pipeline.settings, attention=self.attention)
+        make_row = partial(
+            caption_row, settings=self.pipeline.settings, attention=self.attention, media=self.media
+        )
         return _rows(self.pipeline.describe(self.pipeline.features_of(videos)), make_row)
 
     @property
@@ -131,6 +140,7 @@ def run_here(
         StorageError: a shard cannot be written.
     """
     rows: list[Row] = []
+    num_bytes = 0
     try:
         with (
             WorkerPool(workers, timeout=timeout) as pool,
@@ -138,10 +148,11 @@ def run_here(
         ):
             for row in map(folder.checked, job.rows(videos)):
                 rows.append(row)
-                if len(rows) == per_file:
-                    full, rows = rows, []
+                num_bytes += len(row.media[1]) if row.media else 0
+                if len(rows) == per_file or num_bytes > MAX_MEDIA:
+                    full, rows, num_bytes = rows, [], 0
                     folder.write(full)
-                yield row
+                yield row.without_data()
     finally:
         if rows:
             folder.write(rows)

@@ -15,7 +15,6 @@ import pickle
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -121,7 +120,7 @@ def write_shard(shards: ShardFolder, rows: Iterable[Row]) -> list[Row]:
     """Write a shard, with errors for rows that cannot be encoded, and return the rows without their data."""
     checked = [shards.checked(row) for row in rows]
     shards.write(checked)
-    return [replace(row, record={}, features=None) for row in checked]
+    return [row.without_data() for row in checked]
 
 
 def _change_folder(folder: str) -> None:

@@ -55,6 +55,7 @@ class CaptionResult:
         captions: captions, best first; of a video in segments one, which joins the best caption of each.
         error: why there are no captions.
         model: captioner as ``name@revision``.
+        name: name of the input for files made from it.
         lost: number of frames that could not be decoded.
         duration: duration of the video in seconds, if known.
         segments: segments with their captions; a single one if segmentation was not requested.
@@ -68,6 +69,7 @@ class CaptionResult:
     captions: tuple[Caption, ...]
     error: CapvidError | None
     model: str
+    name: str = ""
     lost: int = 0
     duration: float | None = None
     segments: tuple[Segment, ...] = ()
@@ -75,10 +77,21 @@ class CaptionResult:
     times: np.ndarray | None = None
     thumbnails: tuple[bytes, ...] = ()
 
+    @property
+    def low_confidence(self) -> bool:
+        """Whether the best caption of a segment is flagged as one of low confidence."""
+        return any(segment.captions[0].low_confidence for segment in self.segments)
+
     def failed(self, error: CapvidError) -> CaptionResult:
         """Return the result of the same input with an error instead of captions."""
         return CaptionResult(
-            path=self.path, status="error", captions=(), error=error, model=self.model, lost=self.lost
+            path=self.path,
+            status="error",
+            captions=(),
+            error=error,
+            model=self.model,
+            name=self.name,
+            lost=self.lost,
         )
 
 
@@ -116,6 +129,7 @@ def make_record(
             "schema_version": SCHEMA_VERSION,
             "video": utf8_text(result.path),
             "status": result.status,
+            "low_confidence": result.low_confidence,
             "model": {"name": name, "revision": revision or None},
             "settings": dict(settings),
             "duration": None if result.duration is None else round(result.duration, _DECIMALS),

@@ -2,11 +2,11 @@
 
 A shard is written atomically and named after its videos, so that a worker that starts again replaces its own
 shard. A repeated run reads which videos are done and does the others. ``capvid-shards.json`` beside the
-shards records everything that all of them depend on. Captions are stored as JSON lines or Parquet,
-features as WebDataset or Parquet:
+shards records everything that all of them depend on. Captions are stored as JSON lines, WebDataset or
+Parquet, features as WebDataset or Parquet:
 
 - A WebDataset tar file holds the record of each video as ``KEY.json`` and, unless it failed, its feature file
-  as ``KEY.safetensors``.
+  as ``KEY.safetensors``, or its caption as ``KEY.txt`` beside the video itself if that came from an archive.
 - In Parquet, each video is a row: captions, segments and words are nested columns, and each stream of
   features is one list of numbers with its shape.
 """
@@ -33,8 +33,8 @@ from capvid.output.results import error_record, make_record
 from capvid.utils.escaping import json_text, utf8_text
 from capvid.utils.files import open_regular
 from capvid.utils.registry import Registry
-from capvid.utils.storage import Storage, filesystem, protocol_of, with_retries
-from capvid.utils.validation import parse_json
+from capvid.utils.storage import Blob, Storage, fetch, filesystem, protocol_of, with_retries
+from capvid.utils.validation import limits, parse_json
 from capvid.video.input_lists import pyarrow_parquet
 from capvid.video.input_set import Digests, identity
 
@@ -60,7 +60,9 @@ class Row:
         features: None for captions and failed videos.
         error: error message, on one line.
         lost: number of frames that could not be decoded.
-        unsure: whether a caption has a low confidence.
+        low_confidence: whether a caption has a low confidence.
+        text: best caption of the video.
+        media: extension and bytes of the video's own file, if they are stored too.
         trace: formatted traceback of the bug behind an internal error.
     """
 
@@ -70,7 +72,9 @@ class Row:
     features: Features | None = None
     error: str | None = None
     lost: int = 0
-    unsure: bool = False
+    low_confidence: bool = False
+    text: str = ""
+    media: tuple[str, bytes] | None = None
     trace: str = ""
 
     @property
@@ -89,14 +93,42 @@ class Row:
         record = {key: value for key, value in self.record.items() if key != "segments"}
         record |= {"status": "error", "duration": None, "error": error_record(error)}
         if "captions" in record:
-            record["captions"] = []
-        return replace(self, record=record, features=None, error=str(error), unsure=False, trace=error.trace)
+            record |= {"captions": [], "low_confidence": False}
+        failed = self.without_data()
+        return replace(failed, record=record, error=str(error), low_confidence=False, trace=error.trace)
+
+    def without_data(self) -> Row:
+        """Return what is known of the video when the row has been written."""
+        return replace(self, record={}, features=None, text="", media=None)
 
 
-def caption_row(result: CaptionResult, settings: Mapping[str, Any], *, attention: bool = False) -> Row:
-    """Return the row of one result; arguments as for :func:`~capvid.output.results.make_record`."""
-    unsure = any(segment.captions[0].unsure for segment in result.segments)
-    return Row.of(result, make_record(result, settings, attention=attention), unsure=unsure)
+def caption_row(
+    result: CaptionResult, settings: Mapping[str, Any], *, attention: bool = False, media: bool = False
+) -> Row:
+    """Return the row of one result.
+
+    Args:
+        result: the result.
+        settings: as for :func:`~capvid.output.results.make_record`.
+        attention: as for :func:`~capvid.output.results.make_record`.
+        media: whether to store the video as well if it came from an archive.
+
+    Raises:
+        StorageError: the video cannot be read again.
+    """
+    row = Row.of(
+        result,
+        make_record(result, settings, attention=attention),
+        key=result.name,
+        low_confidence=result.low_confidence,
+        text=utf8_text(result.captions[0].text) if result.captions else "",
+    )
+    path = result.path
+    if not media or result.error is not None or not isinstance(path, Blob) or not path.member:
+        return row
+    data = io.BytesIO()
+    fetch(path, data, max_bytes=limits().text_bytes)
+    return replace(row, media=(path.suffix.lower(), data.getvalue()))
 
 
 def features_row(result: ExtractionResult) -> Row:
@@ -181,9 +213,10 @@ class JsonLines(ShardFormat):
         return b"".join(line + b"\n" for line in data.splitlines() if Entry.of(parse_json(line)).ok)
 
 
+@SHARD_FORMATS.register("captions/webdataset")
 @SHARD_FORMATS.register("features/webdataset")
 class WebDataset(ShardFormat):
-    """Tar file with two members per video."""
+    """Tar file with the record of each video and, unless it failed, its features, or its caption."""
 
     extension = "tar"
 
@@ -194,6 +227,11 @@ class WebDataset(ShardFormat):
             members.append((f"{row.key}.json", json_text(row.record).encode("utf-8")))
             if row.features is not None:
                 members.append((f"{row.key}.safetensors", features_to_bytes(row.features)))
+            elif row.error is None:
+                members.append((f"{row.key}.txt", row.text.encode("utf-8")))
+            if row.media is not None:
+                suffix, data = row.media
+                members.append((f"{row.key}{suffix}", data))
         return _tar(members)
 
     def index_of(self, data: bytes) -> bytes:
@@ -317,6 +355,7 @@ class ParquetCaptions(Parquet):
             schema_version=pa.int32(),
             video=text,
             status=text,
+            low_confidence=pa.bool_(),
             model=_struct(name=text, revision=text),
             settings=text,
             duration=number,

@@ -29,7 +29,7 @@ from capvid.datasets.examples import (
     tokenize_paragraphs,
 )
 from capvid.decoding.beam_search import decode, decode_paragraphs
-from capvid.decoding.caption_generator import UNSURE_BELOW
+from capvid.decoding.caption_generator import LOW_CONFIDENCE
 from capvid.decoding.decoding_options import DecodingOptions, Hypothesis
 from capvid.decoding.rescoring import (
     NOTE,
@@ -281,7 +281,7 @@ def calibrate(
     right = np.array(scorer.score_captions(list(best), captions)) >= RIGHT_FROM
     intercept, (per_logprob, per_information) = fit(x, right)
     odds = intercept + x @ np.array([per_logprob, per_information])
-    flagged = 1 / (1 + np.exp(-odds)) < UNSURE_BELOW
+    flagged = 1 / (1 + np.exp(-odds)) < LOW_CONFIDENCE
     return Calibration(
         average=average,
         intercept=intercept,

@@ -55,6 +55,11 @@ def remove_leftovers(targets: Iterable[Path]) -> None:
                 path.unlink(missing_ok=True)
 
 
+def cache_folder() -> Path:
+    """Return capvid's cache: ``CAPVID_CACHE``, or a folder in the user's home folder."""
+    return Path(os.environ.get("CAPVID_CACHE") or Path.home() / ".cache" / "capvid")
+
+
 def _host() -> str:
     """Return eight hexadecimal digits for this machine: process ids mean nothing on another one."""
     return hashlib.sha256(platform.node().encode()).hexdigest()[:8]

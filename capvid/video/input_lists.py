@@ -148,7 +148,7 @@ def pyarrow_parquet() -> Any:
     try:
         from pyarrow import parquet
     except ImportError as error:
-        raise UsageError("Parquet needs pyarrow", remedy="pip install 'capvid[remote]'") from error
+        raise UsageError("Parquet needs pyarrow", remedy="pip install 'capvid[parquet]'") from error
     return parquet
 
 

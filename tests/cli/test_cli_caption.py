@@ -151,7 +151,12 @@ def test_bad_files_do_not_stop_a_batch(
     inputs = [video_files[0], *bad_files.values(), video_files[1]]
     code, out, err = capvid("caption", *inputs, "--model", toy.model)
     assert code == 3
-    assert out.splitlines() == [f"{path}\t{captions[path]}" for path in video_files[:2]]
+    lines = out.splitlines()
+    assert [lines[0], lines[-1]] == [f"{path}\t{captions[path]}" for path in video_files[:2]]
+    assert all(
+        line.startswith(f"{path}\t\terror: {path}: ")
+        for line, path in zip(lines[1:-1], bad_files.values(), strict=True)
+    )
     *errors, summary = err.splitlines()
     assert [line.split(": ")[:2] for line in errors] == [["error", str(path)] for path in bad_files.values()]
     assert summary == "2 captioned, 3 failed"
@@ -192,7 +197,7 @@ def test_fail_fast_stops_at_first_failure(
     inputs = [video_files[0], bad_files["empty"], video_files[1], bad_files["text"]]
     code, out, err = capvid("caption", *inputs, "--model", toy.model, "--fail-fast")
     assert code == 3
-    assert len(out.splitlines()) == 1
+    assert len(out.splitlines()) == 2
     assert err.splitlines()[-1] == "1 captioned, 1 failed"
 
 

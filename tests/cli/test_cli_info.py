@@ -11,7 +11,7 @@ from capvid.features.feature_file import load_header
 
 
 def test_info_lists_the_sampled_frames(capvid: Run, video_files: list[Path]) -> None:
-    code, out, err = capvid("info", video_files[4], "--frames", "4")
+    code, out, err = capvid("info", video_files[4], "--sampling", "uniform:4")
     assert (code, err) == (0, "")
     assert re.search(r"^reader: +pyav \(default\)$", out, re.M)
     assert re.search(r"^size: +64 x 48$", out, re.M)

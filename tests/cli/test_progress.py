@@ -55,7 +55,7 @@ class Terminal(io.StringIO):
     ("many", "stderr", "stdout", "visible"),
     [
         (True, Terminal, io.StringIO, True),
-        (True, Terminal, Terminal, False),
+        (True, Terminal, Terminal, True),
         (True, io.StringIO, io.StringIO, False),
         (False, Terminal, io.StringIO, False),
     ],
@@ -72,7 +72,7 @@ def test_progress_bar_only_on_terminals(
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "80")
     batch = common.Batch(verb="captioned", many=many)
-    with batch.progress(2, data_on_stdout=True):
+    with batch.progress(2):
         batch.advance()
         print("data")
     import sys
@@ -81,13 +81,38 @@ def test_progress_bar_only_on_terminals(
     assert ("1/2" in sys.stderr.getvalue()) is visible
 
 
+def test_time_left_and_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stderr", Terminal())
+    monkeypatch.setattr("sys.stdout", Terminal())
+    for name, value in {"TERM": "xterm", "COLUMNS": "100", "NO_COLOR": "1"}.items():
+        monkeypatch.setenv(name, value)
+    batch = common.Batch(verb="captioned", many=True)
+    with batch.progress(30):
+        batch.decoded(Path("[red]a.mp4"))
+        with batch.paused():
+            print("a.mp4\ta dog")
+        batch.advance()
+        batch.decoded(Path("b.mp4"))
+        with batch.paused():
+            print("b.mp4\ta cat")
+    import sys
+
+    frames = re.findall(
+        r"(\d+)/30 captioned \[ ([━╸ ]*) \] (\S+) left (.*?)\s*(?=[\r\n\x1b])", sys.stderr.getvalue()
+    )
+    assert frames[0][2] == "-:--:--" and frames[-1][2] == "0:00:00" and frames[-1][1].strip()
+    assert ("0", "1 decoded, last [red]a.mp4") in [(done, note) for done, _, _, note in frames]
+    assert ("1", "2 decoded, last b.mp4") in [(done, note) for done, _, _, note in frames]
+    assert sys.stdout.getvalue() == "a.mp4\ta dog\nb.mp4\ta cat\n"
+
+
 def test_error_lines_appear_above_the_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     import sys
 
     monkeypatch.setattr("sys.stderr", Terminal())
     monkeypatch.setenv("TERM", "xterm")
     batch = common.Batch(verb="captioned", many=True)
-    with batch.progress(2, data_on_stdout=False):
+    with batch.progress(2):
         batch.failed(CapvidError("[red]v.mp4[/red]: " + "long " * 60 + "line"))
     assert "error: [red]v.mp4[/red]: " + "long " * 60 + "line\n" in sys.stderr.getvalue()
 
@@ -114,7 +139,7 @@ def test_default_number_of_workers() -> None:
 @pytest.mark.parametrize("many", [True, False])
 def test_interrupt_reports_progress(many: bool, capsys: pytest.CaptureFixture[str]) -> None:
     batch = common.Batch(verb="captioned", many=many, interrupted="; so")
-    with pytest.raises(KeyboardInterrupt), batch.progress(3, data_on_stdout=False):
+    with pytest.raises(KeyboardInterrupt), batch.progress(3):
         batch.done += 1
         raise KeyboardInterrupt
     assert capsys.readouterr() == ("", "interrupted: 1 of 3 captioned; so\n")
@@ -140,7 +165,7 @@ def test_progress_bar_colours(
     for name, value in {**variables, "COLUMNS": columns}.items():
         monkeypatch.setenv(name, value)
     batch = common.Batch(verb="captioned", many=True)
-    with batch.progress(2, data_on_stdout=False):
+    with batch.progress(2):
         batch.failed(CapvidError("a line that is longer than that"))
         batch.advance()
     text = sys.stderr.getvalue()

@@ -45,7 +45,10 @@ def test_train_extracts_features_from_videos(capvid: Run, toy: Toy, videos: Path
     assert (
         stderr_lines[2] == "warning: 1 of 7 videos of the data have no features and are left out (a/broken)"
     )
-    assert stderr_lines[3].startswith("4 videos, 4 captions an epoch")
+    assert stderr_lines[3].startswith("warning: 4 training videos are few: below 200, ")
+    assert stderr_lines[4].startswith("4 videos, 4 captions an epoch, ")
+    known = len(json.loads((run / "vocabulary.json").read_text())) - 4
+    assert f", {known} words that occur at least once; " in stderr_lines[4]
     assert sorted(path.stem for path in (run / "features").rglob("*.safetensors")) == [
         f"v{number}" for number in range(6)
     ]

@@ -77,9 +77,9 @@ def test_confidence_is_a_logistic_curve_of_both_signals(average: float) -> None:
     assert Calibration.of({"confidence": calibration.to_dict()}) == calibration
 
 
-@pytest.mark.parametrize(("confidence", "unsure"), [(None, False), (0.199, True), (0.2, False)])
-def test_low_confidence_is_flagged(confidence: float | None, unsure: bool) -> None:
-    assert Caption(text="a", logprob=-1.0, words=(), confidence=confidence).unsure is unsure
+@pytest.mark.parametrize(("confidence", "low"), [(None, False), (0.199, True), (0.2, False)])
+def test_low_confidence_is_flagged(confidence: float | None, low: bool) -> None:
+    assert Caption(text="a", logprob=-1.0, words=(), confidence=confidence).low_confidence is low
 
 
 def test_uncalibrated_checkpoint_has_no_calibration() -> None:

@@ -19,7 +19,7 @@ import forked
 import psutil
 import pytest
 from s3_server import FlakyS3
-from webdataset import read_webdataset
+from webdataset_reader import read_webdataset
 
 pytest.importorskip("ray")
 # A busy machine starts processes slowly.

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from toy import write_video
-from webdataset import read_webdataset
+from webdataset_reader import read_webdataset
 
 from capvid.backbones.backbone import load_backbone
 from capvid.features.extraction import extract

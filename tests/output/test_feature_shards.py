@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from webdataset import read_webdataset
+from webdataset_reader import read_webdataset
 
 from capvid.backbones.catalog import StreamHeader
 from capvid.errors import CapvidError, DataError, FeatureFileError, MissingVideoError

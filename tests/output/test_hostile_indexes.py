@@ -43,10 +43,10 @@ def test_a_manifest_line_that_is_none(tmp_path: Path, line: bytes) -> None:
     (tmp_path / "a.txt").touch()
     (tmp_path / "v.txt").touch()
     (tmp_path / MANIFEST).write_bytes(line + b"\n")
-    with Manifest(tmp_path, model=MODEL, settings=SETTINGS) as manifest:
+    with Manifest(tmp_path / MANIFEST, model=MODEL, settings=SETTINGS) as manifest:
         assert not manifest.is_done(video, "a.txt")
         manifest.note(result(path=video), "v.txt")
-    assert Manifest(tmp_path, model=MODEL, settings=SETTINGS).is_done(video, "v.txt")
+    assert Manifest(tmp_path / MANIFEST, model=MODEL, settings=SETTINGS).is_done(video, "v.txt")
     for row in (tmp_path / MANIFEST).read_bytes().splitlines():
         json.loads(row.decode("utf-8"))
 
@@ -57,10 +57,10 @@ def test_names_that_are_odd_are_done_once(tmp_path: Path, name: str) -> None:
     video.write_bytes(b"x")
     (tmp_path / f"{name}.txt").touch()
     failed = result(path=video, status="error", captions=(), error=CapvidError(f"{video}: \ud800"))
-    with Manifest(tmp_path, model=MODEL, settings=SETTINGS) as manifest:
+    with Manifest(tmp_path / MANIFEST, model=MODEL, settings=SETTINGS) as manifest:
         manifest.note(failed, "failed.txt")
         manifest.note(result(path=video), f"{name}.txt")
-    again = Manifest(tmp_path, model=MODEL, settings=SETTINGS)
+    again = Manifest(tmp_path / MANIFEST, model=MODEL, settings=SETTINGS)
     assert again.is_done(video, f"{name}.txt") and not again.is_done(video, "failed.txt")
     assert len((tmp_path / MANIFEST).read_bytes().decode().splitlines()) == 2
 
@@ -73,7 +73,7 @@ def test_a_manifest_that_is_no_file(tmp_path: Path, kind: str) -> None:
     else:
         (tmp_path / MANIFEST).mkdir()
     with pytest.raises(OSError, match=r"not a regular file|directory"):
-        Manifest(tmp_path, model=MODEL, settings=SETTINGS)
+        Manifest(tmp_path / MANIFEST, model=MODEL, settings=SETTINGS)
 
 
 @pytest.mark.parametrize("head", [DEEP, b'{"a": ' + DEEP + b"}", b"\0", b"[]", b"NaN", b"9" * 5000])

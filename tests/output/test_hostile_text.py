@@ -33,7 +33,7 @@ from capvid.output.shards import (
     WebDataset,
     caption_row,
 )
-from capvid.output.writers import FORMATS, Document
+from capvid.output.writers import COLUMNS, FORMATS, Document
 from capvid.scoring.predictions import read_predictions
 from capvid.utils.escaping import utf8_text
 from capvid.video.input_set import identity
@@ -93,6 +93,8 @@ def test_no_text_breaks_a_format(text: str, name: str) -> None:
     made, bad = hostile(text, f"{name}x"), failed(text)
     lines = written("txt", made).split("\n")
     assert len(lines) == 3 and lines[2] == "" and all(line.count("\t") == 1 for line in lines[:2])
+    (reason, end) = written("txt", bad).split("\n")
+    assert end == "" and reason.count("\t") == 2 and not UNPRINTABLE.search(reason.replace("\t", ""))
     assert not UNPRINTABLE.search("".join(lines).replace("\t", ""))
 
     for form, whole in (("jsonl", written("jsonl", made, bad)), ("json", written("json", made, bad))):
@@ -103,12 +105,15 @@ def test_no_text_breaks_a_format(text: str, name: str) -> None:
         assert rows[0]["video"] == utf8_text(Path(f"{name}x"))
 
     tables = (
-        csv.reader(io.StringIO(written("csv", made), newline="")),
-        csv.reader(io.StringIO(written("tsv", made), newline=""), delimiter="\t", quoting=csv.QUOTE_NONE),
+        csv.reader(io.StringIO(written("csv", made, bad), newline="")),
+        csv.reader(
+            io.StringIO(written("tsv", made, bad), newline=""), delimiter="\t", quoting=csv.QUOTE_NONE
+        ),
     )
     for table in tables:
         _, *rows = list(table)
-        assert len(rows) == 2 and rows[0] == rows[1] and len(rows[0]) == 5
+        assert len(rows) == 3 and rows[0] == rows[1] and len(rows[0]) == len(rows[2]) == len(COLUMNS)
+        assert not re.match(r"\s*[=+\-@\t\r]", rows[2][-1]) and not UNPRINTABLE.search("".join(rows[2]))
         assert not re.match(r"\s*[=+\-@\t\r]", rows[0][0]) and not re.match(r"\s*[=+\-@\t\r]", rows[0][3])
         assert [float(cell) for cell in (rows[0][1], rows[0][2], rows[0][4])] == [0, 2.5, -1]
         assert not UNPRINTABLE.search("".join(rows[0]))

@@ -25,7 +25,7 @@ def lines(folder: Path) -> list[dict]:
 def test_what_is_done_and_what_is_not(tmp_path: Path) -> None:
     good, bad = video(tmp_path, "b.mp4"), tmp_path / "a.mp4"
     failed = MissingVideoError(bad, "no such file")
-    with Manifest(tmp_path, model=MODEL, settings=SETTINGS) as made:
+    with Manifest(tmp_path / MANIFEST, model=MODEL, settings=SETTINGS) as made:
         assert not made.is_done(good, "b.txt")
         made.note(result(path=good), "b.txt")
         made.note(result(path=bad, status="error", captions=(), error=failed), "a.txt")
@@ -35,12 +35,12 @@ def test_what_is_done_and_what_is_not(tmp_path: Path) -> None:
     for name in ("a.txt", "b.txt"):
         (tmp_path / name).touch()
 
-    again = Manifest(tmp_path, model=MODEL, settings=SETTINGS)
+    again = Manifest(tmp_path / MANIFEST, model=MODEL, settings=SETTINGS)
     assert again.is_done(good, "b.txt") and not again.is_done(bad, "a.txt")
     assert not again.is_done(video(tmp_path, "c.mp4"), "b.txt")
-    assert not Manifest(tmp_path, model="m3@other", settings=SETTINGS).is_done(good, "b.txt")
+    assert not Manifest(tmp_path / MANIFEST, model="m3@other", settings=SETTINGS).is_done(good, "b.txt")
     other = {**SETTINGS, "beam_size": 1}
-    assert not Manifest(tmp_path, model=MODEL, settings=other).is_done(good, "b.txt")
+    assert not Manifest(tmp_path / MANIFEST, model=MODEL, settings=other).is_done(good, "b.txt")
     good.write_bytes(b"another video")
     assert not again.is_done(good, "b.txt")
     good.unlink()
@@ -49,7 +49,7 @@ def test_what_is_done_and_what_is_not(tmp_path: Path) -> None:
 
 def test_a_line_that_was_cut_short_is_one_line_lost(tmp_path: Path) -> None:
     first, second = video(tmp_path, "a.mp4"), video(tmp_path, "b.mp4")
-    made = Manifest(tmp_path, model=MODEL, settings=SETTINGS)
+    made = Manifest(tmp_path / MANIFEST, model=MODEL, settings=SETTINGS)
     made.note(result(path=first), "a.txt")
     made.note(result(path=second), "b.txt")
     whole = (tmp_path / MANIFEST).read_bytes()
@@ -57,7 +57,7 @@ def test_a_line_that_was_cut_short_is_one_line_lost(tmp_path: Path) -> None:
         (tmp_path / name).touch()
     for cut in range(len(whole.splitlines()[0]) + 1, len(whole)):
         (tmp_path / MANIFEST).write_bytes(whole[:cut])
-        with Manifest(tmp_path, model=MODEL, settings=SETTINGS) as made:
+        with Manifest(tmp_path / MANIFEST, model=MODEL, settings=SETTINGS) as made:
             assert made.is_done(first, "a.txt")
             assert made.is_done(second, "b.txt") == (cut == len(whole) - 1)
             made.note(result(path=second), "b.txt")
@@ -65,8 +65,8 @@ def test_a_line_that_was_cut_short_is_one_line_lost(tmp_path: Path) -> None:
 
 
 def test_lines_of_other_processes_stay(tmp_path: Path) -> None:
-    with Manifest(tmp_path, model=MODEL, settings=SETTINGS) as one:
-        with Manifest(tmp_path, model=MODEL, settings=SETTINGS) as two:
+    with Manifest(tmp_path / MANIFEST, model=MODEL, settings=SETTINGS) as one:
+        with Manifest(tmp_path / MANIFEST, model=MODEL, settings=SETTINGS) as two:
             two.note(result(path=video(tmp_path, "b.mp4")), "b.txt")
         one.note(result(path=video(tmp_path, "a.mp4")), "a.txt")
     assert [line["output"] for line in lines(tmp_path)] == ["a.txt", "b.txt"]

@@ -33,6 +33,7 @@ def test_the_record_of_a_caption() -> None:
         "schema_version": 1,
         "video": "in/v.mp4",
         "status": "ok",
+        "low_confidence": False,
         "model": {"name": "m3", "revision": "0123456789ab"},
         "settings": SETTINGS,
         "duration": None,

@@ -18,9 +18,10 @@ from test_records import SETTINGS, looked, result
 from capvid.decoding.caption_generator import Caption
 from capvid.errors import DataError, MissingVideoError
 from capvid.output.results import make_record
-from capvid.output.writers import FORMATS, Document
+from capvid.output.writers import COLUMNS, FORMATS, Document
 
 GOOD = result()
+FLAGGED = result(captions=(Caption(text="a dog", logprob=-0.5, words=(), confidence=0.1),))
 BAD = result(path="w.mp4", status="error", captions=(), error=MissingVideoError("w.mp4", "no such file"))
 
 
@@ -53,7 +54,11 @@ def test_records_have_attention_where_it_is_asked_for() -> None:
 
 def test_txt() -> None:
     assert written("txt", GOOD, many=False) == "a dog\n"
-    assert written("txt", GOOD, BAD, GOOD, many=True) == "in/v.mp4\ta dog\nin/v.mp4\ta dog\n"
+    assert written("txt", GOOD, BAD, GOOD, many=True) == (
+        "in/v.mp4\ta dog\nw.mp4\t\terror: w.mp4: no such file\nin/v.mp4\ta dog\n"
+    )
+    assert written("txt", FLAGGED, many=True) == "in/v.mp4\ta dog\tlow confidence\n"
+    assert written("txt", FLAGGED, many=False) == "a dog\n"
     assert written("txt", BAD, many=False) == ""
 
 
@@ -100,22 +105,24 @@ ODD = result(
     duration=7265.9996,
     captions=(
         Caption(text="a <b> & a dog", logprob=-0.5, words=()),
-        Caption(text='says "no",', logprob=-12.3456789, words=()),
+        Caption(text='says "no",', logprob=-12.3456789, words=(), confidence=0.9),
     ),
 )
 
 
 @pytest.mark.parametrize(("form", "separator"), [("csv", ","), ("tsv", "\t")])
 def test_tables(form: str, separator: str) -> None:
-    text = written(form, GOOD, BAD, ODD, many=True)
+    text = written(form, GOOD, BAD, FLAGGED, ODD, many=True)
     quoting = csv.QUOTE_MINIMAL if form == "csv" else csv.QUOTE_NONE
     rows = list(csv.DictReader(io.StringIO(text), delimiter=separator, quoting=quoting))
     assert [tuple(row.values()) for row in rows] == [
-        ("in/v.mp4", "0.000", "", "a dog", "-0.500000"),
-        ('a "b", c.mp4', "0.000", "7266.000", "a <b> & a dog", "-0.500000"),
-        ('a "b", c.mp4', "0.000", "7266.000", 'says "no",', "-12.345679"),
+        ("in/v.mp4", "0.000", "", "a dog", "-0.500000", "", "", "ok", ""),
+        ("w.mp4", "", "", "", "", "", "", "error", "w.mp4: no such file"),
+        ("in/v.mp4", "0.000", "", "a dog", "-0.500000", "0.100", "true", "ok", ""),
+        ('a "b", c.mp4', "0.000", "7266.000", "a <b> & a dog", "-0.500000", "", "", "ok", ""),
+        ('a "b", c.mp4', "0.000", "7266.000", 'says "no",', "-12.345679", "0.900", "false", "ok", ""),
     ]
-    assert list(rows[0]) == ["video", "start", "end", "caption", "logprob"]
+    assert tuple(rows[0]) == COLUMNS
     assert written(form, many=True) == separator.join(rows[0]) + "\n"
 
 

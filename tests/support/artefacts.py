@@ -279,14 +279,15 @@ def read_weights(path: Path) -> None:
 def _manifest(folder: Path) -> Path:
     from capvid.output.manifest import Manifest
     from capvid.output.results import CaptionResult
+    from capvid.utils.files import MANIFEST
 
-    with Manifest(folder, model="m3@0", settings={"beam_size": 5}) as manifest:
+    with Manifest(folder / MANIFEST, model="m3@0", settings={"beam_size": 5}) as manifest:
         for name in ("a.mp4", "b.mp4", "é.mp4"):
             clip = _content(name, "no video", folder)
             _content(f"{name}.json", "{}", folder)
             result = CaptionResult(path=clip, model="m3@0", status="ok", captions=(), error=None)
             manifest.note(result, f"{name}.json")
-    return manifest.path
+    return folder / MANIFEST
 
 
 def read_manifest(path: Path) -> None:
@@ -294,7 +295,7 @@ def read_manifest(path: Path) -> None:
     from capvid.output.manifest import Manifest
     from capvid.output.results import CaptionResult
 
-    with Manifest(path.parent, model="m3@0", settings={"beam_size": 5}) as manifest:
+    with Manifest(path, model="m3@0", settings={"beam_size": 5}) as manifest:
         for name in ("a.mp4", "b.mp4", "é.mp4", "new.mp4"):
             manifest.is_done(path.parent / name, f"{name}.json")
         new = CaptionResult(path=path.parent / "new.mp4", model="m3@0", status="ok", captions=(), error=None)

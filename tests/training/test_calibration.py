@@ -26,7 +26,7 @@ from small_training import (
 from capvid.captioners.checkpoint import CONFIG, WEIGHTS, Checkpoint, load_checkpoint, save_info
 from capvid.datasets.dataset import CaptionedVideo
 from capvid.datasets.examples import FrameReader
-from capvid.decoding.caption_generator import UNSURE_BELOW
+from capvid.decoding.caption_generator import LOW_CONFIDENCE
 from capvid.decoding.rescoring import NOTE, Calibration
 from capvid.errors import CheckpointError
 from capvid.features.feature_store import FeatureStore
@@ -111,8 +111,8 @@ def slow_calibration(trainer: Trainer) -> dict[str, float]:
     slopes = [slope / deviation for slope, deviation in zip(slopes, deviations, strict=True)]
     intercept -= sum(slope * mean for slope, mean in zip(slopes, means, strict=True))
     confidences = [1 / (1 + math.exp(-(intercept + slopes[0] * x + slopes[1] * y))) for x, y in rows]
-    flagged_labels = [label for label, c in zip(labels, confidences, strict=True) if c < UNSURE_BELOW]
-    unflagged_labels = [label for label, c in zip(labels, confidences, strict=True) if c >= UNSURE_BELOW]
+    flagged_labels = [label for label, c in zip(labels, confidences, strict=True) if c < LOW_CONFIDENCE]
+    unflagged_labels = [label for label, c in zip(labels, confidences, strict=True) if c >= LOW_CONFIDENCE]
     return {
         "intercept": intercept,
         "per_logprob": slopes[0],

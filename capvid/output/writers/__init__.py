@@ -21,7 +21,17 @@ from capvid.utils.registry import Registry
 if TYPE_CHECKING:
     from capvid.output.results import CaptionResult
 
-COLUMNS = ("video", "start", "end", "caption", "logprob")
+COLUMNS = (
+    "video",
+    "start",
+    "end",
+    "caption",
+    "logprob",
+    "confidence",
+    "low_confidence",
+    "status",
+    "error",
+)
 Render = Callable[["CaptionResult", "Document"], str]
 
 
@@ -98,9 +108,18 @@ class Document:
 
 @FORMATS.register("txt")
 def text_lines(result: CaptionResult, document: Document) -> str:
-    """Return plain captions, one per line; with several inputs each after its path and a tab."""
-    path = f"{terminal(result.path)}\t" if document.many else ""
-    return "".join([f"{path}{terminal(caption.text)}\n" for caption in result.captions])
+    """Return plain captions, one per line.
+
+    With several inputs, each follows its path and a tab; a third column says why a video has no caption, or
+    that its caption is flagged.
+    """
+    if not document.many:
+        return "".join([f"{terminal(caption.text)}\n" for caption in result.captions])
+    path = terminal(result.path)
+    if result.error is not None:
+        return f"{path}\t\terror: {terminal(str(result.error))}\n"
+    flag = "\tlow confidence" if result.low_confidence else ""
+    return "".join([f"{path}\t{terminal(caption.text)}{flag}\n" for caption in result.captions])
 
 
 def _end_of_list(document: Document) -> str:
@@ -157,23 +176,29 @@ def webvtt(result: CaptionResult, document: Document) -> str:
 
 
 def _rows(result: CaptionResult) -> list[list[str]]:
-    """Return a row of cells for each caption, the best of a segment first."""
+    """Return a row of cells for each caption, the best of a segment first; one row for a failed input."""
+    path = table_cell(result.path)
+    if result.error is not None:
+        return [[path, "", "", "", "", "", "", result.status, table_cell(str(result.error))]]
     rows = []
     for segment in result.segments:
         start, end = f"{segment.start:.3f}", "" if segment.end is None else f"{segment.end:.3f}"
         for caption in segment.captions:
             logprob = f"{caption.logprob:.6f}" if math.isfinite(caption.logprob) else ""
-            rows.append([table_cell(result.path), start, end, table_cell(caption.text), logprob])
+            flag = "" if caption.confidence is None else str(caption.low_confidence).lower()
+            confidence = "" if caption.confidence is None else f"{caption.confidence:.3f}"
+            text = table_cell(caption.text)
+            rows.append([path, start, end, text, logprob, confidence, flag, result.status, ""])
     return rows
 
 
-@FORMATS.register("tsv", head="\t".join(COLUMNS) + "\n")
+@FORMATS.register("tsv", head="\t".join(COLUMNS) + "\n", records_errors=True)
 def tab_separated(result: CaptionResult, document: Document) -> str:
     """Return a table of captions, whose cells are unquoted."""
     return "".join(["\t".join(row) + "\n" for row in _rows(result)])
 
 
-@FORMATS.register("csv", head=",".join(COLUMNS) + "\n")
+@FORMATS.register("csv", head=",".join(COLUMNS) + "\n", records_errors=True)
 def comma_separated(result: CaptionResult, document: Document) -> str:
     """Return the same table as CSV."""
     text = io.StringIO()

@@ -1,0 +1,183 @@
+"""Captions kept with the videos they describe: sidecars, video folders and WebDataset shards."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tarfile
+from pathlib import Path
+
+import pytest
+from toy import Run, Toy
+
+from capvid.utils.files import MANIFEST
+
+TRIGGER = "ohwx, "
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("CAPVID_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def clips(tmp_path: Path, video_files: list[Path], bad_files: dict[str, Path]) -> Path:
+    """A folder of two videos, a third in a subfolder, and a broken one."""
+    folder = tmp_path / "clips"
+    (folder / "sub").mkdir(parents=True)
+    for name, source in zip(("a.mp4", "b.mp4", "sub/c.mp4"), video_files, strict=False):
+        shutil.copy(source, folder / name)
+    shutil.copy(bad_files["text"], folder / "broken.mp4")
+    return folder
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
+
+
+def texts(folder: Path) -> dict[str, str]:
+    return {name: data.decode() for name, data in contents(folder).items() if name.endswith(".txt")}
+
+
+def test_sidecars(capvid: Run, toy: Toy, clips: Path) -> None:
+    command = ["caption", clips, "--model", toy.model, "--sidecar", "--prefix", TRIGGER]
+    code, out, err = capvid(*command)
+    assert (code, out) == (3, "") and err.endswith("3 captioned, 1 failed\n")
+    written = texts(clips)
+    assert list(written) == ["a.txt", "b.txt", "sub/c.txt"]
+    assert all(text.startswith(TRIGGER) and text.count("\n") == 1 for text in written.values())
+    assert not list(clips.rglob(MANIFEST))
+
+    before = contents(clips)
+    code, _, err = capvid(*command)
+    assert code == 3 and err.endswith("0 captioned, 3 skipped (already done), 1 failed\n")
+    assert contents(clips) == before
+
+
+def test_sidecars_that_people_wrote_or_edited_stay(capvid: Run, toy: Toy, clips: Path) -> None:
+    (clips / "a.txt").write_text("by hand")
+    command = ["caption", clips, "--model", toy.model, "--sidecar"]
+    err = capvid(*command)[2]
+    assert "note: 1 text that somebody wrote or edited stays; --overwrite replaces such texts" in err
+    (clips / "b.txt").write_text("edited")
+    original = texts(clips)["sub/c.txt"]
+    err = capvid(*command, "--suffix", " !")[2]
+    assert "note: 2 texts that somebody wrote or edited stay" in err
+    expected = {"a.txt": "by hand", "b.txt": "edited", "sub/c.txt": original.replace("\n", " !\n")}
+    assert texts(clips) == expected
+    capvid(*command, "--overwrite")
+    assert texts(clips)["sub/c.txt"] == original and "by hand" not in texts(clips).values()
+    assert "stay" not in capvid(*command)[2]
+
+
+def test_a_video_that_breaks_keeps_the_text_it_had(
+    capvid: Run, toy: Toy, clips: Path, bad_files: dict[str, Path], video_files: list[Path]
+) -> None:
+    command = ["caption", clips, "--model", toy.model, "--sidecar"]
+    capvid(*command)
+    before = texts(clips)
+    shutil.copy(bad_files["text"], clips / "a.mp4")
+    assert "1 captioned" not in capvid(*command)[2] and texts(clips) == before
+    shutil.copy(video_files[3], clips / "a.mp4")
+    assert "somebody" not in capvid(*command)[2]  # the text is still known as capvid's own
+
+
+def test_sidecars_without_a_place(capvid: Run, toy: Toy, clips: Path, tmp_path: Path) -> None:
+    shutil.copy(clips / "a.mp4", clips / "a.avi")
+    code, _, err = capvid("caption", clips / "a.avi", clips / "a.mp4", "--model", toy.model, "--sidecar")
+    assert code == 3 and f"error: {clips / 'a.mp4'}: a.txt beside it is the text of a.avi" in err
+    code, _, err = capvid("caption", "https://127.0.0.1:9/v.mp4", "--model", toy.model, "--sidecar")
+    assert code == 1 and "nothing can be written beside a video at an address" in err
+    shutil.copy(clips / "b.mp4", clips / "video.txt")
+    before = (clips / "video.txt").read_bytes()
+    command = ["caption", clips / "video.txt", "--model", toy.model, "--sidecar", "--overwrite"]
+    assert capvid(*command)[0] == 1 and (clips / "video.txt").read_bytes() == before
+    code, _, err = capvid("caption", clips, "--sidecar", "-o", tmp_path / "x.txt")
+    assert code == 2 and "exclude each other" in err
+
+
+def test_sidecars_of_subtitles(capvid: Run, toy: Toy, clips: Path) -> None:
+    code, _, _ = capvid(
+        "caption", clips / "a.mp4", "--model", toy.model, "--sidecar", "--format", "srt", "--segments", 2
+    )
+    assert code == 0 and (clips / "a.srt").read_text().startswith("1\n00:00:00,000 --> ")
+
+
+def test_video_folder_is_read_by_datasets(capvid: Run, toy: Toy, clips: Path, tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    command = ["caption", clips, "--model", toy.model, "--format", "videofolder", "--output-dir", clips]
+    code, out, err = capvid(*command, "--prefix", TRIGGER)
+    assert (code, out) == (3, "") and err.endswith("3 captioned, 1 failed\n")
+    before = contents(clips)
+    assert len(before) == 5  # nothing but the videos and metadata.jsonl
+    capvid(*command, "--prefix", TRIGGER)
+    assert contents(clips) == before
+
+    options = {"data_dir": str(clips), "cache_dir": str(tmp_path / "hf"), "split": "train"}
+    rows = datasets.load_dataset("videofolder", **options)
+    rows = rows.cast_column("video", datasets.Video(decode=False))
+    read = {Path(row["video"]["path"]).relative_to(clips).as_posix(): row["text"] for row in rows}
+    captions = capvid("caption", *(clips / name for name in read), "--model", toy.model)[1].splitlines()
+    expected = [TRIGGER + line.partition("\t")[2] for line in captions]
+    assert list(read) == ["a.mp4", "b.mp4", "sub/c.mp4"] and list(read.values()) == expected
+
+
+def test_video_folder_keeps_what_people_add(capvid: Run, toy: Toy, clips: Path, tmp_path: Path) -> None:
+    command = ["caption", clips, "--model", toy.model, "--format", "videofolder", "--output-dir", clips]
+    capvid(*command)
+    path = clips / "metadata.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    rows[0]["text"], rows[1]["class"] = "edited", 7
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    capvid(*command, "--prefix", TRIGGER)
+    again = [json.loads(line) for line in path.read_text().splitlines()]
+    assert again[0] == rows[0] and again[1] == {**rows[1], "text": TRIGGER + rows[1]["text"]}
+
+    path.write_text(path.read_text() + "not JSON\n")
+    before = path.read_bytes()
+    code, _, err = capvid(*command, "--overwrite")
+    assert code == 1 and path.read_bytes() == before
+    assert err.startswith(f"error: {path}, line 4: not a JSON object with file_name; ")
+
+
+def test_video_folder_without_the_videos(capvid: Run, toy: Toy, clips: Path, tmp_path: Path) -> None:
+    command = ["caption", clips / "a.mp4", "--model", toy.model, "--format", "videofolder"]
+    code, _, err = capvid(*command, "--output-dir", tmp_path / "elsewhere")
+    assert code == 1 and f"a.mp4: is not in {tmp_path / 'elsewhere'}, the folder of the dataset" in err
+    assert capvid(*command)[0] == 2
+
+
+def test_shards_are_read_by_webdataset(capvid: Run, toy: Toy, clips: Path, tmp_path: Path) -> None:
+    webdataset = pytest.importorskip("webdataset")
+    with tarfile.open(tmp_path / "clips.tar", "w") as tar:
+        tar.add(clips, "clips")
+    inputs = [tmp_path / "clips.tar", clips / "a.mp4"]
+    command = ["caption", *inputs, "--model", toy.model, "--format", "webdataset"]
+    command += ["--output-dir", tmp_path / "shards", "--prefix", TRIGGER]
+    code, out, err = capvid(*command)
+    assert (code, out) == (3, "") and "4 captioned" in err
+    before = contents(tmp_path / "shards")
+    assert "0 captioned, 5 skipped (already done)" in capvid(*command)[2]
+    assert contents(tmp_path / "shards") == before
+
+    shards = [str(path) for path in (tmp_path / "shards").glob("*.tar")]
+    samples = {s["__key__"]: s for s in webdataset.WebDataset(shards, shardshuffle=False)}
+    good = {key: sample for key, sample in samples.items() if "txt" in sample}
+    assert sorted(samples) == [
+        "a",
+        "clips/clips/a",
+        "clips/clips/b",
+        "clips/clips/broken",
+        "clips/clips/sub/c",
+    ]
+    assert samples.keys() - good.keys() == {"clips/clips/broken"}
+    for key, sample in good.items():
+        record = json.loads(sample["json"])
+        assert sample["txt"].decode() == record["captions"][0]["text"]
+        assert record["captions"][0]["text"].startswith(TRIGGER)
+        if key == "a":  # the video is a file already
+            assert "mp4" not in sample
+        else:
+            assert sample["mp4"] == (clips.parent / f"{key.removeprefix('clips/')}.mp4").read_bytes()
