@@ -108,6 +108,7 @@ function captionChanged(number) {
   showCounts();
 }
 
+const collator = new Intl.Collator(undefined, { numeric: true });
 const measure = (key) => (article) => (article.dataset[key] ? Number(article.dataset[key]) : NaN);
 const [likely, confidence] = [measure("likely"), measure("confidence")];
 const order = (a, b) => a.dataset.number - b.dataset.number;
@@ -116,7 +117,7 @@ const unlikely = (a, b) => last(a, b) || likely(a) - likely(b) || order(a, b);
 const unmeasured = (a, b) => Number(isNaN(confidence(a))) - Number(isNaN(confidence(b)));
 const ORDERS = {
   number: order,
-  name: (a, b) => name(a).localeCompare(name(b), undefined, { numeric: true }) || order(a, b),
+  name: (a, b) => collator.compare(name(a), name(b)) || order(a, b),
   confidence: (a, b) => unmeasured(a, b) || confidence(a) - confidence(b) || unlikely(a, b),
   likely: (a, b) => last(a, b) || likely(b) - likely(a) || order(a, b),
   unlikely,
