@@ -88,7 +88,7 @@ class Figure {
     place.append(...(captions.length > 1 ? [this.choices()] : []), this.facts);
     if (change) {
       const layers = change.map((each) => (each === null ? "?" : `${Math.round(100 * each)}%`)).join(", ");
-      place.append(make("p", { class: "note", text: `Memory changed by ${layers}.` }));
+      place.append(make("p", { class: "note", text: `Memory changed by ${layers}. A large change of a layer means that the segment brought much that is new.` }));
     }
     if (captions[0].traces.attention) {
       const blank = captions[0].traces.blank ? "; blank is the share of no frame" : "";
