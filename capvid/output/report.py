@@ -1,6 +1,7 @@
-"""HTML page of results: frames, captions, and what each word looked at.
+"""HTML page of results: frames and captions to review, and what each word looked at.
 
-The page is one file that fetches nothing. Results are written to a temporary file as they come, so that
+The page is one file that fetches nothing. Each entry holds the JSON record of its video, which the page
+corrects and downloads. Results are written to a temporary file as they come, so that
 memory does not grow, and the file is renamed at the end, also when a run is interrupted.
 """
 
@@ -22,7 +23,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from capvid.utils.escaping import json_value, utf8_text
+from capvid.output.results import make_record
+from capvid.utils.escaping import json_text, json_value, utf8_text
 from capvid.utils.files import atomic_path, remove_leftovers
 
 if TYPE_CHECKING:
@@ -60,14 +62,15 @@ class Report:
         self.model = model
         self.settings = settings
         self._broken = False
-        self._state = (0, 0, 0)  # bytes up to the last complete result, captioned videos, failed videos
+        self._state = (0, 0, 0, 0)  # end of the last complete result; videos captioned, failed, unsure
+        self._digest = hashlib.sha256()  # of the results, to which the browser's copy of the edits belongs
 
     def __enter__(self) -> Report:
         self._start = time.monotonic()
         remove_leftovers([self.path])
         html, style, *scripts = (
             (_TEMPLATES / name).read_text(encoding="utf-8")
-            for name in ("report.html", "report.css", "figure.js", "list.js")
+            for name in ("report.html", "report.css", "figure.js", "review.js", "list.js")
         )
         script = f'"use strict";\n(() => {{\n{"".join(scripts)}}})();\n'
         allowed = [
@@ -94,7 +97,7 @@ class Report:
             temporary = stack.enter_context(atomic_path(self.path))
             self._stream = stack.enter_context(temporary.open("wb"))
             self._counts_offset = self._write(before)
-            self._state = (self._write(" " * _COUNTS_BYTES + after), 0, 0)
+            self._state = (self._write(" " * _COUNTS_BYTES + after), 0, 0, 0)
             self._stack = stack.pop_all()
         return self
 
@@ -104,23 +107,27 @@ class Report:
         Raises:
             OSError: the result cannot be written.
         """
-        _, captioned, failed = self._state
-        end = self._write(_article(captioned + failed, result))
+        _, captioned, failed, unsure = self._state
+        article = _article(captioned + failed, result, json_text(make_record(result, self.settings)))
+        end = self._write(article)
         ok = result.error is None
-        self._state = (end, captioned + ok, failed + (not ok))
+        self._digest.update(article.encode("utf-8", "replace"))
+        self._state = (end, captioned + ok, failed + (not ok), unsure + _is_unsure(result))
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        end, captioned, failed = self._state
+        end, captioned, failed, unsure = self._state
         if self._broken or (error is not None and not captioned + failed):
             self._stack.__exit__(kind, error, trace)
             return
         with self._stack:
             self._stream.seek(end)
             self._stream.truncate()  # an interrupt may have come in the middle of a result
+            self._write(f'<data id="digest" value="{self._digest.hexdigest()}"></data>\n')
             self._write("</main>\n</body>\n</html>\n")
             counts = f"{captioned} captioned" + (f", {failed} failed" if failed else "")
+            counts += f", {unsure} of low confidence" if unsure else ""
             counts += f" in {time.monotonic() - self._start:.1f} s"
             counts += "; stopped before the end" if error is not None else ""
             self._stream.seek(self._counts_offset)
@@ -137,30 +144,39 @@ class Report:
             raise
 
 
-def _article(number: int, result: CaptionResult) -> str:
-    """Return one entry of the list, with the data that the script unfolds."""
+def _is_unsure(result: CaptionResult) -> bool:
+    return any(segment.captions[0].unsure for segment in result.segments)
+
+
+def _article(number: int, result: CaptionResult, record: str) -> str:
+    """Return one entry of the list, with its JSON record and the data that the script unfolds."""
     name = escape(utf8_text(result.path))
+    # Between single quotes, so that the double quotes of JSON need no escaping.
+    record = escape(record, quote=False).replace("'", "&#39;")
     if result.error is not None:
         message, remedy = (
             escape(" ".join(utf8_text(text).split())) for text in (result.error.message, result.error.remedy)
         )
         return (
-            f'<article class="video failed" data-number="{number}">\n'
+            f'<article class="video failed" data-number="{number}" data-record=\'{record}\'>\n'
             f'<div class="top"><div class="poster"></div><div><h2 class="name"><bdi>{name}</bdi></h2>'
             f'<p class="error"><strong>failed</strong> <bdi>{message}</bdi>'
             f"{f'; <bdi>{remedy}</bdi>' if remedy else ''}</p></div></div>\n</article>\n"
         )
     best = result.captions[0]
     text = escape(utf8_text(best.text)) or "(no words)"
-    logprob, mean = (
-        f"{value:.2f}".replace("-", "\N{MINUS SIGN}").replace("nan", "?")
-        for value in (best.logprob, best.mean_logprob)
-    )
+    confidences = [
+        segment.captions[0].confidence
+        for segment in result.segments
+        if segment.captions[0].confidence is not None
+    ]
+    confidence = f"{min(confidences):.4f}" if confidences else ""  # a video is as good as its worst segment
+    unsure = _is_unsure(result)
     facts = [
         *([] if result.duration is None else [_duration(result.duration)]),
         *([f"{len(result.segments)} segments"] if result.paragraph else []),
-        f"log-probability {logprob}, {mean} per word",
-        *([] if best.confidence is None else [f"confidence {best.confidence:.2f}"]),
+        *([f"{'lowest ' * result.paragraph}confidence {min(confidences):.2f}"] if confidences else []),
+        *(['<strong class="low">low confidence</strong>'] if unsure else []),
         *([f"{result.lost} frame{'s' * (result.lost > 1)} lost"] if result.lost else []),
     ]
     data = _video_data(result)
@@ -176,11 +192,12 @@ def _article(number: int, result: CaptionResult) -> str:
     safe = json.dumps(json_value(data), separators=(",", ":"), allow_nan=False)
     safe = safe.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
     return (
-        f'<article class="video" data-number="{number}" data-likely="{best.mean_logprob:.4f}">\n'
+        f'<article class="video{" unsure" * unsure}{" segmented" * result.paragraph}" data-number="{number}" '
+        f'data-likely="{best.mean_logprob:.4f}" data-confidence="{confidence}" data-record=\'{record}\'>\n'
         f'<div class="top">{poster}<div><h2 class="name">'
         f'<button type="button" class="opener" aria-expanded="false" aria-controls="body{number}">'
         f'<bdi>{name}</bdi></button></h2><p class="caption"><bdi>{text}</bdi></p>'
-        f'<p class="facts">{" · ".join(facts)}</p></div></div>\n'
+        f'<div class="review"><p class="facts">{" · ".join(facts)}</p></div></div></div>\n'
         f'<div class="body" id="body{number}" hidden></div>\n'
         f'<script type="application/json">{safe}</script>\n</article>\n'
     )
@@ -257,6 +274,7 @@ def _caption_data(caption: Caption, edges: np.ndarray) -> dict[str, Any]:
         "text": caption.text,
         "logprob": round(caption.logprob, _DECIMALS),
         "confidence": None if caption.confidence is None else round(caption.confidence, _DECIMALS),
+        "unsure": caption.unsure,
         "words": [[word.word, round(word.logprob, _DECIMALS)] for word in caption.words]
         + [[None, round(end_logprob, _DECIMALS)]],
         "traces": {

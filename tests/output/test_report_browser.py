@@ -79,6 +79,7 @@ def browser(started: Browser, page: Path) -> Iterator[Browser]:
     started.execute_cdp_cmd("Emulation.setEmulatedMedia", light)
     started.execute_cdp_cmd("Emulation.setFocusEmulationEnabled", {"enabled": True})
     started.get(page.as_uri())
+    started.execute_script("localStorage.clear()")
     started.get_log("browser")
     started.refresh()
     yield started
@@ -103,6 +104,14 @@ def names(browser: Browser) -> list[str]:
     return browser.execute_script(script)
 
 
+def edit_caption(browser: Browser, entry: Any, text: str) -> None:
+    """Replace the caption of a video or segment in its editor."""
+    click(browser, entry.find_element("css selector", ".edit"))
+    field = browser.switch_to.active_element
+    field.clear()
+    field.send_keys(text, "\n")
+
+
 def click(browser: Browser, element: Any) -> None:
     """Click where the element stands once the page has come to rest, and let it come to rest again."""
     browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", element)
@@ -120,6 +129,14 @@ def rest(browser: Browser) -> None:
 def press(browser: Browser, *keys: str) -> None:
     for key in keys:
         browser.switch_to.active_element.send_keys(key)
+
+
+def open_details(browser: Browser, within: Any) -> Any:
+    """Open the first details within an element, which draws its charts, and return them."""
+    details = within.find_element("css selector", "details.details")
+    if details.get_attribute("open") is None:
+        click(browser, details.find_element("css selector", "summary"))
+    return details
 
 
 def test_the_first_videos_are_open(browser: Browser, results: list[CaptionResult]) -> None:
@@ -152,6 +169,8 @@ def test_a_word_shows_its_weights_on_the_frames(
     browser: Browser, results: list[CaptionResult], how: str
 ) -> None:
     (caption, *_), body = results[1].captions, all_of(browser, ".body")[1]
+    assert not body.find_elements("css selector", ".word")  # drawn when the details are opened
+    open_details(browser, body)
     assert caption.traces is not None
     weights = caption.traces["attention"]
 
@@ -193,6 +212,7 @@ def test_a_word_shows_its_weights_on_the_frames(
 
 def test_strips_are_painted_by_weight(browser: Browser, results: list[CaptionResult]) -> None:
     """As strong as the weight, from nothing or, stretched, from the least to the greatest of the caption."""
+    details = open_details(browser, all_of(browser, ".body")[0])
     script = (
         "return [...document.querySelector('.body').querySelectorAll('.words .word canvas')].map(c =>"
         " [...c.getContext('2d').getImageData(0, 0, c.width, 1).data].filter((_, at) => at % 4 == 3))"
@@ -201,15 +221,17 @@ def test_strips_are_painted_by_weight(browser: Browser, results: list[CaptionRes
     weights = results[0].captions[0].traces["attention"]
     painted = np.array(browser.execute_script(script)) / 255
     np.testing.assert_allclose(painted, weights / weights.max(), atol=0.01)
-    click(browser, all_of(browser, "#stretch")[0])
+    click(browser, details.find_element("css selector", ".stretch"))
     stretched = (weights - weights.min()) / (weights.max() - weights.min())
     np.testing.assert_allclose(np.array(browser.execute_script(script)) / 255, stretched, atol=0.02)
 
 
 def test_columns_stand_under_their_frames(browser: Browser) -> None:
+    open_details(browser, all_of(browser, ".body")[2])
     script = (
         "const body = document.querySelectorAll('.body')[2], box = e => e.getBoundingClientRect();"
-        "const strip = box(body.querySelector('.strip')), tiles = [...body.querySelectorAll('.film li')];"
+        "const strip = box(body.querySelector('.strip'));"
+        "const tiles = [...body.querySelectorAll('.film.aligned li')];"
         "return [[strip.left, strip.width], tiles.map(t => (box(t).left + box(t).right) / 2)]"
     )
     (left, width), middles = browser.execute_script(script)
@@ -219,6 +241,7 @@ def test_columns_stand_under_their_frames(browser: Browser) -> None:
 
 def test_other_captions_of_a_video(browser: Browser, results: list[CaptionResult]) -> None:
     body = all_of(browser, ".body")[1]
+    open_details(browser, body)
     one, two = body.find_elements("css selector", ".choices button")
     click(browser, two)
     assert (one.get_attribute("aria-pressed"), two.get_attribute("aria-pressed")) == ("false", "true")
@@ -235,7 +258,11 @@ def test_memory_and_segments(browser: Browser, results: list[CaptionResult]) -> 
         "0.0\u20132.0 s",
         "2.0\u20134.0 s",
     ]
-    assert len(segments) == 6 and len(body.find_elements("css selector", ".timeline .row span")) == 12
+    assert len(segments) == 6 and not body.find_elements("css selector", ".timeline")
+    click(browser, body.find_elements("css selector", "details.details > summary")[-1])
+    assert len(body.find_elements("css selector", ".timeline .row span")) == 12
+    mean = story.captions[0].mean_logprob
+    assert f"\N{MINUS SIGN}{-mean:.2f} per word" in body.find_elements("css selector", "details")[-1].text
     expanded = [
         each.find_element("css selector", ".opener").get_attribute("aria-expanded") for each in segments
     ]
@@ -243,9 +270,10 @@ def test_memory_and_segments(browser: Browser, results: list[CaptionResult]) -> 
     change = ", ".join(
         f"{np.floor(100 * each + 0.5):.0f}%" for each in np.round(story.segments[1].memory_change, 3)
     )
-    assert f"Memory changed by {change}." in segments[1].text
+    assert f"Memory changed by {change}." in open_details(browser, segments[1]).text
     click(browser, segments[5].find_element("css selector", ".opener"))
     assert len(segments[5].find_elements("css selector", ".film li")) == 3
+    open_details(browser, segments[0])
     click(browser, segments[0].find_element("css selector", ".memory summary"))
     strips = segments[0].find_elements("css selector", ".memory .strip")
     assert len(strips) == 4
@@ -293,7 +321,7 @@ def test_filter_and_sort(browser: Browser, results: list[CaptionResult]) -> None
         "v.mp4",
     ]
     assert ordered("number") == paths
-    assert len(all_of(browser, ".body")[0].find_elements("css selector", ".word")) > 1  # still open
+    assert len(all_of(browser, ".body")[0].find_elements("css selector", ".film li")) == 4  # still open
 
 
 def test_dark_and_light(browser: Browser) -> None:
@@ -337,9 +365,11 @@ def test_texts_can_be_read(browser: Browser, theme: str) -> None:
     if theme == "dark":
         click(browser, all_of(browser, "#theme")[0])
     click(browser, all_of(browser, ".name .opener")[-1])
-    for summary in all_of(browser, "summary")[:2]:
-        click(browser, summary)
+    click(browser, all_of(browser, "summary")[0])
+    open_details(browser, all_of(browser, ".body")[0])
     click(browser, all_of(browser, ".word")[2])
+    edit_caption(browser, all_of(browser, ".video")[1], "a cat")
+    click(browser, all_of(browser, ".edit")[2])
     contrasts = browser.execute_script(CONTRASTS)
     assert len(contrasts) > 15
     assert {name: ratio for name, ratio in contrasts.items() if ratio < 4.5} == {}
@@ -350,8 +380,10 @@ def test_nothing_is_cut_off(browser: Browser, width: int) -> None:
     resize(browser, width)
     for opener in all_of(browser, ".opener[aria-expanded=false]"):
         click(browser, opener)
-    for summary in all_of(browser, "summary"):
-        click(browser, summary)
+    while closed := all_of(browser, "details:not([open]) > summary"):  # details may hold others
+        for summary in closed:
+            click(browser, summary)
+    click(browser, all_of(browser, ".edit")[0])
     widest = browser.execute_script("return document.documentElement.scrollWidth")
     assert widest <= width
     beyond = browser.execute_script(
@@ -362,12 +394,15 @@ def test_nothing_is_cut_off(browser: Browser, width: int) -> None:
 
 
 def test_nothing_moves_when_a_word_is_chosen(browser: Browser) -> None:
+    open_details(browser, all_of(browser, ".body")[0])
     for width in (400, 1280):
         resize(browser, width)
         script = (
             "return [...document.querySelectorAll('.word, .name')].map(e => e.getBoundingClientRect().top)"
         )
-        before = browser.execute_script(f"scrollTo(0, 0); {script}")
+        browser.execute_script("scrollTo(0, 0)")
+        rest(browser)  # videos out of sight keep the height that they had
+        before = browser.execute_script(script)
         for word in all_of(browser, ".word")[:4]:
             browser.execute_script("arguments[0].click(); scrollTo(0, 0)", word)
             assert browser.execute_script(script) == before
@@ -396,6 +431,9 @@ def test_captioners_and_files_that_say_less(started: Browser, tmp_path: Path) ->
     resize(started, 1280)
     started.get(path.as_uri())
     one, two, three = all_of(started, ".body")
+    for body, frames in ((one, 4), (two, 0), (three, 60)):
+        assert len(body.find_elements("css selector", ".film li")) == frames
+        open_details(started, body)
     assert "does not say what it looked at" in one.text and not one.find_elements("css selector", "canvas")
     assert len(one.find_elements("css selector", ".film img")) == 4
     click(started, one.find_elements("css selector", ".word")[1])
@@ -405,7 +443,7 @@ def test_captioners_and_files_that_say_less(started: Browser, tmp_path: Path) ->
     ]
     assert len(two.find_elements("css selector", ".word canvas")) == 4
     click(started, three.find_elements("css selector", ".word")[1])
-    assert len(three.find_elements("css selector", ".film li")) == 60
+    assert len(three.find_elements("css selector", ".film.plain li")) == 60
     last = three.find_elements("css selector", ".when")[-1]
     assert last.text == "frame 148" and "looks most at frame" in three.text
     assert started.execute_script("return document.documentElement.scrollWidth") <= 1280

@@ -98,6 +98,7 @@ class Page(HTMLParser):
         self.tags: list[tuple[str, dict[str, str | None]]] = []
         self.data: list[dict[str, Any]] = []  # of each video
         self.articles: list[str] = []  # text of each article
+        self.records: list[str] = []  # JSON record of each article
         self.scripts: list[str] = []
         self.styles: list[str] = []
         self._inside: list[str] = []
@@ -113,6 +114,7 @@ class Page(HTMLParser):
         self._id = attribute_values.get("id") or ""
         if tag == "article":
             self.articles.append("")
+            self.records.append(attribute_values["data-record"] or "")
 
     def handle_endtag(self, tag: str) -> None:
         while self._inside and self._inside.pop().removeprefix("json ") != tag:

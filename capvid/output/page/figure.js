@@ -1,18 +1,17 @@
-/* One segment, or a whole video: frames, words, and strips of what each word looked at. */
+/* One segment, or a whole video: its frames and, behind "Details", charts of what each word looked at. */
 
 const SCALE = 10000; // weights are whole numbers of this fraction
 const HEAT = getComputedStyle(document.documentElement).getPropertyValue("--heat").match(/\d+/g).map(Number);
 const ALIGNED = 16; // frames at most that stand above their columns; more have small ones there, too
 const MINIS = 32;
 const KINDS = {
-  write_text: ["Writing words", "where the sentence so far is written"],
-  read_attention: ["Reading for attention", "what guides the look at the frames"],
-  write_visual: ["Writing frames", "where what was seen is written"],
-  read_decoder: ["Reading for the word", "what the next word is made of"],
-  states: ["Earlier words", "states that are fused, the first before any word"],
-  memory: ["Reading the memory", "what segments before left"],
+  write_text: ["Writing words", "The memory slots that the sentence so far is written to"],
+  read_attention: ["Reading for attention", "The memory slots that decide which frames to look at"],
+  write_visual: ["Writing frames", "The memory slots that what was seen is written to"],
+  read_decoder: ["Reading for the word", "The memory slots that the next word is made of"],
+  states: ["Earlier words", "The states after earlier words that this word is made of, the first before any word"],
+  memory: ["Reading the memory", "The memory slots, filled by earlier segments, that this word is made of"],
 };
-const paints = new Map(); // by canvas, functions that paint the strips anew
 
 const make = (tag, options = {}, ...children) => {
   const element = document.createElement(tag);
@@ -39,29 +38,32 @@ const least = (rows) => rows.reduce((low, row) => (sum(row) ? row.reduce((a, b) 
 
 /* Strips: a canvas of one pixel for each column, in the strength of its weight. */
 
-function strip(row, bounds) {
+function strip(row) {
   const canvas = make("canvas", { width: Math.max(1, row.length), height: 1, "aria-hidden": "true" });
-  const paint = () => {
-    const [low, high] = bounds();
-    const image = new ImageData(canvas.width, 1);
-    row.forEach((weight, column) => {
-      const strength = high > low ? Math.max(0, (weight - low) / (high - low)) : weight && 1;
-      image.data.set([...HEAT, Math.round(255 * strength)], 4 * column);
-    });
-    canvas.getContext("2d").putImageData(image, 0, 0);
-  };
-  paint();
-  paints.set(canvas, paint);
   return make("span", { class: row.length > 64 ? "strip fine" : "strip", "--columns": row.length }, canvas);
 }
 
-function boundsOf(rows) {
-  const high = greatest(rows);
-  const low = least(rows);
-  return () => [stretch.checked ? low : 0, high];
+function paint(canvas, row, [low, high]) {
+  const image = new ImageData(canvas.width, 1);
+  row.forEach((weight, column) => {
+    const strength = high > low ? Math.max(0, (weight - low) / (high - low)) : weight && 1;
+    image.data.set([...HEAT, Math.round(255 * strength)], 4 * column);
+  });
+  canvas.getContext("2d").putImageData(image, 0, 0);
 }
 
-/* One segment, or a whole video: its frames, and for each caption words and strips. */
+/* A disclosure whose contents are drawn when it is opened for the first time. */
+
+function disclosure(title, kind, draw) {
+  const details = make("details", { class: kind }, make("summary", { text: title }));
+  details.addEventListener("toggle", () => {
+    if (details.open && details.childElementCount === 1) draw(details);
+  });
+  return details;
+}
+
+const likelihood = (logprob, mean) =>
+  `Log-probability ${number(logprob)}, ${number(mean)} per word: 0 is certain, and the lower the less likely.`;
 
 class Figure {
   constructor(video, segment, place) {
@@ -72,13 +74,47 @@ class Figure {
   }
 
   build() {
-    const { captions, thumbnails } = this.segment;
+    if (this.video.size && this.segment.thumbnails.length) this.place.append(this.frames());
+    this.place.append(disclosure("Details", "details", (details) => this.draw(details)));
+  }
+
+  draw(place) {
+    const { captions, change, thumbnails } = this.segment;
+    this.place = place;
+    this.facts = make("p", { class: "note" });
     this.looked = make("p", { class: "looked" });
     this.words = make("div", { class: "words" });
     this.aligned = thumbnails.length <= ALIGNED;
-    this.place.append(...(captions.length > 1 ? [this.choices()] : []), this.looked);
-    this.place.append(...(thumbnails.length ? [this.film()] : []), this.words);
+    place.append(...(captions.length > 1 ? [this.choices()] : []), this.facts);
+    if (change) {
+      const layers = change.map((each) => (each === null ? "?" : `${Math.round(100 * each)}%`)).join(", ");
+      place.append(make("p", { class: "note", text: `Memory changed by ${layers}. A large change of a layer means that the segment brought much that is new.` }));
+    }
+    if (captions[0].traces.attention) {
+      const blank = captions[0].traces.blank ? "; blank is the share of no frame" : "";
+      place.append(make("p", { class: "note", text: `Each row is a word and each column a frame: the darker, the more the model looked there for this word${blank}.` }));
+    }
+    place.append(this.looked);
+    if (thumbnails.length && (captions[0].traces.attention || !this.video.size)) place.append(this.film());
+    place.append(this.words);
+    if (Object.keys(captions[0].traces).length) place.append(this.stretching());
     this.show(captions[0]);
+  }
+
+  /* Colours from the least to the greatest weight of a caption, instead of from nothing. */
+  stretching() {
+    this.stretch = make("input", { type: "checkbox", class: "stretch" });
+    this.stretch.addEventListener("change", () => this.strips.forEach((repaint) => repaint()));
+    return make("label", { class: "stretching" }, this.stretch, " Stretch colours from the least to the greatest weight");
+  }
+
+  strip(row, rows) {
+    const drawn = strip(row);
+    const [low, high] = [least(rows), greatest(rows)];
+    const repaint = () => paint(drawn.firstChild, row, [this.stretch.checked ? low : 0, high]);
+    repaint();
+    this.strips.push(repaint);
+    return drawn;
   }
 
   source(frame) {
@@ -93,19 +129,33 @@ class Figure {
       : seconds(times[column]);
   }
 
-  film() {
+  thumbnail(frame, when) {
     const [width, height] = this.video.size || [4, 3];
+    const thumbnail = make("span", { class: "thumbnail" });
+    if (frame !== null)
+      thumbnail.append(make("img", { src: this.source(frame), alt: `Frame at ${when}`, width, height, loading: "lazy", decoding: "async" }));
+    return thumbnail;
+  }
+
+  /* The frames alone. */
+  frames() {
+    const shown = this.segment.thumbnails.map((frame, column) => [frame, this.time(column)]).filter(([frame]) => frame !== null);
+    const list = make("ol", { class: "film plain", "aria-label": "Frames", "--across": across(shown.length), "--ratio": this.video.size.join(" / ") });
+    for (const [frame, when] of shown) list.append(make("li", {}, this.thumbnail(frame, when), make("span", { class: "when", text: when })));
+    return list;
+  }
+
+  /* The frames with the weight of each. */
+  film() {
+    const { thumbnails } = this.segment;
     const list = make("ol", {
-      class: `film${this.aligned ? " aligned" : ""}${this.video.size ? "" : " bare"}`, "aria-label": "Frames",
-      "--columns": this.segment.thumbnails.length, "--across": across(this.segment.thumbnails.length), "--ratio": `${width} / ${height}`,
+      class: `film${this.aligned ? " aligned" : ""}${this.video.size ? "" : " bare"}`, "aria-label": "Weights of the frames",
+      "--columns": thumbnails.length, "--across": across(thumbnails.length), "--ratio": (this.video.size || [4, 3]).join(" / "),
     });
-    this.segment.thumbnails.forEach((frame, column) => {
+    thumbnails.forEach((frame, column) => {
       const when = this.time(column);
-      const thumbnail = make("span", { class: "thumbnail" });
-      if (frame !== null)
-        thumbnail.append(make("img", { src: this.source(frame), alt: `Frame at ${when}`, width, height, decoding: "async" }));
       const share = make("span", { class: "share" });
-      const tile = make("li", {}, thumbnail, make("span", { class: "bar" }), make("span", { class: "when", text: when }), share);
+      const tile = make("li", {}, this.thumbnail(frame, when), make("span", { class: "bar" }), make("span", { class: "when", text: when }), share);
       this.tiles.push({ tile, share });
       list.append(tile);
     });
@@ -129,8 +179,9 @@ class Figure {
   show(caption) {
     this.caption = caption;
     this.attention = caption.traces.attention;
-    this.bounds = this.attention && boundsOf(this.attention);
+    this.facts.textContent = likelihood(caption.logprob, caption.logprob === null ? null : caption.logprob / caption.words.length);
     this.rows = [];
+    this.strips = [];
     this.words.replaceChildren();
     this.place.style.setProperty("--blank", caption.traces.blank ? "2.9rem" : "0rem");
     if (this.attention) this.words.append(this.head());
@@ -168,7 +219,7 @@ class Figure {
       "aria-label": `${text ?? "end of the sentence"}, log-probability ${number(logprob)}${this.attention ? `, ${this.told(this.attention[at])}` : ""}`,
     });
     row.append(make("span", text === null ? { class: "text end", text: "(end)" } : { class: "text", text }), make("span", { class: "right", text: number(logprob) }));
-    row.append(this.attention ? this.frames(at) : make("span"));
+    row.append(this.attention ? this.cells(at) : make("span"));
     if (blank) row.append(make("span", { class: "right", text: percent(blank[at][0]) }));
     row.addEventListener("focus", () => this.choose(at));
     row.addEventListener("click", () => {
@@ -180,8 +231,8 @@ class Figure {
     return row;
   }
 
-  frames(at) {
-    const found = strip(this.attention[at], this.bounds);
+  cells(at) {
+    const found = this.strip(this.attention[at], this.attention);
     const columns = this.attention[at].length;
     const over = (event) => {
       const box = found.getBoundingClientRect();
@@ -200,7 +251,8 @@ class Figure {
     if (to !== undefined) {
       event.preventDefault();
       this.rows[Math.min(last, Math.max(0, to))].focus();
-    } else if (event.key === "Escape") {
+    } else if (event.key === "Escape" && this.rows[at].getAttribute("aria-checked") === "true") {
+      event.stopPropagation(); // the next one leaves the video
       this.choose(null);
     }
   }
@@ -242,11 +294,8 @@ class Figure {
   memory() {
     const others = Object.entries(this.caption.traces).filter(([name]) => name !== "attention" && name !== "blank");
     if (!others.length) return null;
-    const details = make("details", { class: "memory" }, make("summary", { text: others.some(([name]) => name === "states") ? "States that each word is made of" : "Memory, word by word" }));
-    details.addEventListener("toggle", () => {
-      if (details.open && !details.querySelector(".blocks")) details.append(this.blocks(others));
-    });
-    return details;
+    const title = others.some(([name]) => name === "states") ? "States that each word is made of" : "Memory, word by word";
+    return disclosure(title, "memory", (details) => details.append(this.blocks(others)));
   }
 
   blocks(traces) {
@@ -254,14 +303,13 @@ class Figure {
     const chosen = this.rows.findIndex((row) => row.getAttribute("aria-checked") === "true");
     for (const [name, rows] of traces) {
       const [title, note] = KINDS[name] || [name.replaceAll("_", " "), ""];
-      const bounds = boundsOf(rows);
       const columns = rows[0].length;
       const block = make("section", { class: columns < 6 ? "narrow" : "" }, make("h4", { text: title }));
-      block.append(make("p", { class: "note", text: `${note ? `${note}; ` : ""}${columns === 1 ? "1 slot" : `${columns} slots`}, at most ${percent(greatest(rows))}` }));
+      block.append(make("p", { class: "note", text: `${note ? `${note}; ` : ""}${columns === 1 ? "1 slot" : `${columns} slots`}, at most ${percent(greatest(rows))}.` }));
       rows.forEach((row, at) => {
         const most = greatest([row]);
         const told = `${this.caption.words[at][0] ?? "end"}: most at slot ${row.indexOf(most) + 1}, ${percent(most)}`;
-        const drawn = strip(row, bounds);
+        const drawn = this.strip(row, rows);
         drawn.setAttribute("role", "img");
         drawn.setAttribute("aria-label", told);
         drawn.title = told;

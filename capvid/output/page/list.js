@@ -1,4 +1,4 @@
-/* The list of videos, and what is done to it. It follows figure.js in the same function. */
+/* The list of videos: unfolding, search, order, keyboard. It follows review.js in the same function. */
 
 const OPEN = 3; // videos that are open at first
 const FEW = 4; // segments of each
@@ -18,34 +18,37 @@ function timeline(video) {
       const title = `${span(segment)}: ${Math.round(100 * change)}%`;
       row.append(make("span", { "--long": (segment.end ?? 1) - segment.start, "--high": `${most ? (100 * change) / most : 0}%`, title }));
     }
-    chart.append(make("p", { text: `Change of memory by each segment, layer ${layer + 1}, at most ${Math.round(100 * most)}%` }), row);
+    chart.append(make("p", { text: `How much each segment changed the memory of layer ${layer + 1}, at most ${Math.round(100 * most)}%: a tall bar is a segment with much that is new.` }), row);
   }
   return chart;
 }
 
-function segments(video, place, id) {
-  place.append(timeline(video));
+function segments(article, video, place) {
   video.segments.forEach((segment, at) => {
-    const inside = make("div", { id: `${id}-${at}`, hidden: true });
-    const change = segment.change ? ` Memory changed by ${segment.change.map((each) => (each === null ? "?" : `${Math.round(100 * each)}%`)).join(", ")}.` : "";
+    const inside = make("div", { id: `${place.id}-${at}`, hidden: true });
     const opener = make("button", { type: "button", class: "opener", "aria-expanded": "false", "aria-controls": inside.id });
-    opener.append(make("span", { class: "when", text: span(segment) }), make("span", { class: "said", text: segment.captions[0].text || "(no words)" }));
     const best = segment.captions[0];
-    const facts = make("p", { class: "facts", text: `log-probability ${number(best.logprob)}, ${number(best.logprob / best.words.length)} per word${best.confidence === null ? "" : `, confidence ${best.confidence.toFixed(2)}`}.${change}` });
-    opener.unfold = () => {
-      inside.append(facts, make("div"));
-      new Figure(video, segment, inside.lastChild).build();
-    };
-    place.append(make("section", { class: "segment" }, make("h3", {}, opener), inside));
+    const said = make("span", { class: "said", text: best.text || "(no words)" });
+    opener.append(make("span", { class: "when", text: span(segment) }), said);
+    opener.unfold = () => new Figure(video, segment, inside).build();
+    const facts = best.confidence === null ? [] : [make("p", { class: "facts" }, `confidence ${best.confidence.toFixed(2)}`)];
+    if (best.unsure) facts[0].append(" \u00b7 ", make("strong", { class: "low", text: "low confidence" }));
+    const row = make("div", { class: "review" }, ...facts);
+    place.append(make("section", { class: "segment" }, make("h3", {}, opener), row, inside));
+    addHost(`${article.dataset.number}.${at}`, said, row, `segment ${at + 1} of ${name(article)}`);
     if (at < FEW) toggle(opener);
   });
+  place.append(disclosure("Details of the video", "details", (details) => {
+    const { logprob, mean_logprob } = JSON.parse(article.dataset.record).captions[0];
+    details.append(make("p", { class: "note", text: likelihood(logprob, mean_logprob) }), timeline(video));
+  }));
 }
 
 function unfold(article) {
   const video = JSON.parse(article.querySelector("script").textContent);
   video.posterSource = article.querySelector("img.poster")?.src;
   const body = article.querySelector(".body");
-  if (video.paragraph) segments(video, body, body.id);
+  if (video.paragraph) segments(article, video, body);
   else new Figure(video, video.segments[0], body).build();
 }
 
@@ -57,49 +60,166 @@ function toggle(opener) {
   inside.hidden = !open;
 }
 
-/* The list: filter, order, theme. */
+/* The list: search, filter, order. */
 
-const list = document.getElementById("videos");
-const filter = document.getElementById("filter");
+const search = document.getElementById("filter");
+const controls = search.form;
 const sort = document.getElementById("sort");
-const stretch = document.getElementById("stretch");
-const theme = document.getElementById("theme");
-const dark = matchMedia("(prefers-color-scheme: dark)");
-const texts = new WeakMap(); // what each video is found by
+const texts = new Map(); // by number, what each video is found by
 
+const name = (article) => article.querySelector(".name").textContent;
 const textOf = (article) => {
-  if (!texts.has(article)) {
+  const { number } = article.dataset;
+  if (!texts.has(number)) {
     const parts = [...article.querySelectorAll(".name, .top .caption, .error")];
-    texts.set(article, parts.map((part) => part.textContent).join(" ").toLowerCase());
+    texts.set(number, parts.map((part) => part.textContent).join(" ").toLowerCase());
   }
-  return texts.get(article);
+  return texts.get(number);
 };
-const videos = () => [...list.querySelectorAll(":scope > article")];
+const KEEPS = {
+  all: () => true,
+  failed: (article) => article.classList.contains("failed"),
+  unsure: (article) => article.classList.contains("unsure"),
+  edited: (article, changed) => changed.has(article.dataset.number),
+};
 
-function filtered() {
-  const wanted = filter.value.toLowerCase().split(/\s+/).filter(Boolean);
-  const all = videos();
+function applyFilter() {
+  const wanted = search.value.toLowerCase().split(/\s+/).filter(Boolean);
+  const keeps = KEEPS[controls.elements.show.value];
+  const changed = editedNumbers();
   let count = 0;
-  for (const article of all) {
+  for (const article of articles) {
     const text = textOf(article);
-    article.hidden = !wanted.every((word) => text.includes(word));
+    article.hidden = !(keeps(article, changed) && wanted.every((word) => text.includes(word)));
     count += !article.hidden;
   }
-  document.getElementById("found").textContent = wanted.length ? `${count} of ${all.length}` : "";
+  document.getElementById("found").textContent = wanted.length ? `${count} of ${articles.length}` : "";
+  document.getElementById("nothing").hidden = count > 0 || !articles.length;
 }
 
-const likely = (article) => (article.dataset.likely === undefined ? NaN : Number(article.dataset.likely));
-const name = (article) => article.querySelector(".name").textContent;
+function showCounts() {
+  const changed = editedNumbers();
+  for (const [kind, keeps] of Object.entries(KEEPS))
+    document.getElementById(`count-${kind}`).textContent = articles.filter((article) => keeps(article, changed)).length;
+}
+
+function captionChanged(number) {
+  texts.delete(number);
+  showCounts();
+}
+
+const collator = new Intl.Collator(undefined, { numeric: true });
+const measure = (key) => (article) => (article.dataset[key] ? Number(article.dataset[key]) : NaN);
+const [likely, confidence] = [measure("likely"), measure("confidence")];
 const order = (a, b) => a.dataset.number - b.dataset.number;
 const last = (a, b) => Number(isNaN(likely(a))) - Number(isNaN(likely(b)));
+const unlikely = (a, b) => last(a, b) || likely(a) - likely(b) || order(a, b);
+const unmeasured = (a, b) => Number(isNaN(confidence(a))) - Number(isNaN(confidence(b)));
 const ORDERS = {
   number: order,
-  name: (a, b) => name(a).localeCompare(name(b), undefined, { numeric: true }) || order(a, b),
+  name: (a, b) => collator.compare(name(a), name(b)) || order(a, b),
+  confidence: (a, b) => unmeasured(a, b) || confidence(a) - confidence(b) || unlikely(a, b),
   likely: (a, b) => last(a, b) || likely(b) - likely(a) || order(a, b),
-  unlikely: (a, b) => last(a, b) || likely(a) - likely(b) || order(a, b),
+  unlikely,
   failed: (a, b) => last(b, a) || order(a, b),
 };
+const applyOrder = () => main.append(...[...articles].sort(ORDERS[sort.value]));
 
+search.addEventListener("input", applyFilter);
+controls.addEventListener("change", (event) => {
+  if (event.target.name === "show") applyFilter();
+});
+controls.addEventListener("submit", (event) => event.preventDefault());
+sort.addEventListener("change", applyOrder);
+
+/* Videos, segments and captions by mouse. */
+
+function startEdit(key) {
+  const article = articleOf(key);
+  if (article.classList.contains("segmented") && !key.includes(".")) {
+    const opener = article.querySelector(".opener");
+    if (opener.getAttribute("aria-expanded") === "false") toggle(opener);
+    key += ".0";
+  }
+  edit(key);
+}
+
+main.addEventListener("click", (event) => {
+  const opener = event.target.closest(".opener");
+  const row = event.target.closest(".review");
+  const top = event.target.closest(".top");
+  if (opener) toggle(opener);
+  else if (event.target.closest(".edit")) startEdit(row.dataset.key);
+  else if (event.target.closest(".revert")) {
+    setCaption(row.dataset.key, null);
+    row.querySelector(".edit").focus();
+  } else if (top && !event.target.closest("form, button") && String(getSelection()) === "") {
+    const own = top.querySelector(".opener");
+    if (own) toggle(own);
+  }
+});
+
+/* The keyboard: stops are videos and the segments of open ones. */
+
+const STOPS = "article:not([hidden]) > .top .opener, article.failed:not([hidden]), article:not([hidden]) > .body:not([hidden]) > .segment > h3 > .opener";
+let stop = null; // the last one
+
+function currentStop() {
+  const inside = document.activeElement.closest?.(".segment, article");
+  if (inside) stop = inside.querySelector(".opener") || inside;
+  return stop;
+}
+
+function move(step) {
+  const stops = [...main.querySelectorAll(STOPS)];
+  const at = stops.indexOf(currentStop());
+  const next = stops[at < 0 ? 0 : at + step];
+  if (!next) return;
+  if (next.matches(".failed")) next.tabIndex = -1;
+  next.focus({ preventScroll: true });
+  (next.closest(".top, h3") || next).scrollIntoView({ block: "nearest" });
+  stop = next;
+}
+
+function leave() {
+  const stop = document.activeElement === search ? null : currentStop();
+  if (stop && stop !== document.activeElement) stop.focus();
+  else document.activeElement.blur();
+}
+
+function editCurrent() {
+  const current = currentStop();
+  const article = current?.closest("article");
+  if (!article || article.hidden || article.matches(".failed")) return;
+  const row = (current.closest(".segment") || article.querySelector(".top")).querySelector(".review");
+  startEdit(row.dataset.key);
+}
+
+const KEYS = {
+  "/": () => {
+    search.focus();
+    search.select();
+  },
+  j: () => move(1),
+  k: () => move(-1),
+  e: editCurrent,
+};
+
+addEventListener("keydown", (event) => {
+  if (event.ctrlKey || event.metaKey || event.altKey || event.isComposing) return;
+  const target = document.activeElement;
+  const typing = target.matches("textarea, select, [type=search]");
+  const arrow = target.matches(STOPS) && { ArrowDown: KEYS.j, ArrowUp: KEYS.k }[event.key];
+  const action = arrow || (event.key === "Escape" ? leave : typing ? undefined : KEYS[event.key]);
+  if (!action) return;
+  event.preventDefault();
+  action();
+});
+
+/* Light or dark. */
+
+const theme = document.getElementById("theme");
+const dark = matchMedia("(prefers-color-scheme: dark)");
 const isDark = () => (document.documentElement.dataset.theme || (dark.matches ? "dark" : "light")) === "dark";
 const showTheme = () => theme.setAttribute("aria-pressed", String(isDark()));
 
@@ -109,28 +229,6 @@ theme.addEventListener("click", () => {
 });
 dark.addEventListener("change", showTheme);
 showTheme();
-stretch.addEventListener("change", () => {
-  for (const [canvas, paint] of paints) {
-    if (canvas.isConnected) paint();
-    else paints.delete(canvas);
-  }
-});
-filter.addEventListener("input", filtered);
-filter.form.addEventListener("submit", (event) => event.preventDefault());
-sort.addEventListener("change", () => list.append(...videos().sort(ORDERS[sort.value])));
-list.addEventListener("click", (event) => {
-  const opener = event.target.closest(".opener");
-  const top = event.target.closest(".top");
-  if (opener) toggle(opener);
-  else if (top && String(getSelection()) === "") {
-    const own = top.querySelector(".opener");
-    if (own) toggle(own);
-  }
-});
-addEventListener("pageshow", () => {
-  if (filter.value) filtered(); // the browser kept what was typed
-  if (sort.value !== "number") sort.dispatchEvent(new Event("change"));
-});
 
 /* The first videos are opened as they come, before those below them are there, so that nothing moves. */
 
@@ -138,7 +236,7 @@ const opened = new WeakSet();
 const coming = new MutationObserver(openFirst);
 function openFirst() {
   const loading = document.readyState === "loading";
-  const first = videos().slice(0, OPEN);
+  const first = [...main.querySelectorAll(":scope > article")].slice(0, OPEN);
   for (const article of first) {
     if (opened.has(article) || (loading && !article.nextSibling)) continue; // it may not be whole
     opened.add(article);
@@ -147,5 +245,19 @@ function openFirst() {
   }
   if (!loading || (first.length === OPEN && first.every((article) => opened.has(article)))) coming.disconnect();
 }
-coming.observe(list, { childList: true });
-document.addEventListener("DOMContentLoaded", openFirst);
+coming.observe(main, { childList: true });
+
+document.addEventListener("DOMContentLoaded", () => {
+  openFirst();
+  articles = [...main.querySelectorAll(":scope > article")];
+  restore();
+  for (const key of [...hosts.keys()]) showHost(key); // segments of the first videos
+  for (const article of articles.filter((each) => !each.matches(".failed")))
+    addHost(article.dataset.number, article.querySelector(".caption bdi"), article.querySelector(".top .review"), name(article));
+  showCounts();
+  showEdits();
+});
+addEventListener("pageshow", () => {
+  applyFilter(); // the browser may keep what was typed and chosen
+  if (sort.value !== "number") applyOrder();
+});
