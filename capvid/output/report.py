@@ -62,7 +62,7 @@ class Report:
         self.model = model
         self.settings = settings
         self._broken = False
-        self._state = (0, 0, 0, 0)  # end of the last complete result; videos captioned, failed, unsure
+        self._state = (0, 0, 0, 0)  # end of the last complete result; videos captioned, failed, doubtful
         self._digest = hashlib.sha256()  # of the results, to which the browser's copy of the edits belongs
 
     def __enter__(self) -> Report:
@@ -107,17 +107,17 @@ class Report:
         Raises:
             OSError: the result cannot be written.
         """
-        _, captioned, failed, unsure = self._state
+        _, captioned, failed, doubtful = self._state
         article = _article(captioned + failed, result, json_text(make_record(result, self.settings)))
         end = self._write(article)
         ok = result.error is None
         self._digest.update(article.encode("utf-8", "replace"))
-        self._state = (end, captioned + ok, failed + (not ok), unsure + _is_unsure(result))
+        self._state = (end, captioned + ok, failed + (not ok), doubtful + result.low_confidence)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        end, captioned, failed, unsure = self._state
+        end, captioned, failed, doubtful = self._state
         if self._broken or (error is not None and not captioned + failed):
             self._stack.__exit__(kind, error, trace)
             return
@@ -127,7 +127,7 @@ class Report:
             self._write(f'<data id="digest" value="{self._digest.hexdigest()}"></data>\n')
             self._write("</main>\n</body>\n</html>\n")
             counts = f"{captioned} captioned" + (f", {failed} failed" if failed else "")
-            counts += f", {unsure} of low confidence" if unsure else ""
+            counts += f", {doubtful} of low confidence" if doubtful else ""
             counts += f" in {time.monotonic() - self._start:.1f} s"
             counts += "; stopped before the end" if error is not None else ""
             self._stream.seek(self._counts_offset)
@@ -142,10 +142,6 @@ class Report:
         except OSError:
             self._broken = True
             raise
-
-
-def _is_unsure(result: CaptionResult) -> bool:
-    return any(segment.captions[0].unsure for segment in result.segments)
 
 
 def _article(number: int, result: CaptionResult, record: str) -> str:
@@ -171,12 +167,12 @@ def _article(number: int, result: CaptionResult, record: str) -> str:
         if segment.captions[0].confidence is not None
     ]
     confidence = f"{min(confidences):.4f}" if confidences else ""  # a video is as good as its worst segment
-    unsure = _is_unsure(result)
+    low = result.low_confidence
     facts = [
         *([] if result.duration is None else [_duration(result.duration)]),
         *([f"{len(result.segments)} segments"] if result.paragraph else []),
         *([f"{'lowest ' * result.paragraph}confidence {min(confidences):.2f}"] if confidences else []),
-        *(['<strong class="low">low confidence</strong>'] if unsure else []),
+        *(['<strong class="low">low confidence</strong>'] if low else []),
         *([f"{result.lost} frame{'s' * (result.lost > 1)} lost"] if result.lost else []),
     ]
     data = _video_data(result)
@@ -192,7 +188,7 @@ def _article(number: int, result: CaptionResult, record: str) -> str:
     safe = json.dumps(json_value(data), separators=(",", ":"), allow_nan=False)
     safe = safe.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
     return (
-        f'<article class="video{" unsure" * unsure}{" segmented" * result.paragraph}" data-number="{number}" '
+        f'<article class="video{" low-confidence" * low}{" segmented" * result.paragraph}" data-number="{number}" '
         f'data-likely="{best.mean_logprob:.4f}" data-confidence="{confidence}" data-record=\'{record}\'>\n'
         f'<div class="top">{poster}<div><h2 class="name">'
         f'<button type="button" class="opener" aria-expanded="false" aria-controls="body{number}">'
@@ -274,7 +270,7 @@ def _caption_data(caption: Caption, edges: np.ndarray) -> dict[str, Any]:
         "text": caption.text,
         "logprob": round(caption.logprob, _DECIMALS),
         "confidence": None if caption.confidence is None else round(caption.confidence, _DECIMALS),
-        "unsure": caption.unsure,
+        "low_confidence": caption.low_confidence,
         "words": [[word.word, round(word.logprob, _DECIMALS)] for word in caption.words]
         + [[None, round(end_logprob, _DECIMALS)]],
         "traces": {

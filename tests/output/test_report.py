@@ -167,9 +167,9 @@ def test_low_confidence_is_counted_and_marked(tmp_path: Path) -> None:
     assert page.ids["counts"].startswith("4 captioned, 1 failed, 2 of low confidence in ")
     found = [attributes for tag, attributes in page.tags if tag == "article"]
     assert [each["class"] for each in found] == [
-        "video unsure",
+        "video low-confidence",
         "video",
-        "video unsure segmented",
+        "video low-confidence segmented",
         "video",
         "video failed",
     ]

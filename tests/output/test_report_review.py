@@ -149,10 +149,6 @@ def read_texts(path: Path) -> dict[str, str]:
         return {name: archive.read(name).decode("utf-8") for name in archive.namelist()}
 
 
-def is_unsure(result: CaptionResult) -> bool:
-    return any(segment.captions[0].unsure for segment in result.segments)
-
-
 def lowest_confidence(result: CaptionResult) -> float | None:
     confidences = [segment.captions[0].confidence for segment in result.segments]
     return min((each for each in confidences if each is not None), default=None)
@@ -163,18 +159,18 @@ def test_counts_filters_search_and_order_combine(
 ) -> None:
     paths = [str(result.path) for result in results]
     failed = [str(result.path) for result in results if result.error]
-    unsure = [str(result.path) for result in results if is_unsure(result)]
-    assert len(failed) == 5 and 100 < len(unsure) < 300
-    assert any(result.paragraph and is_unsure(result) for result in results)
+    doubtful = [str(result.path) for result in results if result.low_confidence]
+    assert len(failed) == 5 and 100 < len(doubtful) < 300
+    assert any(result.paragraph and result.low_confidence for result in results)
     counts = browser.find_element("id", "counts").text
-    assert counts.startswith(f"995 captioned, 5 failed, {len(unsure)} of low confidence in ")
+    assert counts.startswith(f"995 captioned, 5 failed, {len(doubtful)} of low confidence in ")
     labels = [" ".join(label.text.split()) for label in all_of(browser, ".show label")]
-    assert labels == ["All 1000", "Failed 5", f"Low confidence {len(unsure)}", "Edited 0"]
+    assert labels == ["All 1000", "Failed 5", f"Low confidence {len(doubtful)}", "Edited 0"]
     assert show(browser, "failed") == failed
-    assert show(browser, "unsure") == unsure
+    assert show(browser, "low-confidence") == doubtful
     field = browser.find_element("id", "filter")
     field.send_keys("clips/02")
-    matching = [path for path in unsure if "clips/02" in path]
+    matching = [path for path in doubtful if "clips/02" in path]
     assert names(browser) == matching
     assert browser.find_element("id", "found").text == f"{len(matching)} of 1000"
     measures = {  # of equal confidence, the least likely comes first
@@ -421,7 +417,7 @@ def test_nothing_overlaps_or_is_cut_off(browser: Browser, width: int) -> None:
     edit_caption(browser, entry(browser, 3), "a_caption_without_spaces" * 10)
     for number in (1, 3):
         click(browser, entry(browser, number).find_elements("css selector", ".edit")[-1])
-    for chosen in ("all", "unsure", "failed", "edited"):
+    for chosen in ("all", "low-confidence", "failed", "edited"):
         show(browser, chosen)
         browser.execute_script("scrollTo(0, 0)")
         rest(browser)

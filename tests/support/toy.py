@@ -95,8 +95,9 @@ def save_toy_captioner(
     weights: Path | None = None,
     seed: int = 1,
     sampling: str | None = "uniform:4",
+    **info: object,
 ) -> None:
-    """Save a captioner with random weights whose header names a backbone."""
+    """Save a captioner with random weights whose header names a backbone; ``info`` are further notes."""
     import torch
 
     from capvid.backbones.backbone import load_backbone
@@ -120,7 +121,7 @@ def save_toy_captioner(
         for parameter in captioner.parameters():
             parameter.mul_(3)
         captioner.output.vocabulary.bias[EOS] -= 3
-    save_checkpoint(folder, captioner, vocabulary, header, {"max_frames": 4})
+    save_checkpoint(folder, captioner, vocabulary, header, {"max_frames": 4, **info})
 
 
 @pytest.fixture

@@ -32,7 +32,7 @@ function segments(article, video, place) {
     opener.append(make("span", { class: "when", text: span(segment) }), said);
     opener.unfold = () => new Figure(video, segment, inside).build();
     const facts = best.confidence === null ? [] : [make("p", { class: "facts" }, `confidence ${best.confidence.toFixed(2)}`)];
-    if (best.unsure) facts[0].append(" \u00b7 ", make("strong", { class: "low", text: "low confidence" }));
+    if (best.low_confidence) facts[0].append(" \u00b7 ", make("strong", { class: "low", text: "low confidence" }));
     const row = make("div", { class: "review" }, ...facts);
     place.append(make("section", { class: "segment" }, make("h3", {}, opener), row, inside));
     addHost(`${article.dataset.number}.${at}`, said, row, `segment ${at + 1} of ${name(article)}`);
@@ -79,7 +79,7 @@ const textOf = (article) => {
 const KEEPS = {
   all: () => true,
   failed: (article) => article.classList.contains("failed"),
-  unsure: (article) => article.classList.contains("unsure"),
+  "low-confidence": (article) => article.classList.contains("low-confidence"),
   edited: (article, changed) => changed.has(article.dataset.number),
 };
 
