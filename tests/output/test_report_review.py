@@ -172,6 +172,11 @@ def test_counts_filters_search_and_order_combine(
     assert labels == ["All 1000", "Failed 5", f"Low confidence {len(unsure)}", "Edited 0"]
     assert show(browser, "failed") == failed
     assert show(browser, "unsure") == unsure
+    assert browser.find_element("id", "found").text == f"{len(unsure)} of 1000"
+    flagged = next(number for number, result in enumerate(results) if result.paragraph and is_unsure(result))
+    click(browser, entry(browser, flagged).find_element("css selector", ".name .opener"))
+    segments = entry(browser, flagged).find_elements("css selector", ".segment .review")
+    assert ["low confidence" in segment.text for segment in segments] == [False, True, False]
     field = browser.find_element("id", "filter")
     field.send_keys("clips/02")
     matching = [path for path in unsure if "clips/02" in path]
