@@ -187,8 +187,9 @@ def _article(number: int, result: CaptionResult, record: str) -> str:
     # In ASCII without these characters, nothing in the data can end the script element or begin a comment.
     safe = json.dumps(json_value(data), separators=(",", ":"), allow_nan=False)
     safe = safe.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
+    kinds = f"video{' low-confidence' * low}{' segmented' * result.paragraph}"
     return (
-        f'<article class="video{" low-confidence" * low}{" segmented" * result.paragraph}" data-number="{number}" '
+        f'<article class="{kinds}" data-number="{number}" '
         f'data-likely="{best.mean_logprob:.4f}" data-confidence="{confidence}" data-record=\'{record}\'>\n'
         f'<div class="top">{poster}<div><h2 class="name">'
         f'<button type="button" class="opener" aria-expanded="false" aria-controls="body{number}">'

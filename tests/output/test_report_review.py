@@ -168,6 +168,13 @@ def test_counts_filters_search_and_order_combine(
     assert labels == ["All 1000", "Failed 5", f"Low confidence {len(doubtful)}", "Edited 0"]
     assert show(browser, "failed") == failed
     assert show(browser, "low-confidence") == doubtful
+    assert browser.find_element("id", "found").text == f"{len(doubtful)} of 1000"
+    flagged = next(
+        number for number, result in enumerate(results) if result.paragraph and result.low_confidence
+    )
+    click(browser, entry(browser, flagged).find_element("css selector", ".name .opener"))
+    segments = entry(browser, flagged).find_elements("css selector", ".segment .review")
+    assert ["low confidence" in segment.text for segment in segments] == [False, True, False]
     field = browser.find_element("id", "filter")
     field.send_keys("clips/02")
     matching = [path for path in doubtful if "clips/02" in path]

@@ -67,7 +67,16 @@ const controls = search.form;
 const sort = document.getElementById("sort");
 const texts = new Map(); // by number, what each video is found by
 
-const name = (article) => article.querySelector(".name").textContent;
+/* A function of videos that looks at each only once. */
+function cached(compute) {
+  const values = new WeakMap();
+  return (article) => {
+    if (!values.has(article)) values.set(article, compute(article));
+    return values.get(article);
+  };
+}
+
+const name = cached((article) => article.querySelector(".name").textContent);
 const textOf = (article) => {
   const { number } = article.dataset;
   if (!texts.has(number)) {
@@ -85,7 +94,8 @@ const KEEPS = {
 
 function applyFilter() {
   const wanted = search.value.toLowerCase().split(/\s+/).filter(Boolean);
-  const keeps = KEEPS[controls.elements.show.value];
+  const kind = controls.elements.show.value;
+  const keeps = KEEPS[kind];
   const changed = editedNumbers();
   let count = 0;
   for (const article of articles) {
@@ -93,7 +103,7 @@ function applyFilter() {
     article.hidden = !(keeps(article, changed) && wanted.every((word) => text.includes(word)));
     count += !article.hidden;
   }
-  document.getElementById("found").textContent = wanted.length ? `${count} of ${articles.length}` : "";
+  document.getElementById("found").textContent = wanted.length || kind !== "all" ? `${count} of ${articles.length}` : "";
   document.getElementById("nothing").hidden = count > 0 || !articles.length;
 }
 
@@ -109,9 +119,10 @@ function captionChanged(number) {
 }
 
 const collator = new Intl.Collator(undefined, { numeric: true });
-const measure = (key) => (article) => (article.dataset[key] ? Number(article.dataset[key]) : NaN);
+const measure = (key) => cached(({ dataset }) => (dataset[key] ? Number(dataset[key]) : NaN));
 const [likely, confidence] = [measure("likely"), measure("confidence")];
-const order = (a, b) => a.dataset.number - b.dataset.number;
+const index = measure("number");
+const order = (a, b) => index(a) - index(b);
 const last = (a, b) => Number(isNaN(likely(a))) - Number(isNaN(likely(b)));
 const unlikely = (a, b) => last(a, b) || likely(a) - likely(b) || order(a, b);
 const unmeasured = (a, b) => Number(isNaN(confidence(a))) - Number(isNaN(confidence(b)));
@@ -192,7 +203,7 @@ function editCurrent() {
   const article = current?.closest("article");
   if (!article || article.hidden || article.matches(".failed")) return;
   const row = (current.closest(".segment") || article.querySelector(".top")).querySelector(".review");
-  startEdit(row.dataset.key);
+  if (row.dataset.key) startEdit(row.dataset.key); // none before the page is complete
 }
 
 const KEYS = {
