@@ -96,7 +96,9 @@ def test_feature_files_form_larger_batches_than_videos(
     monkeypatch.setattr("capvid.decoding.caption_generator.decode", counting_decode)
     results = list(load(toy.model, batch_size=2).stream([*files, *video_files[:3]]))
     assert len({result.captions[0].text for result in results[:21]}) == 1
-    assert sizes == [16, 6, 1]  # 16 feature files; the other 4, which count half, with 2 videos; the rest
+    # 8 feature files, which is as much as the one video of the first batch; the other 12, which count an
+    # eighth, with a video; the rest
+    assert sizes == [8, 13, 2]
 
 
 def test_the_first_batches_are_small(toy: Toy, video_files: list[Path]) -> None:

@@ -24,7 +24,7 @@ from capvid.errors import DataError
 from capvid.utils.escaping import unguarded_cell
 from capvid.utils.files import MANIFEST
 
-IDS = ("image_id", "video_id", "video", "id")
+IDS = ("image_id", "video_id", "video", "id", "file_name")
 SUFFIXES = (".json", ".jsonl", ".csv", ".tsv")
 _CAPTION_COLUMNS = ("caption", "sentence", "text")
 _REMEDY = (
@@ -138,7 +138,8 @@ class _Reader:
         captions = row.get("captions")
         if isinstance(captions, list) and captions:
             return captions[:1], captions
-        return row.get("caption", row.get("sentence", row.get("segments"))), ()
+        keys = (*_CAPTION_COLUMNS, "segments")
+        return next((row[key] for key in keys if key in row), None), ()
 
     def _read_table(self, path: Path, lines: list[str]) -> None:
         first = next((number for number, line in enumerate(lines) if line.strip()), None)
@@ -148,10 +149,11 @@ class _Reader:
         header = _header(lines[first], tabs=tabs)
         video_column = next((header.index(name) for name in IDS if name in header), None)
         caption_column = next((header.index(name) for name in _CAPTION_COLUMNS if name in header), None)
+        remark_column = header.index("status") if "status" in header else None
         if video_column is not None and caption_column is not None:
             first += 1
         elif tabs:
-            video_column, caption_column = 0, 1
+            video_column, caption_column, remark_column = 0, 1, 2
         else:
             problem = f"{path}, line {first + 1}: not a known format of predictions"
             raise DataError(problem, remedy=_REMEDY)
@@ -163,6 +165,10 @@ class _Reader:
                     raise RowError(f"{len(cells)} columns", "write a video and a caption on each line")
             video, caption = cells[video_column].strip(), cells[caption_column].strip()
             start = None if start_column is None else cells[start_column]
+            # a video that failed in tables of capvid, and in its lines of path, caption and remark
+            if remark_column and not caption and "".join(cells[remark_column:]).startswith("error"):
+                self.predictions.failed.append(self._register(path, line, video))
+                continue
             if "logprob" not in header or video != last_video:
                 self._add(path, line, video, caption)
             elif start == last_start:
@@ -221,7 +227,7 @@ def _text(value: Any) -> str:
 def _is_record(row: dict[str, Any]) -> bool:
     """Return whether an object is the record of one video, not an object of captions by id."""
     return any(key in row and not isinstance(row[key], (list, dict)) for key in IDS) and any(
-        key in row for key in ("caption", "captions", "segments", "sentences", "sentence", "status")
+        key in row for key in ("caption", "captions", "segments", "sentences", "sentence", "text", "status")
     )
 
 

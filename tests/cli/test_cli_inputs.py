@@ -165,5 +165,5 @@ def test_unreadable_zip_does_not_stop_the_batch(
 
     monkeypatch.setattr("os.stat", refuse_locked)
     code, out, err = capvid("caption", "locked/x.zip", clips[0], "--model", toy.model)
-    assert (code, printed_paths(out)) == (3, clips[:1])
+    assert (code, printed_paths(out)) == (3, ["locked/x.zip", *clips[:1]])
     assert err.startswith("error: locked/x.zip: ") and err.endswith("1 captioned, 1 failed\n")
