@@ -181,7 +181,9 @@ def test_failures_in_a_single_output_file(
     model: Path, clips: Path, expected: dict[str, Any], capvid: Run, monkeypatch: Patch, tmp_path: Path
 ) -> None:
     """The first input fails after the file was started; a failure in the report is also in the file."""
-    monkeypatch.setattr(report, "_article", failing(report._article, lambda _, result: is_bad_path(result)))
+    monkeypatch.setattr(
+        report, "_article", failing(report._article, lambda _, result, record: is_bad_path(result))
+    )
     out, page = tmp_path / "out.json", tmp_path / "page.html"
     inputs = [clips / "bad.mp4", clips / "a.mp4", clips / "c.mp4"]
     run = capvid("caption", *inputs, "--workers", 1, "--model", model, "-o", out, "--report", page)
