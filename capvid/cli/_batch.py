@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import re
 import sys
 import tempfile
@@ -169,13 +170,16 @@ class Batch:
     @contextmanager
     def stage(self, what: str) -> Iterator[None]:
         """Show what is going on, on a terminal, until the block ends."""
-        if not sys.stderr.isatty():
+        if not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
             yield
             return
-        from rich.console import Console
-
-        with Console(stderr=True).status(what):
+        sys.stderr.write(f"{what} ...\r")  # the bar of a download overwrites it
+        sys.stderr.flush()
+        try:
             yield
+        finally:
+            sys.stderr.write("\x1b[2K")
+            sys.stderr.flush()
 
     @contextmanager
     def paused(self) -> Iterator[None]:
