@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from capvid.metrics import Texts
     from capvid.scoring.comparison import Comparison
+    from capvid.scoring.diversity import Diversity
     from capvid.scoring.references import MatchedPredictions, ReferenceSet
     from capvid.scoring.scorer import Scores
 
@@ -75,6 +76,14 @@ def score(
         Path | None,
         typer.Option("--compare", show_default=False, help="Other predictions, to compare with."),
     ] = None,
+    training: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="FILE",
+            show_default=False,
+            help="Training captions, like REFERENCES, to count copies of them. May be repeated.",
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, with all decimals.")] = False,
 ) -> None:
     """Score captions as the papers do: BLEU, METEOR, ROUGE_L and CIDEr-D.
@@ -85,6 +94,7 @@ def score(
     (FILE#split=test takes one split). Ids may be paths of videos: a/b/video7.mp4 is video7.
     """
     from capvid.scoring.comparison import compare
+    from capvid.scoring.diversity import diversity
     from capvid.scoring.references import load_predictions, load_references
     from capvid.scoring.scorer import score_texts
 
@@ -98,6 +108,9 @@ def score(
         check_writable_file(per_video)
     form = references_format or ""
     wanted = load_references(references, form=form, paragraphs=paragraph)
+    known = None
+    if training:
+        known = _training_texts(training, form, tokenizer, paragraph=paragraph)
     paths = [predictions, other] if other else [predictions]
     predicted = [load_predictions(path, wanted, paragraphs=paragraph, missing=missing) for path in paths]
     for note in dict.fromkeys(note for one in predicted for note in one.notes):
@@ -121,6 +134,7 @@ def score(
         texts=texts[0],
         scores=scores,
         comparison=comparison,
+        diversity=[diversity(one.predictions.values(), known) for one in texts],
         tokenizer="mart" if paragraph else "builtin" if tokenizer == "auto" else tokenizer,
         meteor_engine="builtin" if meteor_engine == "auto" else meteor_engine,
         missing=missing,
@@ -175,6 +189,19 @@ def _texts(
     return [caption_texts(one, references, tokenizer=tokenizer, missing=missing) for one in captions]
 
 
+def _training_texts(files: list[str], form: str, tokenizer: str, *, paragraph: bool) -> set[str]:
+    """Return tokenized training captions, or paragraphs."""
+    from capvid.scoring.references import load_references
+    from capvid.scoring.scorer import caption_texts, paragraph_texts
+
+    texts = load_references(files, form=form, paragraphs=paragraph).texts
+    if paragraph:
+        read = paragraph_texts({}, texts, missing="empty")
+    else:
+        read = caption_texts({}, texts, tokenizer=tokenizer, missing="empty")
+    return {text for captions in read.references.values() for text in captions}
+
+
 MAX_VIDEOS = 10  # whose captions are shown side by side
 WIDTH = 60  # columns of the tables at most
 
@@ -190,6 +217,7 @@ class Scored:
         texts: tokenized texts of the first.
         scores: scores of the first.
         comparison: comparison with the second, if any.
+        diversity: diversity of the predictions of each file.
         tokenizer: name of the tokenizer.
         meteor_engine: name of the METEOR engine.
         missing: handling of videos without a prediction.
@@ -201,6 +229,7 @@ class Scored:
     texts: Texts
     scores: Scores
     comparison: Comparison | None
+    diversity: Sequence[Diversity]
     tokenizer: str
     meteor_engine: str
     missing: str
@@ -221,6 +250,7 @@ def report(scored: Scored) -> dict[str, Any]:
         "predictions": scored.paths[0],
         "references": scored.wanted.names,
         "scores": scored.scores.corpus,
+        "diversity": asdict(scored.diversity[0]),
         "left_out": scored.scores.left_out,
         "tokenizer": scored.tokenizer,
         "missing": scored.missing,
@@ -245,6 +275,7 @@ def _comparison(scored: Scored, comparison: Comparison) -> dict[str, Any]:
     return {
         "predictions": scored.paths[1],
         "scores": comparison.second.corpus,
+        "diversity": asdict(scored.diversity[1]),
         "differences": {name: asdict(one) for name, one in comparison.differences.items()},
         "samples": SAMPLES,
         "seed": SEED,
@@ -298,6 +329,7 @@ def print_report(scored: Scored, console: Console | None = None) -> None:
         for part in ([name for name in names if name not in repeated], repeated):
             if part:
                 _table(out, part, [[f"{100 * scored.scores.corpus[name]:.1f}" for name in part]])
+        _print_diversity(out, scored.diversity)
     else:
         _print_comparison(out, scored, scored.comparison)
     videos = "1 video" if count == 1 else f"{count} videos"
@@ -315,6 +347,7 @@ def _print_comparison(out: Console, scored: Scored, comparison: Comparison) -> N
     for letter, path in zip("AB", scored.paths, strict=True):
         out.print(terminal(f"{letter}: {path}"), markup=False, soft_wrap=True)
     _table(out, ["", "A", "B", "A - B", "95 % interval", "p"], rows)
+    _print_diversity(out, scored.diversity)
     videos = _most(comparison)
     if videos:
         out.print(f"The videos that differ most in {comparison.by}:")
@@ -322,6 +355,19 @@ def _print_comparison(out: Console, scored: Scored, comparison: Comparison) -> N
         out.print(terminal(f"{100 * comparison.videos[video]:+.1f} {video}"), markup=False, soft_wrap=True)
         for which, letter in enumerate("AB"):
             out.print(terminal(f"  {letter}: {scored.caption(which, video)}"), markup=False, soft_wrap=True)
+
+
+def _print_diversity(out: Console, of_files: Sequence[Diversity]) -> None:
+    head, rows = ["distinct", "words", "distinct-1", "distinct-2", "length", "in training"], []
+    for one in of_files:
+        shares = (one.distinct, one.distinct_1, one.distinct_2, one.in_training)
+        distinct, *others, copied = ("" if share is None else f"{100 * share:.1f}" for share in shares)
+        rows.append([distinct, str(one.vocabulary), *others, f"{one.mean_length:.1f}", copied])
+    if of_files[0].in_training is None:
+        head, rows = head[:-1], [row[:-1] for row in rows]
+    if len(of_files) > 1:
+        head, rows = ["", *head], [[letter, *row] for letter, row in zip("AB", rows, strict=True)]
+    _table(out, head, rows)
 
 
 def _table(out: Console, head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

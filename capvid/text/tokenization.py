@@ -9,7 +9,11 @@ tokenizes the text between them. Captions of plain words, the great majority, ne
 from __future__ import annotations
 
 import re
+import sys
 from functools import lru_cache
+from importlib.util import find_spec
+from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -129,6 +133,21 @@ def _strip_hyphens(token: str) -> list[str]:
 
 @lru_cache(maxsize=1)
 def _treebank() -> TreebankWordTokenizer:
-    from nltk.tokenize.treebank import TreebankWordTokenizer
-
+    """Return NLTK's tokenizer, without the rest of NLTK, which imports SciPy and takes a second or more."""
+    package = find_spec("nltk")
+    modules = set(sys.modules)
+    alone = package is not None and "nltk" not in modules
+    if package is not None and alone:
+        # While the tokenizer is imported, the packages around it are empty: their __init__ is not run.
+        for name, folder in (("nltk", ""), ("nltk.tokenize", "tokenize")):
+            sys.modules[name] = ModuleType(name)
+            sys.modules[name].__path__ = [
+                str(Path(each, folder)) for each in package.submodule_search_locations or ()
+            ]
+    try:
+        from nltk.tokenize.treebank import TreebankWordTokenizer
+    finally:
+        if alone:  # whoever imports NLTK later gets all of it
+            for name in [name for name in sys.modules.keys() - modules if name.split(".")[0] == "nltk"]:
+                del sys.modules[name]
     return TreebankWordTokenizer()

@@ -5,13 +5,16 @@ import io
 import json
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 from toy import Run, Toy
 
+from capvid.scoring.diversity import diversity
 from capvid.scoring.scorer import score, score_paragraphs
+from capvid.text.tokenization import ptb_tokenize
 
 REFERENCES = {
     "video1": ["a dog runs in the park", "the dog is running"],
@@ -38,13 +41,32 @@ def test_table_of_scores(capvid: Run, files: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("COLUMNS", "60")
     monkeypatch.setitem(sys.modules, "capvid.metrics.meteor.meteor_scorer", None)
     code, out, err = capvid("score", files / "predictions.json", files / "references.json")
-    head, numbers, count = out.splitlines()
+    head, numbers, measures, diversity, count = out.splitlines()
     assert code == 0
     assert head.split() == ["BLEU-1", "BLEU-2", "BLEU-3", "BLEU-4", "ROUGE_L", "CIDEr-D"]
     assert numbers.split() == percentages(score(PREDICTIONS, REFERENCES).corpus)
+    assert measures.split() == ["distinct", "words", "distinct-1", "distinct-2", "length"]
+    assert diversity.split()[0] == "100.0"
     assert count == "3 videos, 5 references; scores are times 100"
     assert max(map(len, out.splitlines())) <= 60
     assert err == "note: METEOR is left out: METEOR is not available; pip install 'capvid[meteor]'\n"
+
+
+def test_copies_of_training_captions(capvid: Run, files: Path) -> None:
+    training = [
+        {"id": "t1", "split": "train", "captions": ["A dog is running!", "a bird"]},
+        {"id": "t2", "split": "val", "captions": ["a man is cooking"]},
+    ]
+    path = files / "training.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in training))
+    command = ["score", files / "predictions.json", files / "references.json", "--metrics", "cider"]
+    for split, share in (("#split=train", 1 / 3), ("", 2 / 3)):
+        code, out, err = capvid(*command, "--training", f"{path}{split}", "--json")
+        assert code == 0, err
+        assert json.loads(out)["diversity"]["in_training"] == pytest.approx(share)
+    out = capvid(*command, "--training", path, "--compare", files / "other.json")[1]
+    rows = [line.split() for line in out.splitlines() if line[:2] in ("A ", "B ")]
+    assert [row[-1] for row in rows] == ["66.7", "33.3"]
 
 
 def test_json_report(capvid: Run, files: Path) -> None:
@@ -55,6 +77,8 @@ def test_json_report(capvid: Run, files: Path) -> None:
     report = json.loads(out)
     assert code == 0
     assert report["scores"] == score(PREDICTIONS, REFERENCES, metrics=["bleu", "cider"]).corpus
+    captions = [" ".join(ptb_tokenize(PREDICTIONS[video])) for video in REFERENCES]
+    assert report["diversity"] == asdict(diversity(captions))
     assert report["predictions"] == str(files / "predictions.json")
     assert report["references"] == [str(files / "references.json")]
     assert report["counts"] == {"videos": 3, "references": 5, "missing": 0, "extra": 1}

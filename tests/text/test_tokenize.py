@@ -75,13 +75,25 @@ def test_result_may_be_modified() -> None:
 
 
 @pytest.mark.slow
-def test_plain_captions_do_not_import_nltk() -> None:
-    code = (
-        "import sys; from capvid.text.tokenization import words; words('A man rides.');"
-        "before = 'nltk' in sys.modules; words('a man, riding'); print(before, 'nltk' in sys.modules)"
-    )
+@pytest.mark.parametrize("before", ["", "import nltk"])
+def test_nltk_is_imported_no_more_than_necessary(before: str) -> None:
+    code = f"""
+import sys
+{before}
+from capvid.text.tokenization import _treebank, words
+words("A man rides.")
+print("nltk" in sys.modules)
+print(words("a man, riding; it's the dogs'"))
+print("nltk" in sys.modules, "scipy" in sys.modules)
+import nltk
+same = nltk.TreebankWordTokenizer().tokenize("it's") == _treebank().tokenize("it's")
+print(nltk.word_tokenize.__name__, same)
+"""
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["False", "True"]
+    imported, words, rest, after = done.stdout.splitlines()
+    assert imported == str(bool(before)) and rest == f"{bool(before)} {bool(before)}"
+    assert words == "['a', 'man', 'riding', 'it', \"'s\", 'the', 'dogs']"
+    assert after == "word_tokenize True"
 
 
 @pytest.mark.shared
