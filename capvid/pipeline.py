@@ -116,8 +116,8 @@ def load(
             whole videos, except for paragraph captioners, which use ``auto``.
         attention: whether captions carry attention traces; None if the captioner has any.
         thumbnails: whether results carry thumbnails of the sampled frames.
-        prefix: text before each caption, such as a trigger word and a space.
-        suffix: text after each caption.
+        prefix: text before the caption of each video, such as a trigger word and a space.
+        suffix: text after the caption of each video.
         options: fields of :class:`~capvid.decoding.decoding_options.DecodingOptions`, such as ``beam_size``,
             and of :class:`~capvid.decoding.decoding_options.ChatOptions`, such as ``prompt``; None stands for
             the captioner's default.
@@ -259,8 +259,8 @@ class CaptionPipeline:
         segments: segmentation of videos, one sentence each; None captions whole videos.
         thumbnails: whether results carry thumbnails of the sampled frames.
         model: name and revision for results.
-        prefix: text before each caption.
-        suffix: text after each caption.
+        prefix: text before the caption of each video; sentences of segments have none.
+        suffix: text after it.
     """
 
     generator: CaptionGenerator
@@ -521,28 +521,23 @@ class CaptionPipeline:
         captions = segments[0].captions
         if self.segments is not None:
             captions = (paragraph([segment.captions[0] for segment in segments]),)
+        captions = tuple(replace(each, text=f"{self.prefix}{each.text}{self.suffix}") for each in captions)
+        if self.segments is None:
+            segments = [replace(segments[0], captions=captions)]
         return CaptionResult(
             path=clip.result.path,
             status="ok",
-            captions=self._affixed(captions),
+            captions=captions,
             error=None,
             model=self.model,
             name=clip.result.name,
             lost=clip.result.lost,
             duration=clip.duration,
-            segments=tuple(
-                replace(segment, captions=self._affixed(segment.captions)) for segment in segments
-            ),
+            segments=tuple(segments),
             paragraph=self.segments is not None,
             times=clip.times,
             thumbnails=clip.result.thumbnails,
         )
-
-    def _affixed(self, captions: tuple[Caption, ...]) -> tuple[Caption, ...]:
-        """Return captions with the prefix and the suffix."""
-        if not self.prefix and not self.suffix:
-            return captions
-        return tuple(replace(each, text=f"{self.prefix}{each.text}{self.suffix}") for each in captions)
 
     def _failed(self, result: ExtractionResult, error: CapvidError) -> CaptionResult:
         return CaptionResult(

@@ -237,3 +237,12 @@ def test_invalid_segments_print_one_error_line(
     table.write_text("start,end\n0,x\n")
     code, out, err = capvid("caption", video_files[0], "--model", toy.model, "--segments", table)
     assert (code, out) == (1, "") and "line 2: no start and end" in err and err.count("\n") == 1
+
+
+def test_a_prefix_belongs_to_the_caption_of_the_video(toy: Toy, long_video: Path) -> None:
+    (plain,) = load(toy.model, segments=2).stream([long_video])
+    (affixed,) = load(toy.model, segments=2, prefix="film: ", suffix=" (end)").stream([long_video])
+    assert affixed.captions[0].text == f"film: {plain.captions[0].text} (end)"
+    assert [s.captions[0].text for s in affixed.segments] == [s.captions[0].text for s in plain.segments]
+    (whole,) = load(toy.model, prefix="film: ").stream([long_video])
+    assert whole.segments[0].captions == whole.captions and whole.captions[0].text.startswith("film: ")

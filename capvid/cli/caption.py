@@ -106,11 +106,13 @@ def caption(
     prefix: Annotated[
         str,
         typer.Option(
-            metavar="TEXT", show_default=False, help="Text before each caption, such as a trigger word."
+            metavar="TEXT",
+            show_default=False,
+            help="Text before each video's caption, such as a trigger word.",
         ),
     ] = "",
     suffix: Annotated[
-        str, typer.Option(metavar="TEXT", show_default=False, help="Text after each caption.")
+        str, typer.Option(metavar="TEXT", show_default=False, help="Text after each video's caption.")
     ] = "",
     report: Annotated[
         Path | None,

@@ -42,7 +42,7 @@ pytestmark = [
 
 __all__ = ["capvid", "started"]
 
-SETTINGS = {"sampling": "uniform:4", "beam_size": 5, "seed": 2**53 + 1}
+SETTINGS = {"sampling": "uniform:4", "beam_size": 5, "seed": 2**53 + 1, "prefix": "film: "}
 SCHEMA = json.loads((Path(__file__).parents[2] / "docs" / "caption-record.schema.json").read_text())
 DOWN, ENTER, ESCAPE = "\ue015", "\n", "\ue00c"
 COUNT = 1000
@@ -223,7 +223,7 @@ def test_keyboard_alone(browser: Browser) -> None:
     press(browser, "j e /", ESCAPE)
     assert "2.0\u20134.0 s" in focused() and "edited" not in entry(browser, 3).text
     press(browser, "e", "a cat sits", ENTER)
-    assert shown_caption(browser, 3) == "A dog runs. A cat sits. A dog runs."
+    assert shown_caption(browser, 3) == "film: A dog runs. A cat sits. A dog runs."
     press(browser, "j", "j")
     assert "0004.mp4" in focused()
     press(browser, "j", "j", "j", "e")  # nothing to edit
@@ -247,7 +247,7 @@ def test_edits_outlive_a_reload_and_can_be_reverted(browser: Browser, results: l
     browser.refresh()
     assert browser.find_element("id", "edits").text == "2 edited"
     assert shown_caption(browser, 0) == "one caption"
-    assert shown_caption(browser, 3) == "Two people. A dog runs. A dog runs."
+    assert shown_caption(browser, 3) == "film: Two people. A dog runs. A dog runs."
     assert "The model wrote: a dog runs 0" in entry(browser, 0).text
     assert show(browser, "edited") == ["clips/0000.mp4", "clips/0003.mp4"]
     field = browser.find_element("id", "filter")
@@ -301,7 +301,7 @@ def test_downloads_hold_the_corrected_captions(
     text = "größer \N{SNOWMAN} \"than\" <b>'before'"
     assert best == {"text": text, "logprob": None, "mean_logprob": None, "words": [], "edited": True}
     assert others == first[1:] and records[0].keys() == expected[0].keys()
-    assert records[3]["captions"][0]["text"] == "Two people. A dog runs. A dog runs."
+    assert records[3]["captions"][0]["text"] == "film: Two people. A dog runs. A dog runs."
     assert [each["caption"] for each in records[3]["segments"]] == ["two people.", "a dog runs", "a dog runs"]
     assert [each["captions"][0].get("edited") for each in records[3]["segments"]] == [True, None, None]
     assert records[3]["segments"][1:] == expected[3]["segments"][1:]
@@ -322,7 +322,7 @@ def test_downloads_hold_the_corrected_captions(
         for result in good[1:3] + good[4:]:
             assert texts[str(result.path.with_suffix(".txt"))] == document.render(result)
     assert texts["clips/0000.txt"] == f"{text}\n{results[0].captions[1].text}\n"
-    assert texts["clips/0003.txt"] == "Two people. A dog runs. A dog runs.\n"
+    assert texts["clips/0003.txt"] == "film: Two people. A dog runs. A dog runs.\n"
 
 
 def test_hostile_names_and_captions_stay_text(started: Browser, tmp_path: Path) -> None:

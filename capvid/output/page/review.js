@@ -37,7 +37,10 @@ function corrected(number) {
     segment.captions[0] = written(text);
     changed = true;
   }
-  if (changed) record.captions[0] = written(paragraph(record.segments.map((segment) => segment.caption)));
+  if (changed) {
+    const { prefix = "", suffix = "" } = record.settings;
+    record.captions[0] = written(prefix + paragraph(record.segments.map((segment) => segment.caption)) + suffix);
+  }
   return record;
 }
 
