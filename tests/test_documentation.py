@@ -93,6 +93,7 @@ def working_folder(tmp_path: Path, shapes: Path, monkeypatch: pytest.MonkeyPatch
     shutil.copyfile(shapes / "captions.jsonl", "captions.jsonl")
     files = {
         "predictions": {"cooking": "a man is cooking in a kitchen", "dog": "a dog is running in a field"},
+        "short": {"cooking": "a man cooks", "dog": "a dog is running"},
         "constant": dict.fromkeys(["cooking", "dog"], "a man is talking"),
         "references": {
             "cooking": ["a man is cooking food", "someone cooks in a kitchen", "a man fries an egg"],

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from capvid.metrics import Texts
-    from capvid.scoring.comparison import Comparison
+    from capvid.scoring.comparison import Comparison, Ranking
     from capvid.scoring.diversity import Diversity
     from capvid.scoring.references import MatchedPredictions, ReferenceSet
     from capvid.scoring.scorer import Scores
@@ -72,9 +72,11 @@ def score(
         Path | None,
         typer.Option(show_default=False, help="File for each video's scores: .json, .jsonl, .csv or .tsv."),
     ] = None,
-    other: Annotated[
-        Path | None,
-        typer.Option("--compare", show_default=False, help="Other predictions, to compare with."),
+    others: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--compare", metavar="FILE", show_default=False, help="Other predictions. May be repeated."
+        ),
     ] = None,
     training: Annotated[
         list[str] | None,
@@ -93,7 +95,7 @@ def score(
     MSR-VTT, MSVD, ActivityNet or YouCookII files, {id: [caption, ...]}, {id: paragraph}, or JSONL
     (FILE#split=test takes one split). Ids may be paths of videos: a/b/video7.mp4 is video7.
     """
-    from capvid.scoring.comparison import compare
+    from capvid.scoring.comparison import compare, rank
     from capvid.scoring.diversity import diversity
     from capvid.scoring.references import load_predictions, load_references
     from capvid.scoring.scorer import score_texts
@@ -111,7 +113,7 @@ def score(
     known = None
     if training:
         known = _training_texts(training, form, tokenizer, paragraph=paragraph)
-    paths = [predictions, other] if other else [predictions]
+    paths = [predictions, *(others or [])]
     predicted = [load_predictions(path, wanted, paragraphs=paragraph, missing=missing) for path in paths]
     for note in dict.fromkeys(note for one in predicted for note in one.notes):
         print_line(f"note: {note}", err=True)
@@ -121,8 +123,12 @@ def score(
         "meteor_engine": meteor_engine,
         "meteor_needed": metrics is not None,
     }
-    comparison = compare(texts[0], texts[1], **options) if other else None
-    scores = comparison.first if comparison else score_texts(texts[0], **options)
+    comparison = compare(texts[0], texts[1], **options) if len(texts) == 2 else None
+    ranking = rank(texts, **options) if len(texts) > 2 else None
+    if comparison is not None:
+        scores = comparison.first
+    else:
+        scores = ranking.scores[0] if ranking is not None else score_texts(texts[0], **options)
     for name, why in scores.left_out.items():
         print_line(f"note: {name} is left out: {why}", err=True)
     if "CIDEr-D" in scores.corpus and len(scores.per_video) == 1:
@@ -134,6 +140,7 @@ def score(
         texts=texts[0],
         scores=scores,
         comparison=comparison,
+        ranking=ranking,
         diversity=[diversity(one.predictions.values(), known) for one in texts],
         tokenizer="mart" if paragraph else "builtin" if tokenizer == "auto" else tokenizer,
         meteor_engine="builtin" if meteor_engine == "auto" else meteor_engine,
@@ -216,7 +223,8 @@ class Scored:
         predicted: the matched predictions of each file.
         texts: tokenized texts of the first.
         scores: scores of the first.
-        comparison: comparison with the second, if any.
+        comparison: comparison of the first with the second, if there are two.
+        ranking: ranking of all, if there are more.
         diversity: diversity of the predictions of each file.
         tokenizer: name of the tokenizer.
         meteor_engine: name of the METEOR engine.
@@ -229,6 +237,7 @@ class Scored:
     texts: Texts
     scores: Scores
     comparison: Comparison | None
+    ranking: Ranking | None
     diversity: Sequence[Diversity]
     tokenizer: str
     meteor_engine: str
@@ -266,6 +275,8 @@ def report(scored: Scored) -> dict[str, Any]:
         record["meteor_engine"] = scored.meteor_engine
     if scored.comparison is not None:
         record["compare"] = _comparison(scored, scored.comparison)
+    if scored.ranking is not None:
+        record["ranking"] = _ranking(scored, scored.ranking)
     return record
 
 
@@ -288,6 +299,27 @@ def _comparison(scored: Scored, comparison: Comparison) -> dict[str, Any]:
                 "other": scored.caption(1, video),
             }
             for video in _most(comparison)
+        ],
+    }
+
+
+def _ranking(scored: Scored, ranking: Ranking) -> dict[str, Any]:
+    from capvid.scoring.comparison import SAMPLES, SEED
+
+    neighbours: list[Any] = [*map(asdict, ranking.neighbours), None]
+    return {
+        "by": ranking.by,
+        "samples": SAMPLES,
+        "seed": SEED,
+        "systems": [
+            {
+                "predictions": scored.paths[which],
+                "scores": ranking.scores[which].corpus,
+                "intervals": ranking.intervals[which],
+                "diversity": asdict(scored.diversity[which]),
+                "from_next": difference,
+            }
+            for which, difference in zip(ranking.order, neighbours, strict=True)
         ],
     }
 
@@ -323,7 +355,9 @@ def print_report(scored: Scored, console: Console | None = None) -> None:
     out = console or Console(highlight=False, emoji=False)
     count = len(scored.texts.references)
     references = sum(map(len, scored.texts.references.values()))
-    if scored.comparison is None:
+    if scored.ranking is not None:
+        _print_ranking(out, scored, scored.ranking)
+    elif scored.comparison is None:
         names = list(scored.scores.corpus)
         repeated = [name for name in names if name.startswith("R@")]
         for part in ([name for name in names if name not in repeated], repeated):
@@ -337,6 +371,7 @@ def print_report(scored: Scored, console: Console | None = None) -> None:
 
 
 def _print_comparison(out: Console, scored: Scored, comparison: Comparison) -> None:
+    _print_paths(out, scored.paths)
     rows = []
     for name, one in comparison.differences.items():
         first, second = (100 * scores.corpus[name] for scores in (comparison.first, comparison.second))
@@ -344,8 +379,6 @@ def _print_comparison(out: Console, scored: Scored, comparison: Comparison) -> N
         rows.append(
             [name, f"{first:.1f}", f"{second:.1f}", f"{100 * one.difference:+.1f}", interval, f"{one.p:.3f}"]
         )
-    for letter, path in zip("AB", scored.paths, strict=True):
-        out.print(terminal(f"{letter}: {path}"), markup=False, soft_wrap=True)
     _table(out, ["", "A", "B", "A - B", "95 % interval", "p"], rows)
     _print_diversity(out, scored.diversity)
     videos = _most(comparison)
@@ -357,6 +390,32 @@ def _print_comparison(out: Console, scored: Scored, comparison: Comparison) -> N
             out.print(terminal(f"  {letter}: {scored.caption(which, video)}"), markup=False, soft_wrap=True)
 
 
+def _print_ranking(out: Console, scored: Scored, ranking: Ranking) -> None:
+    """Print the systems, best first, each with an interval and the p-value of its lead over the next."""
+    _print_paths(out, scored.paths)
+    names = [name for name in scored.scores.corpus if not name.startswith("BLEU-") or name == "BLEU-4"]
+    names.sort(key=lambda name: name != ranking.by)
+    rows = []
+    for which, next_p in zip(
+        ranking.order, [*(f"{one.p:.3f}" for one in ranking.neighbours), "-"], strict=True
+    ):
+        values = [f"{100 * ranking.scores[which].corpus[name]:.1f}" for name in names]
+        interval = " to ".join(f"{100 * end:.1f}" for end in ranking.intervals[which][ranking.by])
+        rows.append([_letter(which), values[0], interval, next_p, *values[1:]])
+    _table(out, ["", names[0], "95 % interval", "p of lead", *names[1:]], rows)
+    _print_diversity(out, scored.diversity)
+
+
+def _letter(which: int) -> str:
+    """Return A, B, ..., Z, AA, AB, ..."""
+    return (_letter(which // 26 - 1) if which >= 26 else "") + chr(ord("A") + which % 26)
+
+
+def _print_paths(out: Console, paths: Sequence[str]) -> None:
+    for which, path in enumerate(paths):
+        out.print(terminal(f"{_letter(which)}: {path}"), markup=False, soft_wrap=True)
+
+
 def _print_diversity(out: Console, of_files: Sequence[Diversity]) -> None:
     head, rows = ["distinct", "words", "distinct-1", "distinct-2", "length", "in training"], []
     for one in of_files:
@@ -366,7 +425,7 @@ def _print_diversity(out: Console, of_files: Sequence[Diversity]) -> None:
     if of_files[0].in_training is None:
         head, rows = head[:-1], [row[:-1] for row in rows]
     if len(of_files) > 1:
-        head, rows = ["", *head], [[letter, *row] for letter, row in zip("AB", rows, strict=True)]
+        head, rows = ["", *head], [[_letter(which), *row] for which, row in enumerate(rows)]
     _table(out, head, rows)
 
 

@@ -69,6 +69,32 @@ def test_copies_of_training_captions(capvid: Run, files: Path) -> None:
     assert [row[-1] for row in rows] == ["66.7", "33.3"]
 
 
+def test_ranking_of_several_systems(capvid: Run, files: Path) -> None:
+    (files / "constant.json").write_text(json.dumps(dict.fromkeys(PREDICTIONS, "a man")))
+    command = ["score", files / "predictions.json", files / "references.json", "--metrics", "cider,rouge"]
+    command += ["--compare", files / "other.json", "--compare", files / "constant.json"]
+    code, out, err = capvid(*command, "--json")
+    assert code == 0, err
+    ranking = json.loads(out)["ranking"]
+    ranked = [system["predictions"] for system in ranking["systems"]]
+    scores = [system["scores"]["CIDEr-D"] for system in ranking["systems"]]
+    assert scores == sorted(scores, reverse=True) and ranked[-1] == str(files / "constant.json")
+    assert [bool(system["from_next"]) for system in ranking["systems"]] == [True, True, False]
+
+    code, out, err = capvid(*command)
+    lines = out.splitlines()
+    assert [line[:3] for line in lines[:3]] == ["A: ", "B: ", "C: "]
+    assert lines[3].split() == ["CIDEr-D", "95", "%", "interval", "p", "of", "lead", "ROUGE_L"]
+    letters = {
+        f"{files / name}.json": letter
+        for name, letter in zip(("predictions", "other", "constant"), "ABC", strict=True)
+    }
+    assert [line[0] for line in lines[4:7]] == [letters[path] for path in ranked]
+    assert [float(line.split()[1]) for line in lines[4:7]] == [
+        pytest.approx(100 * s, abs=0.06) for s in scores
+    ]
+
+
 def test_json_report(capvid: Run, files: Path) -> None:
     (files / "predictions.json").write_text(json.dumps({**PREDICTIONS, "more": "a bird"}))
     code, out, err = capvid(

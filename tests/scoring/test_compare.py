@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from capvid.errors import DataError
-from capvid.scoring.comparison import SEED, compare
+from capvid.scoring.comparison import SEED, compare, rank
 from capvid.scoring.scorer import PARAGRAPH_METRICS, caption_texts, paragraph_texts, score, score_paragraphs
 
 RANDOM = random.Random(0)
@@ -62,6 +62,37 @@ def test_interval_equals_that_of_rescored_samples() -> None:
         assert comparison.differences[name].high == pytest.approx(high, abs=1e-9)
 
 
+def test_ranking_agrees_with_comparisons_of_neighbours() -> None:
+    middle = {video: GOOD[video] if index % 2 else BAD[video] for index, video in enumerate(GOOD)}
+    systems = [caption_texts(captions, REFERENCES) for captions in (BAD, GOOD, middle)]
+    ranking = rank(systems)
+    assert (ranking.by, ranking.order) == ("CIDEr-D", [1, 2, 0])
+    assert ranking.scores == [score(captions, REFERENCES) for captions in (BAD, GOOD, middle)]
+    for lead, better, worse in zip(ranking.neighbours, (1, 2), (2, 0), strict=True):
+        assert lead == compare(systems[better], systems[worse]).differences["CIDEr-D"]
+        assert lead.p < 0.05
+    for scores, intervals in zip(ranking.scores, ranking.intervals, strict=True):
+        assert intervals.keys() == scores.corpus.keys()
+        assert all(low < scores.corpus[name] < high for name, (low, high) in intervals.items())
+
+
+def test_ranked_interval_equals_that_of_rescored_samples() -> None:
+    few = dict(list(REFERENCES.items())[:6])
+    texts = [caption_texts(captions, few) for captions in (GOOD, BAD, GOOD)]
+    ranking = rank(texts, metrics=["bleu", "rouge"], samples=25)
+    generator = np.random.default_rng(SEED)
+    sampled: dict[str, list[float]] = {name: [] for name in ranking.intervals[1]}
+    for row in generator.integers(0, 6, (25, 6)):
+        chosen = {f"{index}": list(few)[number] for index, number in enumerate(row)}
+        references = {index: few[video] for index, video in chosen.items()}
+        rescored = score({index: BAD[video] for index, video in chosen.items()}, references)
+        for name, values in sampled.items():
+            values.append(rescored.corpus[name])
+    for name, values in sampled.items():
+        assert ranking.intervals[1][name] == pytest.approx(np.quantile(values, (0.025, 0.975)), abs=1e-9)
+    assert ranking.order == [0, 2, 1] and ranking.neighbours[0].p == 1.0
+
+
 def test_videos_without_repetition_scores_do_not_count() -> None:
     references = {"v": ["a dog runs"], "w": ["a cat sits"], "x": ["it rains"]}
     predictions = {"v": ["a dog", "a dog"], "w": ["a cat sits"]}
@@ -77,5 +108,5 @@ def test_videos_without_repetition_scores_do_not_count() -> None:
 
 
 def test_different_references_are_an_error() -> None:
-    with pytest.raises(DataError, match="not scored on the same videos"):
+    with pytest.raises(DataError, match="not all are scored on the same videos"):
         compare(caption_texts({"v": "a"}, {"v": ["a"]}), caption_texts({"v": "a"}, {"v": ["b"]}))
