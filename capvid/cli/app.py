@@ -66,6 +66,9 @@ def main(args: Sequence[str] | None = None) -> int:
 
         # Python waits for other threads, and one may wait for a lock that the main thread held.
         threading.Thread(target=end_process, daemon=True).start()
+    if args is None and os.environ.get("WORLD_SIZE", "") not in ("", "1"):
+        # Threads of Gloo outlive the process group, and abort an interpreter that ends before them.
+        os._exit(code)
     return code
 
 
