@@ -41,8 +41,8 @@ MANIFEST = """## Manifest
 
 `capvid-manifest.jsonl` in an `--output-dir` has one line per finished or failed video: its path, size and
 modification time, the model and settings, and the output or the error. With `--sidecar` and `--format
-videofolder`, there is one per folder in `~/.cache/capvid/datasets` (`CAPVID_CACHE`), with a digest of each text,
-by which edited texts are told from capvid's own."""
+videofolder`, there is one per folder in `~/.cache/capvid/datasets` (`CAPVID_CACHE`), with a digest of each
+text, by which edited texts are told from capvid's own."""
 
 FEATURE_FILES = """## Feature files
 

@@ -47,11 +47,12 @@ class JsonLines:
     Args:
         path: the file, which need not exist.
         key: member of the objects by which they are told apart; the last object of a key counts.
-        strict: whether a line that is no such object is an error, or left out.
+        strict: whether people write in the file as well: a line that is no such object, or a second one of a
+            key, is an error then, and otherwise left out.
 
     Raises:
         OSError: the file cannot be read or written.
-        DataError: a line is no such object.
+        DataError: such a line.
     """
 
     def __init__(self, path: Path, key: str, *, strict: bool = False) -> None:
@@ -65,14 +66,20 @@ class JsonLines:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        rows = self._read()  # again: other processes may have appended theirs
+        self._write(self._read())  # again: other processes may have appended theirs
+
+    def _write(self, rows: Mapping[str, Mapping[str, Any]]) -> None:
         text = "".join(_text(row) for _, row in sorted(rows.items()))
         if rows and text.encode() != read_regular(self.path, max_bytes=limits().text_bytes):
             atomic_write_text(self.path, text)
 
     def append(self, row: Mapping[str, Any]) -> None:
-        """Append an object."""
+        """Append an object; in a file that people write in, replace the one of the same key."""
+        known = row[self.key] in self.rows
         self.rows[row[self.key]] = dict(row)
+        if self.strict and known:
+            self._write({**self._read(), row[self.key]: row})
+            return
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self.path.open("ab", buffering=0) as file:  # opened anew: it may have been replaced
             file.write(self._newline + _text(row).encode("utf-8"))
@@ -92,11 +99,13 @@ class JsonLines:
                 row = parse_json(line.decode("utf-8"))
             except ValueError:
                 row = None
+            problem = f"not a JSON object with {self.key}" if line.strip() else ""
             if isinstance(row, dict) and isinstance(row.get(self.key), str):
+                problem = f"a second line for {row[self.key]}" if row[self.key] in rows else ""
                 rows[row[self.key]] = row
-            elif self.strict and line.strip() and number < len(lines):
-                problem = f"{self.path}, line {number}: not a JSON object with {self.key}"
-                raise DataError(problem, remedy="correct the line, or move the file elsewhere")
+            if self.strict and problem:
+                location = f"{self.path}, line {number}"
+                raise DataError(f"{location}: {problem}", remedy="correct it, or move the file elsewhere")
         return rows
 
 

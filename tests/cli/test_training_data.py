@@ -135,11 +135,20 @@ def test_video_folder_keeps_what_people_add(capvid: Run, toy: Toy, clips: Path, 
     again = [json.loads(line) for line in path.read_text().splitlines()]
     assert again[0] == rows[0] and again[1] == {**rows[1], "text": TRIGGER + rows[1]["text"]}
 
-    path.write_text(path.read_text() + "not JSON\n")
-    before = path.read_bytes()
-    code, _, err = capvid(*command, "--overwrite")
-    assert code == 1 and path.read_bytes() == before
-    assert err.startswith(f"error: {path}, line 4: not a JSON object with file_name; ")
+    good = path.read_text()
+    second = good.splitlines()[0].replace("edited", "another")
+    for line, problem in (
+        ("not JSON\n", "not a JSON object with file_name; "),
+        ('{"file_name": "a.mp4", "te', "not a JSON object with file_name; "),
+        (second, "a second line for a.mp4; "),
+    ):
+        path.write_text(good + line)
+        code, _, err = capvid(*command, "--overwrite")
+        assert code == 1 and path.read_text() == good + line
+        assert err.startswith(f"error: {path}, line 4: {problem}")
+    path.write_text(good)
+    assert capvid(*command, "--overwrite")[0] == 3
+    assert len(path.read_text().splitlines()) == 3 and "edited" not in path.read_text()
 
 
 def test_video_folder_without_the_videos(capvid: Run, toy: Toy, clips: Path, tmp_path: Path) -> None:
