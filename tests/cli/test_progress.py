@@ -100,7 +100,8 @@ def test_time_left_and_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
     frames = re.findall(
         r"(\d+)/30 captioned \[ ([━╸ ]*) \] (\S+) left (.*?)\s*(?=[\r\n\x1b])", sys.stderr.getvalue()
     )
-    assert frames[0][2] == "-:--:--" and frames[-1][2] == "0:00:00" and frames[-1][1].strip()
+    assert frames[0][2] == "-:--:--" and frames[-1][1].strip()
+    assert re.fullmatch(r"0:\d\d:\d\d", frames[-1][2])
     assert ("0", "1 decoded, last [red]a.mp4") in [(done, note) for done, _, _, note in frames]
     assert ("1", "2 decoded, last b.mp4") in [(done, note) for done, _, _, note in frames]
     assert sys.stdout.getvalue() == "a.mp4\ta dog\nb.mp4\ta cat\n"
