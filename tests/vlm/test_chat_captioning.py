@@ -463,7 +463,10 @@ def test_from_the_hub(folders: dict[str, Path], clips: list[Path], tmp_path: Pat
 def test_a_pipeline_can_be_sent_to_another_process(folders: dict[str, Path], clips: list[Path]) -> None:
     pipeline = load(folders["gemma3"])
     other = pickle.loads(pickle.dumps(pipeline)).on("cpu")
-    assert stream(other, clips[:1])[0].captions == stream(pipeline, clips[:1])[0].captions
+    caption, expected = (stream(each, clips[:1])[0].captions[0] for each in (other, pipeline))
+    assert caption.text == expected.text
+    # matrix products round by where the weights lie in memory
+    assert caption.logprob == pytest.approx(expected.logprob, abs=1e-4)
     assert other.settings == pipeline.settings and pipeline.settings["precision"] == "fp32"
 
 
