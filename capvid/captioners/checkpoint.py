@@ -36,7 +36,7 @@ class _Notes:
 
     recipe: str = ""
     max_frames: int = bounded(1, maximum=10_000)
-    frames: str = choice("spread", "first")
+    frames: str = choice("spread", "even", "first")
     max_segments: int = 1
     max_words: int = 1
 
@@ -87,9 +87,18 @@ class Checkpoint:
 
 
 def limited(frames: Tensor, count: int, which: str) -> Tensor:
-    """Return ``count`` frames of (T, ...) at most: the ``first``, or ``spread``, middles of equal slices."""
+    """Return ``count`` frames of (T, ...) at most.
+
+    Args:
+        frames: frames of a video or segment.
+        count: number of frames to keep.
+        which: ``spread``, the middles of equal slices; ``even``, at equal distances from the first frame to
+            the last, rounded down, as MART's authors do; ``first``, from the first on.
+    """
     if len(frames) <= count or which == "first":
         return frames[:count]
+    if which == "even":
+        return frames[torch.arange(count) * (len(frames) - 1) // max(1, count - 1)]
     middles = (torch.arange(count, dtype=torch.float64) + 0.5) * len(frames) / count
     return frames[middles.long()]
 

@@ -87,7 +87,10 @@ def train(
     ] = None,
     sampling: Annotated[
         str | None,
-        typer.Option(show_default="uniform:28", help="With --videos: frame sampling, as in capvid extract."),
+        typer.Option(
+            show_default="the recipe's, or uniform:28",
+            help="With --videos: frame sampling, as in capvid extract.",
+        ),
     ] = None,
     values: Annotated[
         list[str] | None,
@@ -229,7 +232,7 @@ def train(
         extract_into(
             [ExtractionJob.of(video, folder) for video in shard],
             [load_backbone(name, weights=weights, device=device) for name in backbone or ["capvid-small"]],
-            read_sampling(sampling, frames=None, clean=False),
+            read_sampling(sampling or chosen.data.sampling or None, frames=None, clean=False),
             batch,
             RuntimeOptions(),
         )

@@ -18,6 +18,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
+from capvid.captioners.checkpoint import limited
 from capvid.captioners.layers import pad_frames, pad_segments
 from capvid.datasets.examples import Example, ParagraphExample
 from capvid.text.vocabulary import BOS, EOS, PAD
@@ -112,8 +113,9 @@ class _Batches(ABC, Generic[_Example]):
         examples: training videos and their views.
         batch_size: captions, or paragraphs, per batch.
         captions_per_video: captions sampled per example and epoch, without repetition.
-        max_frames: maximum number of frames sampled per video or segment.
-        first: take the first frames instead of sampling.
+        max_frames: maximum number of frames per video or segment.
+        frames: which ones: ``spread``, a random subset; ``even`` and ``first`` as in
+            :func:`~capvid.captioners.checkpoint.limited`.
         frame_dropout: rate of dropped frames; at least one is kept.
         seed: random seed.
     """
@@ -123,7 +125,7 @@ class _Batches(ABC, Generic[_Example]):
     batch_size: int
     captions_per_video: int
     max_frames: int
-    first: bool = False
+    frames: str = "spread"
     frame_dropout: float = 0.0
     seed: int
 
@@ -172,8 +174,10 @@ class _Batches(ABC, Generic[_Example]):
 
     def _sample_frames(self, length: int, generator: torch.Generator) -> Tensor:
         """Return the sorted indices (T,) of sampled frames of a video or segment of ``length`` frames."""
-        length = min(length, self.max_frames) if self.first else length
-        frames = torch.randperm(length, generator=generator)[: self.max_frames]
+        eligible = torch.arange(length)
+        if self.frames != "spread":
+            eligible = limited(eligible, self.max_frames, self.frames)
+        frames = eligible[torch.randperm(len(eligible), generator=generator)[: self.max_frames]]
         kept = torch.rand(len(frames), generator=generator) >= self.frame_dropout
         kept[:1] = True
         return frames[kept].sort().values

@@ -132,8 +132,8 @@ class Task:
 
     def _batches(self, examples: Sequence[Any], **options: Any) -> Any:
         batches: Any = ParagraphBatches if self.paragraphs else TrainingBatches
-        first = self.data.frames == "first"
-        return batches(examples, max_frames=self.data.max_frames, first=first, **options)
+        limits = {"max_frames": self.data.max_frames, "frames": self.data.frames}
+        return batches(examples, **limits, **options)
 
     def hypotheses(
         self, captioner: Captioner, examples: Sequence[Any], options: DecodingOptions

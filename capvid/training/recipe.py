@@ -32,7 +32,12 @@ class DataOptions:
     """Selection of frames, captions and words from the dataset."""
 
     max_frames: int = _count(28, "Maximum frames per video, or per segment of paragraphs.", maximum=10_000)
-    frames: str = option("spread", "spread (random in training) or first.", choices=("spread", "first"))
+    frames: str = option(
+        "spread",
+        "If there are more: spread (random in training), even (at equal distances) or first.",
+        choices=("spread", "even", "first"),
+    )
+    sampling: str = option("", "Sampling of the features that the recipe was made for; empty for any.")
     frame_dropout: float = _rate(0.0, "Rate of dropped frames in training; at least one is kept.")
     captions_per_video: int = option(20, "Captions, or paragraphs, per epoch for each video and view.")
     views: bool = option(True, "Train on augmented views of the videos, if the features hold any.")
@@ -206,6 +211,7 @@ def recipe_values(name: str, overrides: Sequence[str] = ()) -> dict[str, Any]:
 def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
     """Load a bundled recipe or a ``.toml`` file, with ``section.key=value`` overrides."""
     from capvid.captioners.base import CAPTIONERS, sketch  # slow; completion needs the names only
+    from capvid.video.frame_sampling import parse_sampling
 
     values = recipe_values(name, overrides)
     name = Path(name).stem if name.endswith(".toml") else name
@@ -231,6 +237,11 @@ def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
         sketch(captioner, {**_SIZES, **features, **model}, copies=_COPIES)
     except UsageError as error:
         raise RecipeError(f"model.{error.message}", remedy=error.remedy) from error
+    if sampling := sections["data"].sampling:
+        try:
+            parse_sampling(sampling)
+        except UsageError as error:
+            raise RecipeError(f"data.sampling: {error.message}", remedy=error.remedy) from error
     if sections["training"].soft_targets and kind.paragraphs:
         raise RecipeError(
             f"training.soft_targets: {captioner} writes paragraphs, and only single captions are distilled",

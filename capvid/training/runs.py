@@ -23,6 +23,7 @@ from capvid.training.reporters import EVENTS, Events, Reporter, Reporters
 from capvid.training.trainer import Trainer
 from capvid.utils.device import resolve_device
 from capvid.utils.files import atomic_write_text
+from capvid.video.frame_sampling import UniformSampling, parse_sampling
 
 Extract = Callable[
     [Sequence[CaptionedVideo], Accelerator, torch.device],
@@ -93,7 +94,7 @@ def train(
         overwrite: replace the run in ``output``.
         skip_bad: leave out unusable rows of the data.
         reporter: receives every batch, epoch and trial.
-        note: receives one line about each kind of data that is left out.
+        note: receives one line about each kind of data that is left out, or is not what the recipe expects.
 
     Raises:
         UsageError: arguments that exclude each other, or a run in ``output``.
@@ -131,6 +132,8 @@ def train(
             note(f"{views} left out ({store.incomplete[0]})")
         if weights is not None and main:
             run_folder.copy_weights(Path(weights), store.header, folder)
+        if line := sampling_mismatch(chosen.data.sampling, store, used):
+            note(line)
         width = FeatureStore(list(map(str, values))).header.width if values else 0
         common: dict[str, Any] = {"videos": used, "store": store, "folder": folder, "resume": resume}
         trials: Sequence[Any] = ()
@@ -167,3 +170,18 @@ def train(
         captions=test.captions if test else {},
         trials=trials,
     )
+
+
+def sampling_mismatch(expected: str, store: FeatureStore, videos: Sequence[CaptionedVideo]) -> str:
+    """Return in which way the features of ``videos`` lack frames of the ``expected`` sampling, if they do."""
+    sampling = parse_sampling(expected) if expected else None
+    if isinstance(sampling, UniformSampling):
+        longest = max((store.length(video.id) for video in videos if video.id in store), default=0)
+        lacking = longest < sampling.num_frames
+        actual = f"at most {longest} frames per video"
+    else:
+        lacking = sampling is not None and store.header.sampling not in (None, expected)
+        actual = f"frames sampled by {store.header.sampling}"
+    if not lacking:
+        return ""
+    return f"the features have {actual}; the recipe expects capvid extract --sampling {expected}"

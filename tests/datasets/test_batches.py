@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -41,7 +42,7 @@ def examples(count: int = 9) -> list[Example]:
     ]
 
 
-def batches(seed: int = 1, **options: int) -> TrainingBatches:
+def batches(seed: int = 1, **options: Any) -> TrainingBatches:
     chosen = {"batch_size": 4, "captions_per_video": 3, "max_frames": 5, **options}
     return TrainingBatches(examples(), seed=seed, **chosen)
 
@@ -86,6 +87,28 @@ def test_spread_selects_the_middle_of_equal_slices() -> None:
     assert limited(frames, 3, "first").squeeze(1).tolist() == [0, 1, 2]
 
 
+@pytest.mark.parametrize(("length", "count"), [(101, 100), (149, 40), (99, 28), (250, 98), (7, 1), (9, 2)])
+def test_even_frames_are_numpy_linspace_rounded_down(length: int, count: int) -> None:
+    # rounded to hide the error of floats: 28.999999999999996 stands for 29
+    expected = np.linspace(0, length - 1, count).round(9).astype(int).tolist()
+    assert limited(torch.arange(length), count, "even").tolist() == expected
+    assert limited(torch.arange(count), count, "even").tolist() == list(range(count))
+
+
+@pytest.mark.parametrize("which", ["even", "first"])
+def test_training_reads_the_frames_that_captioning_reads(which: str) -> None:
+    epoch_batches = batches(max_frames=4, frames=which)
+    for batch in read_epoch(epoch_batches, 1):
+        for row in range(len(batch.targets)):
+            video = int(batch.inputs[row, 1]) - 10
+            expected = limited(make_frames(f"v{video}"), 4, which)
+            assert torch.equal(batch.features[row][batch.mask[row]], expected)
+    long = ParagraphExample("v", (torch.arange(3, 12),), (([5],),), lambda _: torch.arange(20.0).view(20, 1))
+    one = ParagraphBatches([long], batch_size=1, captions_per_video=1, max_frames=4, frames=which, seed=1)
+    segment = next(read_epoch(one, 1)).features[0, 0, :, 0].tolist()
+    assert segment == {"even": [3, 5, 8, 11], "first": [3, 4, 5, 6]}[which]
+
+
 def test_vocabulary_keeps_frequent_words_in_a_fixed_order() -> None:
     captions = [["a", "cat"], ["a", "dog"], ["a", "cat", "bird"]]
     vocabulary = Vocabulary.build(captions, min_count=1, max_size=3)
@@ -122,7 +145,7 @@ def test_feature_maps_stay_in_half_precision_and_first_takes_the_first_frames() 
         batch_size=1,
         captions_per_video=1,
         max_frames=4,
-        first=True,
+        frames="first",
         seed=1,
     )
     batch = next(read_epoch(epoch_batches, 1))

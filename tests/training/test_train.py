@@ -5,13 +5,22 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 from small_training import SMALL_M3, SilentReporter, write_dataset
 
 import capvid
+from capvid.backbones.catalog import StreamHeader
 from capvid.captioners.checkpoint import load_checkpoint
+from capvid.datasets.dataset import CaptionedVideo
+from capvid.decoding.caption_generator import FeatureCaptionGenerator
+from capvid.decoding.decoding_options import DecodingOptions
 from capvid.errors import DataError, UsageError
+from capvid.features.feature_file import FeatureHeader, Features, save_features
+from capvid.features.feature_store import FeatureStore
 from capvid.training.recipe import load_recipe
+from capvid.training.runs import sampling_mismatch
 
 SETTINGS = [*SMALL_M3, "training.epochs=2"]
 
@@ -73,3 +82,51 @@ def test_skipped_rows_are_noted(tmp_path: Path) -> None:
     options = {"skip_bad": True, "note": notes.append}
     capvid.train("m3-small", specs, features, tmp_path / "run", settings=SETTINGS, **options)
     assert any(line.startswith("1 row of the data is left out (") for line in notes)
+
+
+def test_even_frames_are_stored_and_used_for_captions(tmp_path: Path) -> None:
+    specs, features = write_specs(tmp_path), [tmp_path / "features.safetensors"]
+    even = [*SETTINGS, "training.epochs=1", "data.frames=even", "data.max_frames=2"]
+    capvid.train("m3-small", specs, features, tmp_path / "run", settings=even)
+    checkpoint = load_checkpoint(tmp_path / "run")
+    assert checkpoint.frames(torch.arange(7)).tolist() == [0, 6]
+    generator = FeatureCaptionGenerator(
+        checkpoint, [], device=torch.device("cpu"), options=DecodingOptions(beam_size=1)
+    )
+    assert generator.frames(7).tolist() == [0, 6]
+
+
+@pytest.mark.parametrize(
+    ("sampling", "note"),
+    [
+        ("uniform:3", None),
+        ("uniform:28", "at most 3 frames per video; the recipe expects capvid extract --sampling uniform:28"),
+        ("fps:2", None),  # the features do not say how they were sampled
+    ],
+)
+def test_features_with_fewer_frames_than_the_recipe_expects_are_noted(
+    tmp_path: Path, sampling: str, note: str | None
+) -> None:
+    videos, store = write_dataset(tmp_path)
+    line = sampling_mismatch(sampling, store, videos)
+    assert line.endswith(note) if note else not line
+    if note:
+        notes: list[str] = []
+        settings = [*SETTINGS, "training.epochs=1", f"data.sampling={sampling}"]
+        features = [tmp_path / "features.safetensors"]
+        capvid.train("m3-small", videos, features, tmp_path / "run", settings=settings, note=notes.append)
+        assert notes == [line]
+
+
+def test_features_of_another_rate_are_noted(tmp_path: Path) -> None:
+    stream = StreamHeader(backbone=None, layer=None, width=2)
+    header = FeatureHeader(
+        streams=(stream,), sampling="fps:1", reader=None, dtype="float32", capvid_version="0"
+    )
+    frames = np.zeros((5, 2), dtype=np.float32)
+    save_features(
+        tmp_path / "v.safetensors", Features(header=header, streams=(frames,), times=None, video="v")
+    )
+    store, videos = FeatureStore([tmp_path]), [CaptionedVideo("v", "train", ("a dog",))]
+    assert sampling_mismatch("fps:1", store, videos) == ""
+    assert "frames sampled by fps:1; the recipe expects" in sampling_mismatch("fps:2", store, videos)
