@@ -17,7 +17,7 @@ from capvid.captioners.base import CAPTIONERS, Captioner
 from capvid.datasets.batches import Batch
 from capvid.text.vocabulary import BOS, EOS, PAD
 from capvid.training.objectives import TeacherForcedLoss
-from capvid.training.optimization import bf16_in_hardware, clip_gradients, make_optimizer
+from capvid.training.optimization import OPTIMIZERS, bf16_in_hardware, clip_gradients
 from capvid.training.recipe import load_recipe
 from capvid.utils.device import keep_freed_memory
 
@@ -39,7 +39,7 @@ def samples_per_second(name: str, device: torch.device, *, bf16: bool, steps: in
     torch.manual_seed(1)
     recipe = load_recipe(f"{name}-small")
     captioner = make(recipe).to(device).train()
-    optimizer = make_optimizer(captioner, recipe.training)
+    optimizer = OPTIMIZERS[recipe.training.optimizer](captioner, recipe.training)
     batch = random_batch(captioner, recipe.training.batch_size).to(device)
     objective = TeacherForcedLoss(captioner, recipe.training.label_smoothing)
     words = int((batch.targets != PAD).sum())

@@ -118,9 +118,19 @@ def count_words(batches: Sequence[Batch], accelerator: Accelerator) -> int:
     return max(1, int(accelerator.reduce(own)))
 
 
+def count_sentences(batches: Sequence[Batch], accelerator: Accelerator) -> int:
+    """Return the number of sentences in the batches of all processes; at least 1."""
+    own = torch.stack([(batch.targets != PAD).any(-1).sum() for batch in batches]).sum()
+    return max(1, int(accelerator.reduce(own)))
+
+
 @dataclass(eq=False)
 class CrossEntropy:
-    """Cross-entropy of the reference captions, with scheduled sampling and own memory."""
+    """Cross-entropy of the reference captions, with scheduled sampling and own memory.
+
+    It is summed over a batch and divided by ``training.loss``: by the number of words; by that of sentences,
+    as in M3, Eq. 24, and key-value memory, Eq. 15; or by nothing, as in HAM, Eq. 12.
+    """
 
     recipe: Recipe
     task: Task
@@ -148,7 +158,8 @@ class CrossEntropy:
         if rate := options.scheduled_sampling * done / (options.epochs * len(self.batches)):
             with torch.autocast(self.device.type, torch.bfloat16, enabled=bf16):
                 batches = [with_own_words(self.captioner, batch, rate) for batch in batches]
-        return MicroBatches([(batch, None) for batch in batches], words, words)
+        divisor = {"word": words, "sum": 1}.get(options.loss) or count_sentences(batches, self.accelerator)
+        return MicroBatches([(batch, None) for batch in batches], divisor, words)
 
 
 @torch.no_grad()

@@ -18,24 +18,53 @@ from torch import Tensor, nn
 from capvid.datasets.batches import prefetch
 from capvid.training.recipe import TrainingOptions
 from capvid.utils.device import check_precision, has_fast_path
+from capvid.utils.registry import Registry
 
 _T = TypeVar("_T")
 
 
-def make_optimizer(module: nn.Module, options: TrainingOptions) -> torch.optim.Optimizer:
-    """Return the optimizer of ``options``; AdamW decays neither biases nor embeddings."""
-    rate, decay, betas = options.learning_rate, options.weight_decay, (options.beta1, options.beta2)
-    if options.optimizer == "adamw":
-        groups: list[dict[str, Any]] = [
-            {"params": [], "weight_decay": decay},
-            {"params": [], "weight_decay": 0.0},
-        ]
-        for name, parameter in module.named_parameters():
-            groups[parameter.ndim <= 1 or "embedding" in name]["params"].append(parameter)
-        return torch.optim.AdamW(groups, lr=rate, betas=betas, fused=True)
-    if options.optimizer == "adam":
-        return torch.optim.Adam(module.parameters(), lr=rate, betas=betas, weight_decay=decay)
-    return torch.optim.Adadelta(module.parameters(), lr=rate, weight_decay=decay)
+Decays = Callable[[str, nn.Parameter], bool]  # name and parameter -> whether weight decay covers it
+OPTIMIZERS: Registry[Callable[[nn.Module, TrainingOptions], torch.optim.Optimizer]] = Registry(
+    "optimizer", "capvid.training"
+)
+
+
+def parameter_groups(module: nn.Module, options: TrainingOptions, decays: Decays) -> list[dict[str, Any]]:
+    """Return the parameters in two groups: with the weight decay of ``options``, and without any."""
+    groups: list[dict[str, Any]] = [
+        {"params": [], "weight_decay": options.weight_decay},
+        {"params": [], "weight_decay": 0.0},
+    ]
+    for name, parameter in module.named_parameters():
+        groups[not decays(name, parameter)]["params"].append(parameter)
+    return groups
+
+
+@OPTIMIZERS.register("adam")
+def adam(module: nn.Module, options: TrainingOptions) -> torch.optim.Optimizer:
+    """Return Adam; the L2 term covers all parameters, as in HAM, Eq. 12."""
+    betas = (options.beta1, options.beta2)
+    parameters = module.parameters()
+    return torch.optim.Adam(
+        parameters, lr=options.learning_rate, betas=betas, weight_decay=options.weight_decay
+    )
+
+
+@OPTIMIZERS.register("adamw")
+def adamw(module: nn.Module, options: TrainingOptions) -> torch.optim.Optimizer:
+    """Return AdamW; neither vectors, such as biases, nor embeddings decay."""
+    groups = parameter_groups(module, options, lambda name, p: p.ndim > 1 and "embedding" not in name)
+    return torch.optim.AdamW(
+        groups, lr=options.learning_rate, betas=(options.beta1, options.beta2), fused=True
+    )
+
+
+@OPTIMIZERS.register("adadelta")
+def adadelta(module: nn.Module, options: TrainingOptions) -> torch.optim.Optimizer:
+    """Return Adadelta; the L2 term covers all parameters, as in M3, Eq. 24."""
+    return torch.optim.Adadelta(
+        module.parameters(), lr=options.learning_rate, rho=options.rho, weight_decay=options.weight_decay
+    )
 
 
 def one_cycle(warmup: float, steps: int, *, cosine: bool = True) -> Callable[[int], float]:

@@ -57,6 +57,12 @@ class TrainingOptions:
     learning_rate: float = _weight(1e-3, "Peak learning rate.")
     beta1: float = _rate(0.9, "First decay rate of adam and adamw.", maximum=0.999999)
     beta2: float = _rate(0.999, "Second decay rate of adam and adamw.", maximum=0.999999)
+    rho: float = _rate(0.95, "Decay rate of adadelta.", maximum=0.999999)
+    loss: str = option(
+        "word",
+        "Negative log-likelihood of a batch: its mean per word, its mean per sentence, or its sum.",
+        choices=("word", "sentence", "sum"),
+    )
     schedule: str = option(
         "constant",
         "constant, or linear warm-up and then a cosine (one-cycle) or a line (linear) to 0.",
@@ -67,7 +73,10 @@ class TrainingOptions:
     patience: int = option(10, "Epochs without a better validation CIDEr-D before stopping.")
     batch_size: int = _count(64, "Captions per batch, over all processes.")
     accumulate: int = _count(1, "Micro-batches per batch and process; more need less memory.")
-    weight_decay: float = _weight(0.0, "Decoupled for adamw, an L2 term for the others.")
+    weight_decay: float = _weight(
+        0.0,
+        "Decoupled for adamw (matrices other than embeddings), an L2 term of all parameters for the others.",
+    )
     label_smoothing: float = _rate(0.0, "Probability spread over the vocabulary.")
     soft_targets: int = option(
         0,

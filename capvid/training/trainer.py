@@ -52,13 +52,13 @@ from capvid.training.objectives import (
     write_soft_targets,
 )
 from capvid.training.optimization import (
+    OPTIMIZERS,
     AveragedWeights,
     Shard,
     accelerate_on,
     clip_gradients,
     gather_items,
     learning_rate_factor,
-    make_optimizer,
     shards_of,
     wants_bf16,
 )
@@ -163,7 +163,7 @@ class Trainer:
             self.objective = CrossEntropy(recipe, self.task, self.captioner, examples, *processes)
         self.batches = self.objective.batches
         self.loss = self.accelerator.prepare_model(self.objective.loss, device_placement=False)
-        self.optimizer = make_optimizer(self.captioner, options)
+        self.optimizer = OPTIMIZERS[options.optimizer](self.captioner, options)
         self.schedule = torch.optim.lr_scheduler.LambdaLR(
             self.optimizer, learning_rate_factor(options, options.epochs * len(self.batches))
         )

@@ -8,7 +8,7 @@ import torch
 
 from capvid.captioners.base import CAPTIONERS, build
 from capvid.errors import RecipeError, UsageError
-from capvid.training.optimization import AveragedWeights, learning_rate_factor, make_optimizer
+from capvid.training.optimization import OPTIMIZERS, AveragedWeights, learning_rate_factor
 from capvid.training.recipe import TrainingOptions, load_recipe, recipe_names
 
 
@@ -76,7 +76,7 @@ def test_linear_and_constant_schedules() -> None:
 def test_adam_coefficients() -> None:
     layer = torch.nn.Linear(2, 2)
     for name in ("adam", "adamw"):
-        optimizer = make_optimizer(layer, TrainingOptions(optimizer=name, beta1=0.8, beta2=0.99))
+        optimizer = OPTIMIZERS[name](layer, TrainingOptions(beta1=0.8, beta2=0.99))
         assert optimizer.param_groups[0]["betas"] == (0.8, 0.99)
 
 
