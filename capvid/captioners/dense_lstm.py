@@ -17,7 +17,7 @@ Where the print leaves room or is departed from:
 - Only the hidden state is densely connected; the cell state is the ordinary one. Of s_0 and c_0 nothing is
   said: a tanh layer makes them of the mean encoded frame.
 - Dropout falls, as in Zaremba et al. (2014), on what goes into and comes out of the LSTMs, never on
-  what goes from step to step: on words, projected frames, encoded frames, and s_t before Eq. 25.
+  what goes from step to step: on words, embedded frames, encoded frames, and s_t before Eq. 25.
 
 Notation for tensor shapes: B batch, T frames, H_e encoder state, t earlier states including s_0; the rest
 as in :mod:`capvid.captioners.layers`.

@@ -3,8 +3,12 @@
 A temporal model (TEM) runs over the frames and attends to the locations of each feature map (Eq. 2-5). For
 every word, attention over its states is guided by the decoder's state and by a memory of what was attended
 before (Eq. 6-8); the memory takes the attended state up (Eq. 9) and is what the decoder sees of the video
-(Eq. 10-11). Without ``memory``, the decoder sees the attended state of the current step itself: there is no
-f_m (Eq. 9) and no h_m in Eq. 6. Without ``temporal_model``, H_v are the vectors of the frames.
+(Eq. 10-11).
+
+The rows of Table 1 leave something out. Without ``temporal_model``, H_v are the vectors of the frames (No
+TEM). Without ``memory``, the decoder sees the attended state of the current step itself (Att): there is no
+f_m (Eq. 9) and no h_m in Eq. 6. Without ``attend`` too, Eq. 6-9 are removed and the rest is kept (No HAM):
+f_g of Eq. 10 reads the word and its own state, which starts from the temporal model's last one.
 
 Where the print leaves room or is departed from:
 
@@ -22,8 +26,8 @@ Where the print leaves room or is departed from:
   without temporal model. With ``projection``, frames go through a linear layer first (not printed).
 - Since the weights of Eq. 2 sum to 1, standardising and projecting the attended location F^t of Eq. 3 equals
   attending to standardised and projected locations; it spares the work on the whole map.
-- Dropout is not printed. It falls on words, on F^t (or the frames) after its projection, between the layers
-  of a stack and on h_g before Eq. 11, never on what goes from step to step.
+- Dropout is not printed. It falls on words, on F^t (or the frames), projected or not, between the layers of a
+  stack and on h_g before Eq. 11, never on what goes from step to step.
 
 Notation for tensor shapes: B batch, T frames, L locations of a map, D feature width, D' the same after the
 projection, K width of H_v (``hidden``, or D' without temporal model), M memory, N layers; the rest as in
@@ -51,6 +55,7 @@ from capvid.captioners.layers import (
     masked_softmax,
     mean_frame,
 )
+from capvid.errors import UsageError
 from capvid.utils.validation import bounded
 
 
@@ -64,6 +69,7 @@ class HAMConfig(RecurrentConfig):
         bottleneck: width between the two layers of the network that makes the first states.
         temporal_model: run over feature maps; if not, H_v are vectors, one per frame.
         memory: remember what was attended; if not, the decoder sees the current step's alone.
+        attend: attend to H_v for every word; if not, the decoder sees the video in its first state only.
     """
 
     memory_width: int = 512
@@ -71,6 +77,14 @@ class HAMConfig(RecurrentConfig):
     bottleneck: int = 200
     temporal_model: bool = True
     memory: bool = True
+    attend: bool = True
+
+    def __post_init__(self) -> None:
+        if self.memory and not self.attend:
+            raise UsageError(
+                "attend = off: without attention there is nothing to remember",
+                remedy="set memory = off, too (No HAM + TEM)",
+            )
 
 
 class _WeightedSum(torch.autograd.Function):
@@ -216,12 +230,16 @@ class HAM(RecurrentCaptioner):
             self.temporal = TemporalModel(
                 width=frame, locations=config.locations, dropout=config.dropout, **sizes
             )
-        self.memory, guide, self.input_width = None, hidden, state
+        self.memory, guide, self.input_width = None, hidden, state if config.attend else 0
         if config.memory:
             guide, self.input_width = hidden + config.memory_width, config.memory_width
             self.memory = LSTMLayer(width=state, hidden=config.memory_width, bias=True)  # f_m
-        self.attention = AdditiveAttention(query=guide, value=state, width=config.attention)  # W_g, W_m, U
-        self.attention.key = nn.Linear(state, config.attention, bias=False)  # W_v: no bias in Eq. 6
+        self.attention = None
+        if config.attend:
+            self.attention = AdditiveAttention(
+                query=guide, value=state, width=config.attention
+            )  # W_g, W_m, U
+            self.attention.key = nn.Linear(state, config.attention, bias=False)  # W_v: no bias in Eq. 6
         self.cell = LSTMCell(word=config.embedding, extra=self.input_width, hidden=hidden)  # f_g
         self.upper = LSTMStack(
             width=hidden, hidden=hidden, layers=layers - 1, bias=True, dropout=config.dropout
@@ -237,7 +255,9 @@ class HAM(RecurrentCaptioner):
         else:
             states = self.frames(features, mask)
             h, c = self.initial.of(mean_frame(states, mask))
-        video = {"states": states, "keys": self.attention.key(states), "mask": mask}
+        video = {"states": states, "mask": mask}
+        if self.attention is not None:
+            video["keys"] = self.attention.key(states)
         memory = {"h": h, "c": c}
         if self.memory is not None:
             memory["m"] = memory["m_cell"] = h.new_zeros(len(h), self.config.memory_width)
@@ -246,10 +266,10 @@ class HAM(RecurrentCaptioner):
     def advance(
         self, word_gates: Tensor, state: State
     ) -> tuple[tuple[Tensor, ...], dict[str, Tensor], Trace]:
-        """Attend, remember, then the decoder: h_g (B, H), memory, and the weights of the frames."""
+        """Attend, remember, then the decoder: h_g (B, H), memory, and the weights of the frames, if any."""
         video, memory = state.video, dict(state.memory)
         h, c = memory["h"].unbind(1), memory["c"].unbind(1)
-        if not state.words:  # the start token: nothing was attended to yet
+        if self.attention is None or not state.words:  # the start token: nothing was attended to yet
             weights = h[-1].new_zeros(len(h[-1]), video["mask"].shape[1])
             context = h[-1].new_zeros(len(h[-1]), self.input_width)
         else:
@@ -264,4 +284,4 @@ class HAM(RecurrentCaptioner):
             above_h, above_c = self.upper(self.dropout(first_h), h[1:], c[1:])
             hidden, cells = hidden + above_h, cells + above_c
         memory |= {"h": torch.stack(hidden, 1), "c": torch.stack(cells, 1)}
-        return (hidden[-1],), memory, {"attention": weights}
+        return (hidden[-1],), memory, {"attention": weights} if self.attention is not None else {}

@@ -76,7 +76,8 @@ class TwoStreams(nn.Module):
 class KeyValueMemory(RecurrentCaptioner):
     """A decoder that reads values from slots found by their keys.
 
-    Dropout falls on words, projected frames and values, the encoder's keys, and h_t in the output layer.
+    Dropout, which the paper does not print, falls on words, on frame features and values (projected or not:
+    they enter LSTMs), on the encoder's keys, and on h_t in the output layer.
     """
 
     name = "kv-memory"

@@ -10,6 +10,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -145,8 +146,8 @@ class LSTMCell(nn.Module):
     """An LSTM cell with a further input r_t beside the word (M3, Eq. 1-6).
 
     The word's share of the gates, ``word(E)``, is computed by the caller, because under teacher forcing it is
-    one product for all words of all captions. Without ``squash``, h_t = o_t * c_t, as the key-value memory
-    paper prints it (its Eq. 9).
+    one product for all words of all captions. ``extra`` = 0 is no further input. Without ``squash``,
+    h_t = o_t * c_t, as the key-value memory paper prints it (its Eq. 9).
     """
 
     def __init__(self, *, word: int, extra: int, hidden: int, squash: bool = True) -> None:
@@ -154,12 +155,14 @@ class LSTMCell(nn.Module):
         self.squash = squash
         self.word = nn.Linear(word, 4 * hidden)  # W_i, W_f, W_o, W_c and their biases
         self.recurrent = nn.Linear(hidden, 4 * hidden, bias=False)  # U
-        self.extra = nn.Linear(extra, 4 * hidden, bias=False)  # M
+        self.extra = nn.Linear(extra, 4 * hidden, bias=False) if extra else None  # M
         init_gates(self.word, self.recurrent)
 
     def forward(self, word_gates: Tensor, extra: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
         """Compute one step: (B, 4 H), (B, R), (B, H), (B, H) -> h_t, c_t, each (B, H)."""
-        gates = word_gates + self.recurrent(h) + self.extra(extra)
+        gates = word_gates + self.recurrent(h)
+        if self.extra is not None:
+            gates = gates + self.extra(extra)
         i, f, o, candidate = gates.chunk(4, -1)
         c = torch.sigmoid(i) * torch.tanh(candidate) + torch.sigmoid(f) * c  # Eq. 4, 5
         return torch.sigmoid(o) * (torch.tanh(c) if self.squash else c), c  # Eq. 6
@@ -208,14 +211,17 @@ class RecurrentCaptioner(Captioner):
     """A captioner around an LSTM cell whose word input is known beforehand under teacher forcing.
 
     A subclass sets ``cell`` and computes one word's step in :meth:`advance` and the input of the vocabulary
-    layer in :meth:`readout`. Dropout falls on words and on projected frames; elsewhere the subclass decides.
+    layer in :meth:`readout`. Dropout falls on words and, with ``drops_features``, on frames that are not
+    projected too; elsewhere the subclass decides.
     """
 
     cell: LSTMCell
+    drops_features: ClassVar[bool] = True
 
     def __init__(self, config: RecurrentConfig) -> None:
         super().__init__(config)
         self.dropout = nn.Dropout(config.dropout)
+        self.frame_dropout = self.dropout if config.projection or self.drops_features else nn.Identity()
         self.projection = self.make_projection(config)
         words = torch.empty(config.vocabulary_size, config.embedding)
         self.embedding = embed(words.uniform_(-0.05, 0.05))
@@ -233,7 +239,7 @@ class RecurrentCaptioner(Captioner):
     def frames(self, features: Tensor, mask: Tensor) -> Tensor:
         """Return standardised, projected frames (B, T, D'), zero where ``mask`` (B, T) is False."""
         frames = self.projection(self.standardise(features))
-        return self.dropout(frames) * mask.unsqueeze(-1)
+        return self.frame_dropout(frames) * mask.unsqueeze(-1)
 
     @abstractmethod
     def advance(
@@ -296,7 +302,14 @@ class AttentiveConfig(RecurrentConfig):
 
 
 class AttentiveCaptioner(RecurrentCaptioner):
-    """Additive attention, one LSTM and a deep output layer; dropout also on h and z there."""
+    """Additive attention, one LSTM and a deep output layer.
+
+    Dropout falls on outputs of fully connected layers and of the LSTM (M3, Section 4.4): words, projected
+    frames, and h_t and z_t in the deep output. Features of the CNN, which are no output of this network, keep
+    all numbers, and so does what goes from step to step: h_{t-1}, also where the memory's heads read it.
+    """
+
+    drops_features = False
 
     def __init__(self, config: AttentiveConfig, *, extra_width: int) -> None:
         super().__init__(config)

@@ -8,6 +8,9 @@ Where the print leaves room: the heads of the text write and of both reads are e
 h_t does not exist yet when they act (Eq. 19-20 print h_t); those of the visual write from V_t. Keys go
 through tanh, sharpening through softplus, erase vectors through a sigmoid, add vectors through tanh. The
 memory starts from learned rows that differ: with equal rows, content addressing could never tell them apart.
+h_0 and c_0 come from the mean frame through a tanh layer, as in Yao et al. (2015). The epsilon of Eq. 21 is
+1e-8. Not in the paper: frames may be standardised and projected first. Where dropout falls (Section 4.4) is
+said in :class:`~capvid.captioners.layers.AttentiveCaptioner`.
 
 Notation for tensor shapes: B batch, T frames, N memory rows, M row width; the rest as in
 :mod:`capvid.captioners.layers`.

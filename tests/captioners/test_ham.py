@@ -136,8 +136,34 @@ def test_steps_match_the_reference(variant: str, options: dict) -> None:
     assert "no-memory" in variant or state.memory["m"].abs().min() > 0
 
 
+@pytest.mark.parametrize("options", [{}, {"projection": 7, "standardise": True}])
+def test_without_ham_the_decoder_sees_the_video_in_its_first_state_only(options: dict) -> None:
+    """No HAM + TEM: Eq. 2-5, then Eq. 10-11 without h_m."""
+    captioner = make("ham-no-attention", **options)
+    features = clip(captioner, 1, 3)
+    if options:
+        captioner.standardise.fit([torch.randn(50, 5) * 3 + 1])
+    w = weights(captioner)
+    assert not [name for name in w if name.startswith(("attention.", "memory.", "cell.extra."))]
+    _, (h, top), (c, top_c) = temporal_model(w, features[0].tolist())
+    w |= {"cell.input.weight": w["cell.word.weight"], "cell.input.bias": w["cell.word.bias"]}
+    state = captioner.encode(features, all_real(1, 3))
+    for token in TOKENS:
+        h, c = lstm_layer(w, "cell", w["embedding.weight"][token], h, c)
+        top, top_c = lstm_layer(w, "upper.0", h, top, top_c)
+        expected = [math.log(p) for p in softmax(product(w["vocabulary.weight"], top))]
+        logits, state, trace = captioner.step(torch.tensor([token]), state)
+        torch.testing.assert_close(logits[0].log_softmax(-1).tolist(), expected, atol=1e-5, rtol=0)
+        assert trace == {}
+
+
+def test_memory_needs_attention() -> None:
+    with pytest.raises(UsageError, match=r"attend = off: .* nothing to remember; set memory = off"):
+        make("ham", attend=False)
+
+
 @pytest.mark.parametrize("layers", [1, 3])
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", [*VARIANTS, "ham-no-attention"])
 def test_stepping_equals_teacher_forcing_with_any_depth(variant: str, layers: int) -> None:
     captioner = make(variant, layers=layers)
     features, mask, tokens = clip(captioner, 2, 3), all_real(2, 3), torch.tensor([TOKENS, TOKENS[::-1]])

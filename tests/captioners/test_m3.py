@@ -57,3 +57,16 @@ def test_m3_memory_rows_stay_distinct() -> None:
     rows = state.memory["memory"][0]
     assert torch.cdist(rows, rows).fill_diagonal_(1).min() > 1e-3
     assert trace["read_decoder"].std() > 1e-4
+
+
+@pytest.mark.parametrize("name", ["soft-attention", "m3"])
+@pytest.mark.parametrize("projection", [0, 4])
+def test_dropout_spares_the_features_of_the_cnn(name: str, projection: int) -> None:
+    """Section 4.4: dropout on the output of fully connected layers."""
+    captioner = make(name, projection=projection, dropout=0.9).train()
+    features = clip(captioner, 2, 4)
+    frames = captioner.encode(features, all_real(2, 4)).video["frames"][:, :4]
+    if projection:
+        assert (frames == 0).float().mean() > 0.5
+    else:
+        torch.testing.assert_close(frames, features, rtol=0, atol=0)

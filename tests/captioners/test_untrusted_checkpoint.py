@@ -94,7 +94,7 @@ FAULTS: dict[str, tuple[tuple[Any, ...], Any, str]] = {
     "info": (("info",), [3], "info must be an object"),
     "max_words": (("info", "max_words"), "ten", "info.max_words must be an integer between"),
     "max_frames": (("info", "max_frames"), 1e9, "info.max_frames must be an integer between 1 and 10000"),
-    "frames": (("info", "frames"), "last", "info.frames must be one of spread, first"),
+    "frames": (("info", "frames"), "last", "info.frames must be one of spread, even, first"),
     "vocabulary null": (("vocabulary",), None, "vocabulary must be a list"),
     "no special words": (("vocabulary",), WORDS, "vocabulary must be a list that begins with <pad>"),
     "number": (("vocabulary", 5), 5, r"vocabulary\[5\] must be a word without control characters, got 5"),

@@ -33,6 +33,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "mart-no-recurrence": ("mart", {**MART, "recurrence": False}),
     "ham": ("ham", HAM_MAPS),
     "ham-no-memory": ("ham", {**HAM_MAPS, "memory": False}),
+    "ham-no-attention": ("ham", {**HAM_MAPS, "memory": False, "attend": False}),
     "ham-no-temporal": ("ham", HAM_VECTORS),
     "ham-no-temporal-no-memory": ("ham", {**HAM_VECTORS, "memory": False}),
     "dense-lstm": ("dense-lstm", DENSE),
