@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from capvid.captioners.base import Captioner, CaptionerConfig, State, Trace
-from capvid.text.vocabulary import PAD
+from capvid.text.vocabulary import EOS, PAD
 
 EPSILON = 1e-8
 
@@ -68,6 +68,13 @@ def pad_segments(videos: Sequence[Sequence[Tensor]]) -> tuple[Tensor, Tensor, Te
     mask = flat_mask.new_zeros(*real.shape, flat.shape[1])
     features[real], mask[real] = flat, flat_mask
     return features, mask, counts
+
+
+def with_end(tokens: Tensor, room: int) -> Tensor:
+    """Return sentences (B, L), padded with 0, with the end token (B, L + 1) if shorter than ``room``."""
+    lengths = (tokens != PAD).sum(1, keepdim=True)  # (B, 1)
+    end = torch.where(lengths < room, EOS, PAD)
+    return torch.nn.functional.pad(tokens, (0, 1)).scatter(1, lengths, end)
 
 
 class AdditiveAttention(nn.Module):

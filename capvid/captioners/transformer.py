@@ -11,6 +11,14 @@ layers have a GELU; projections of attention have no biases, as Vaswani et al. p
 the input tokens and on what each block adds to its residual. The output is a linear layer, GELU and layer
 norm, then a linear vocabulary layer whose weights are not those of the word embeddings.
 
+``layout = "authors"`` computes what the authors' code does instead, from its first weights. Attention has
+biases and dropout. Words and frames go through layer norm, dropout, a linear layer, ReLU and layer norm; a
+token is the sum of both, normalised again, where frames have the word [VID], and words a frame of zeros.
+Positions of the text begin at ``text_start``, and the end token is remembered where ``text_length`` leaves
+room. All linear layers and embeddings begin as N(0, 0.02), biases as 0. What remains different: words of a
+segment share the dropout of their frame of zeros; [CLS], [SEP] and [VID] are not in the vocabulary; the
+authors' label smoothing e leaves 1 - e to the right word, as e V / (V - 1) does here, with V words.
+
 Notation for tensor shapes: B batch, T frames, L words, H hidden, h = H / heads, N keys, Q queries; the video
 part [CLS] video [SEP] has T + 2 tokens.
 """
@@ -29,7 +37,7 @@ from torch.nn import functional as F
 from capvid.captioners.base import MAX_LAYERS, CaptionerConfig, ParagraphCaptioner, State
 from capvid.captioners.layers import embed, masked_softmax, normal
 from capvid.errors import UsageError
-from capvid.utils.validation import bounded
+from capvid.utils.validation import bounded, choice
 
 FIRST_COLUMNS = 8
 # How far each key lies before each query in real tokens: encodings (R, H) of all distances that can occur,
@@ -48,6 +56,9 @@ class TransformerConfig(CaptionerConfig):
         layers: of the stack (vanilla transformer: of the encoder, and of the decoder).
         feed_forward: width inside the feed-forward layers.
         word_width: width of a word vector, projected to ``hidden``.
+        layout: ``paper``, or ``authors`` as in the MART authors' code.
+        text_start: position of the first word (authors' layout).
+        text_length: words that are remembered at most, start and end included (authors' layout).
     """
 
     hidden: int = 768
@@ -56,6 +67,18 @@ class TransformerConfig(CaptionerConfig):
     feed_forward: int = 768
     word_width: int = 300
     dropout: float = bounded(0.1, minimum=0, maximum=0.99)
+    layout: str = choice("paper", "authors")
+    text_start: int = bounded(100, maximum=10_000)
+    text_length: int = bounded(22, maximum=10_000)
+
+    @property
+    def authors(self) -> bool:
+        """Whether the layout is the authors'."""
+        return self.layout == "authors"
+
+    def norm(self, width: int = 0) -> nn.LayerNorm:
+        """Return a layer norm over ``width``, by default ``hidden``."""
+        return nn.LayerNorm(width or self.hidden, eps=1e-12 if self.authors else 1e-5)
 
 
 def sinusoids(positions: Tensor, width: int, like: Tensor) -> Tensor:
@@ -66,15 +89,17 @@ def sinusoids(positions: Tensor, width: int, like: Tensor) -> Tensor:
 
 
 class Attention(nn.Module):
-    """MultiHeadAtt(Q, K, V) of Section 3.1."""
+    """MultiHeadAtt(Q, K, V) of Section 3.1; without ``output``, the heads are concatenated only."""
 
-    def __init__(self, *, hidden: int, heads: int) -> None:
+    def __init__(self, config: TransformerConfig, *, output: bool = True) -> None:
         super().__init__()
-        self.heads = heads
-        self.query = nn.Linear(hidden, hidden, bias=False)
-        self.key = nn.Linear(hidden, hidden, bias=False)
-        self.value = nn.Linear(hidden, hidden, bias=False)
-        self.output = nn.Linear(hidden, hidden, bias=False)
+        hidden, bias = config.hidden, config.authors
+        self.heads = config.heads
+        self.rate = config.dropout if config.authors else 0.0  # of dropped weights
+        self.query = nn.Linear(hidden, hidden, bias=bias)
+        self.key = nn.Linear(hidden, hidden, bias=bias)
+        self.value = nn.Linear(hidden, hidden, bias=bias)
+        self.output = nn.Linear(hidden, hidden, bias=bias) if output else nn.Identity()
 
     def split(self, x: Tensor) -> Tensor:
         """Split (B, N, H) -> (B, heads, N, h)."""
@@ -95,7 +120,8 @@ class Attention(nn.Module):
         query, bias = self.queries(x, distances)
         if bias is not None:
             mask = bias.masked_fill(~mask, float("-inf"))
-        mixed = F.scaled_dot_product_attention(query, keys, values, attn_mask=mask)
+        rate = self.rate if self.training else 0.0
+        mixed = F.scaled_dot_product_attention(query, keys, values, attn_mask=mask, dropout_p=rate)
         return self.output(mixed.transpose(1, 2).flatten(2))
 
     def of_words(
@@ -263,12 +289,12 @@ class Layer(nn.Module):
         super().__init__()
         hidden = config.hidden
         self.cache_name = cache_name
-        self.attention = attention(hidden=hidden, heads=config.heads)
-        self.attention_norm = nn.LayerNorm(hidden)
+        self.attention = attention(config)
+        self.attention_norm = config.norm()
         self.feed_forward = nn.Sequential(
             nn.Linear(hidden, config.feed_forward), nn.GELU(), nn.Linear(config.feed_forward, hidden)
         )
-        self.feed_forward_norm = nn.LayerNorm(hidden)
+        self.feed_forward_norm = config.norm()
         self.dropout = nn.Dropout(config.dropout)
 
     def intermediate(self, x: Tensor, sees: Pass, before: Tensor | None = None) -> Tensor:
@@ -298,39 +324,76 @@ class TransformerCaptioner(ParagraphCaptioner):
                 f"hidden = {hidden}, heads = {config.heads}: the heads cannot share the width evenly",
                 remedy=f"choose hidden = {hidden - hidden % config.heads + config.heads}, say",
             )
+        if config.authors and self.name != "mart":
+            raise UsageError(f"layout = authors: {self.name} has no such layout", remedy="use mart")
         self.dropout = nn.Dropout(config.dropout)
-        self.frame = nn.Sequential(nn.Linear(config.feature_width, hidden), nn.LayerNorm(hidden))
+        self.frame = self._projection(config.feature_width)
         self.embedding = embed(normal(config.vocabulary_size, config.word_width, std=0.02))
-        self.word = nn.Sequential(nn.Linear(config.word_width, hidden), nn.LayerNorm(hidden))
-        self.mark_embedding = nn.Parameter(normal(2, hidden, std=0.02))  # [CLS], [SEP]
+        self.word = self._projection(config.word_width)
+        marks = (3, config.word_width) if config.authors else (2, hidden)
+        self.mark_embedding = nn.Parameter(normal(*marks, std=0.02))  # [CLS], [SEP]; authors' layout: [VID]
         self.type_embedding = nn.Parameter(normal(2, hidden, std=0.02))  # of video, of text
-        self.transform = nn.Sequential(nn.Linear(hidden, hidden), nn.GELU(), nn.LayerNorm(hidden))
+        self.token_norm = config.norm() if config.authors else nn.Identity()
+        self.transform = nn.Sequential(nn.Linear(hidden, hidden), nn.GELU(), config.norm())
         self.vocabulary = nn.Linear(hidden, config.vocabulary_size)
 
-    def video_tokens(self, features: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        """Return [CLS] video [SEP] (B, T + 2, H) and its mask (B, T + 2) from features and mask (B, T)."""
-        frames = self.frame(self.standardise(features))
-        first, last = self.mark_embedding.expand(len(frames), -1, -1).split(1, 1)
-        tokens = torch.cat([first, frames, last], 1) + self.type_embedding[0]
+    def _projection(self, width: int) -> nn.Sequential:
+        """Return the layers that turn frames or word vectors of ``width`` into tokens."""
+        config = self.config
+        linear = nn.Linear(width, config.hidden)
+        if not config.authors:
+            return nn.Sequential(linear, config.norm())
+        return nn.Sequential(config.norm(width), nn.Dropout(config.dropout), linear, nn.ReLU(), config.norm())
+
+    @torch.no_grad()
+    def init_as_authors(self) -> None:
+        """Begin all linear layers and embeddings as N(0, 0.02), and biases as 0, in the authors' layout."""
+        if not self.config.authors or self.type_embedding.is_meta:
+            return
+        for module in self.modules():
+            if isinstance(module, nn.Linear | nn.Embedding):
+                module.weight.normal_(std=0.02)
+            if isinstance(module, nn.Linear) and module.bias is not None:
+                module.bias.zero_()
+
+    def video_tokens(self, features: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        """Return [CLS] video [SEP] (B, T + 2, H) from features and mask (B, T), and their mask (B, T + 2).
+
+        The dictionary goes into the state: in the authors' layout, ``blank`` (B, 1, H), a frame of zeros.
+        """
+        features, kept = self.standardise(features), {}
+        if self.config.authors:
+            frames = self.frame(F.pad(features, (0, 0, 1, 1)))
+            kept["blank"] = frames[:, :1]
+            first, last, middle = self.mark_embedding.unsqueeze(1)
+            marks = torch.cat([first, middle.expand(features.shape[1], -1), last])
+            tokens = frames + self.word(marks.expand(len(features), -1, -1))
+        else:
+            first, last = self.mark_embedding.expand(len(features), -1, -1).split(1, 1)
+            tokens = torch.cat([first, self.frame(features), last], 1)
+        tokens = tokens + self.type_embedding[0]
         mask = F.pad(mask, (1, 1), value=True)
         if self.absolute:
             order = torch.arange(mask.shape[1], device=mask.device)
             encodings = sinusoids(order, self.config.hidden, self.type_embedding)
             tokens = tokens + F.embedding(mask.cumsum(1) - 1, encodings)
-        return self.dropout(tokens), mask
+        return self.dropout(self.token_norm(tokens)), mask, kept
 
-    def text_tokens(self, tokens: Tensor, first: int = 0) -> Tensor:
-        """Return tokens (B, L, H) of words (B, L), the first of which is word number ``first``."""
+    def text_tokens(self, tokens: Tensor, state: State, number: int | None = None) -> Tensor:
+        """Return tokens (V, L, H) of words (V, L): of a sentence, or all of them word ``number`` of one."""
         words = self.word(self.embedding(tokens)) + self.type_embedding[1]
+        if self.config.authors:
+            words = words + state.video["blank"]
         if self.absolute:
-            order = torch.arange(first, first + tokens.shape[1], device=tokens.device)
+            first, last = (0, tokens.shape[1]) if number is None else (number, number + 1)
+            start = self.config.text_start if self.config.authors else 0
+            order = torch.arange(start + first, start + last, device=tokens.device)
             words = words + sinusoids(order, self.config.hidden, self.type_embedding)
-        return self.dropout(words)
+        return self.dropout(self.token_norm(words))
 
     def next_tokens(self, tokens: Tensor, state: State) -> Tensor:
         """Return tokens (V, K, H) of the next word of K captions of each video, ``tokens`` (V K,)."""
-        words = self.text_tokens(tokens.unsqueeze(1), state.words)  # (V K, 1, H)
-        return words.view(len(state.video["mask"]), -1, self.config.hidden)
+        return self.text_tokens(tokens.view(len(state.video["mask"]), -1), state, state.words)
 
     def next_logits(self, hidden: Tensor) -> Tensor:
         """Return logits (V K, vocabulary) from the output of the stack (V, K, H)."""

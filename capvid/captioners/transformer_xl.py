@@ -46,8 +46,9 @@ class TransformerXLConfig(TransformerConfig):
 class RelativeAttention(Attention):
     """Multi-head attention whose scores know the distance of query and key."""
 
-    def __init__(self, *, hidden: int, heads: int) -> None:
-        super().__init__(hidden=hidden, heads=heads)
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__(config)
+        hidden, heads = config.hidden, config.heads
         self.relative = nn.Linear(hidden, hidden, bias=False)  # W_kR
         self.content_bias = nn.Parameter(torch.zeros(heads, hidden // heads))  # u
         self.position_bias = nn.Parameter(torch.zeros(heads, hidden // heads))  # v
@@ -87,11 +88,11 @@ class TransformerXL(TransformerCaptioner):
     def encode(self, features: Tensor, mask: Tensor, carried: Carried | None = None) -> State:
         """Return the first state of a segment; ``carried`` holds each layer's input in the one before."""
         carried = carried or {}
-        x, own = self.video_tokens(features, mask)  # (B, T + 2, H)
+        x, own, kept = self.video_tokens(features, mask)  # (B, T + 2, H)
         mask = torch.cat([carried["mask"], own], 1) if carried else own  # (B, P + T + 2)
         at = (mask.cumsum(1) - 1).clamp_min(0)
         sees = VideoPass(mask, self._distances(at[:, -own.shape[1] :], at))
-        entered = {"own": own, "at": at}
+        entered = {**kept, "own": own, "at": at}
         for layer in self.layers:
             entered[f"hidden.{layer.cache_name}"] = x
             x = layer(x, sees, carried.get(f"hidden.{layer.cache_name}"))
@@ -99,7 +100,7 @@ class TransformerXL(TransformerCaptioner):
 
     def read(self, state: State, tokens: Tensor) -> tuple[Tensor, Carried]:
         """Return the input of the vocabulary layer (B, L, H), and each layer's input for the next segment."""
-        x, video = self.text_tokens(tokens), state.video
+        x, video = self.text_tokens(tokens, state), state.video
         at = video["mask"].sum(1, keepdim=True) + torch.arange(tokens.shape[1], device=tokens.device)
         sees = SentencePass(state, tokens, self._distances(at, torch.cat([video["at"], at], 1)))
         carried = {"mask": torch.cat([video["own"], tokens != 0], 1)}

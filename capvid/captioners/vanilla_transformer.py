@@ -30,8 +30,8 @@ class DecoderLayer(Layer):
     def __init__(self, config: TransformerConfig, cache_name: str) -> None:
         super().__init__(config, cache_name)
         self.across = f"{cache_name}.across"  # name of the encoder's cached keys and values
-        self.cross_attention = Attention(hidden=config.hidden, heads=config.heads)
-        self.cross_norm = nn.LayerNorm(config.hidden)
+        self.cross_attention = Attention(config)
+        self.cross_norm = config.norm()
 
     def decoded(self, x: Tensor, sees: SentencePass | WordPass) -> Tensor:
         """Return H^l (B, Q, H) of the words from their H^{l-1}."""
@@ -62,8 +62,8 @@ class VanillaTransformer(TransformerCaptioner):
 
     def encode(self, features: Tensor, mask: Tensor, carried: Carried | None = None) -> State:
         """Return the first state of a segment (B, T, D), real by ``mask`` (B, T); nothing is carried."""
-        x, mask = self.video_tokens(features, mask)
-        sees, kept = VideoPass(mask), {"mask": mask}
+        x, mask, kept = self.video_tokens(features, mask)
+        sees, kept = VideoPass(mask), {**kept, "mask": mask}
         for encoder, decoder in zip(self.encoder, self.decoder, strict=True):
             x = encoder(x, sees)
             keys, values = decoder.cross_attention.keys_values(x)
@@ -72,7 +72,7 @@ class VanillaTransformer(TransformerCaptioner):
 
     def read(self, state: State, tokens: Tensor) -> tuple[Tensor, Carried]:
         """Return the input of the vocabulary layer (B, L, H) after each of ``tokens``; carry nothing."""
-        x, sees = self.text_tokens(tokens), SentencePass(state, tokens)
+        x, sees = self.text_tokens(tokens, state), SentencePass(state, tokens)
         for layer in self.decoder:
             x = layer.decoded(x, sees)
         return self.transform(x), {}

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from transformer_reference import mart
+from transformer_reference import authors_mart, mart
 from variants import clip, make, weights
 
 from capvid.captioners.base import build
+from capvid.errors import UsageError
 
 SENTENCES = [[1, 7, 4], [1, 5, 9, 10]]
 FRAMES = [4, 2]
@@ -27,6 +28,41 @@ def test_two_segments_match_the_reference(variant: str, slots: int, options: dic
     for segment, expected_logprobs in enumerate(expected):
         actual = logprobs[0, segment, : len(expected_logprobs)].tolist()
         torch.testing.assert_close(actual, expected_logprobs, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("options", [{}, {"standardise": True}])
+@pytest.mark.parametrize(("variant", "slots"), [("mart-authors", 2), ("mart-authors-no-recurrence", 0)])
+def test_authors_layout_matches_the_reference(variant: str, slots: int, options: dict) -> None:
+    """The second sentence leaves no room for its end, so that the memory sees one end of two."""
+    captioner = make(variant, **options)
+    if options:
+        captioner.standardise.fit(torch.randn(50, 5) * 3 + 1)
+    features = clip(captioner, 1, 3, 4)
+    frames, sentences = [4, 2, 3], [*SENTENCES, [1, 6]]
+    mask = torch.arange(4) < torch.tensor(frames).unsqueeze(-1)
+    segments = [(features[0, n, : frames[n]].tolist(), words) for n, words in enumerate(sentences)]
+    sizes = {"heads": 2, "layers": 2, "slots": slots, "start": 9, "length": 4}
+    expected = authors_mart(weights(captioner), segments, **sizes)
+    words = torch.tensor([[sentence + [0] * (4 - len(sentence)) for sentence in sentences]])
+    logprobs = captioner(features, mask.unsqueeze(0), words).log_softmax(-1)
+    for segment, expected_logprobs in enumerate(expected):
+        actual = logprobs[0, segment, : len(expected_logprobs)].tolist()
+        torch.testing.assert_close(actual, expected_logprobs, atol=1e-9, rtol=0)
+
+
+def test_first_weights_of_the_authors_layout() -> None:
+    sizes = {"vocabulary_size": 300, "feature_width": 200, "layout": "authors", "hidden": 240}
+    captioner = build("mart", {**sizes, "feed_forward": 240})
+    for name, parameter in captioner.named_parameters():
+        if "norm" in name or name.endswith((".0.bias", ".1.bias", ".4.bias")):
+            continue
+        if name.endswith("bias"):
+            assert not parameter.any(), name
+        elif parameter.ndim == 2 and parameter.numel() > 1000:
+            assert 0.018 < parameter.std() < 0.022, name
+    assert captioner.layers[0].slots.shape == (1, 1)
+    with pytest.raises(UsageError, match="feed_forward = 768: must be hidden = 240"):
+        build("mart", sizes)
 
 
 def test_no_memory_parameters_without_recurrence() -> None:

@@ -20,10 +20,10 @@ def linear(w: Weights, name: str, x: Vector) -> Vector:
     return total(result, w[f"{name}.bias"]) if f"{name}.bias" in w else result
 
 
-def norm(w: Weights, name: str, x: Vector) -> Vector:
+def norm(w: Weights, name: str, x: Vector, epsilon: float = 1e-5) -> Vector:
     mean = sum(x) / len(x)
     variance = sum((value - mean) ** 2 for value in x) / len(x)
-    normal = [(value - mean) / math.sqrt(variance + 1e-5) for value in x]
+    normal = [(value - mean) / math.sqrt(variance + epsilon) for value in x]
     return [a * value + b for a, value, b in zip(w[f"{name}.weight"], normal, w[f"{name}.bias"], strict=True)]
 
 
@@ -66,7 +66,7 @@ def multi_head(
         for head in range(heads):
 
             def project_head(matrix: str, y: Vector, first: int = head * width) -> Vector:
-                return product(w[f"{name}.{matrix}.weight"][first : first + width], y)
+                return linear(w, f"{name}.{matrix}", y)[first : first + width]
 
             q, scores, values = project_head("query", x), [], []
             for j, key in enumerate(keys):
@@ -82,7 +82,7 @@ def multi_head(
                 values.append(project_head("value", key))
             weights = softmax(scores)
             joined += [sum(a * v[d] for a, v in zip(weights, values, strict=True)) for d in range(width)]
-        results.append(linear(w, f"{name}.output", joined))
+        results.append(linear(w, f"{name}.output", joined) if f"{name}.output.weight" in w else joined)
     return results
 
 
@@ -162,6 +162,73 @@ def update_memory(w: Weights, name: str, heads: int, memory: Matrix, hidden: Mat
         z = total(product(w_m[width:], m), product(w_s[width:], s), bias[width:])
         result.append([(1 - sigmoid(z[d])) * math.tanh(c[d]) + sigmoid(z[d]) * m[d] for d in range(width)])
     return result
+
+
+def authors_norm(w: Weights, name: str, x: Vector) -> Vector:
+    return norm(w, name, x, 1e-12)
+
+
+def authors_projection(w: Weights, name: str, x: Vector) -> Vector:
+    rectified = [max(0.0, v) for v in linear(w, f"{name}.2", authors_norm(w, f"{name}.0", x))]
+    return authors_norm(w, f"{name}.4", rectified)
+
+
+def authors_tokens(w: Weights, features: Matrix, words: Sequence[int], start: int) -> Matrix:
+    """Every token is a word and a frame: [VID] for frames, a frame of zeros for words."""
+    first, last, middle = w["mark_embedding"]
+    zeros = [0.0] * len(w["frame.0.weight"])
+    frames = [zeros, *project(w, features), *[zeros] * (1 + len(words))]
+    vectors = [first, *[middle] * len(features), last, *[w["embedding.weight"][word] for word in words]]
+    video = len(features) + 2
+    result = []
+    for n, (frame, vector) in enumerate(zip(frames, vectors, strict=True)):
+        token = total(authors_projection(w, "frame", frame), authors_projection(w, "word", vector))
+        position = n if n < video else start + n - video
+        kind = w["type_embedding"][int(n >= video)]
+        result.append(authors_norm(w, "token_norm", total(token, kind, encoding(position, len(token)))))
+    return result
+
+
+def authors_mart(
+    w: Weights, segments: Sequence[Segment], *, heads: int, layers: int, slots: int, start: int, length: int
+) -> list[Matrix]:
+    """As the authors' code computes MART; the end token is remembered where ``length`` leaves room."""
+    memories: list[Matrix] = []
+    results = []
+    for number, (features, words) in enumerate(segments):
+        video = len(features) + 2
+        sentence = [*words, 2] if slots and len(words) < length else words
+        x = authors_tokens(w, features, sentence, start)
+        for n in range(layers):
+            name = f"layers.{n}"
+            attended = multi_head(w, f"{name}.attention", heads, x, x, causal(video))
+            added = [total(*pair) for pair in zip(x, attended, strict=True)]
+            middle = [authors_norm(w, f"{name}.attention_norm", row) for row in added]
+            inner = [gelu(linear(w, f"{name}.feed_forward.0", row)) for row in middle]
+            states = inner
+            if slots:
+                if not number:
+                    memories.append(authors_first_memory(w, name, inner[:video]))
+                memory = memories[n]
+                states = multi_head(
+                    w, f"{name}.memory_attention", heads, inner, [*memory, *inner], causal(video, slots)
+                )
+                memories[n] = update_memory(w, f"{name}.updater", heads, memory, inner)
+            fed = [linear(w, f"{name}.feed_forward.2", row) for row in states]
+            added = [total(*pair) for pair in zip(middle, fed, strict=True)]
+            x = [authors_norm(w, f"{name}.feed_forward_norm", row) for row in added]
+        hidden = x[video : video + len(words)]
+        z = [authors_norm(w, "transform.2", gelu(linear(w, "transform.0", row))) for row in hidden]
+        results.append([[math.log(p) for p in softmax(linear(w, "vocabulary", row))] for row in z])
+    return results
+
+
+def authors_first_memory(w: Weights, name: str, video: Matrix) -> Matrix:
+    mean = [sum(row[d] for row in video) / len(video) for d in range(len(video[0]))]
+    return [
+        authors_norm(w, f"{name}.first.1", linear(w, f"{name}.first.0", [value + bias for value in mean]))
+        for (bias,) in w[f"{name}.slots"]
+    ]
 
 
 def transformer_xl(w: Weights, segments: Sequence[Segment], *, heads: int, layers: int) -> list[Matrix]:

@@ -21,6 +21,7 @@ HAM_MAPS = {**HAM, "locations": 4}
 HAM_VECTORS = {**HAM, "temporal_model": False}
 STACK = {**COMMON, "hidden": 6, "heads": 2, "layers": 2, "feed_forward": 5, "word_width": 3}
 MART = {**STACK, "memory_length": 2}
+AUTHORS = {**MART, "feed_forward": 6, "layout": "authors", "text_start": 9, "text_length": 4}
 
 # Variant -> the captioner's name and options.
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -31,6 +32,8 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "transformer-xl-gradient": ("transformer-xl", {**STACK, "recurrent_gradient": True}),
     "mart": ("mart", MART),
     "mart-no-recurrence": ("mart", {**MART, "recurrence": False}),
+    "mart-authors": ("mart", AUTHORS),
+    "mart-authors-no-recurrence": ("mart", {**AUTHORS, "recurrence": False}),
     "ham": ("ham", HAM_MAPS),
     "ham-no-memory": ("ham", {**HAM_MAPS, "memory": False}),
     "ham-no-attention": ("ham", {**HAM_MAPS, "memory": False, "attend": False}),
