@@ -15,6 +15,7 @@ class CapvidError(Exception):
     Args:
         message: what went wrong and where, without a full stop.
         remedy: what to do about it, without a full stop.
+        kind: word for JSON records; by default that of the class.
 
     Attributes:
         trace: formatted traceback of the bug behind an internal error; empty for all other errors.
@@ -24,10 +25,12 @@ class CapvidError(Exception):
     kind = "error"
     trace = ""
 
-    def __init__(self, message: str, *, remedy: str = "") -> None:
+    def __init__(self, message: str, *, remedy: str = "", kind: str = "") -> None:
         super().__init__(message, remedy)
         self.message = message
         self.remedy = remedy
+        if kind:
+            self.kind = kind
 
     def __str__(self) -> str:
         text = f"{self.message}; {self.remedy}" if self.remedy else self.message
@@ -53,55 +56,27 @@ class UsageError(CapvidError):
 
 
 class VideoError(CapvidError):
-    """A video that cannot be read; ``path`` says which."""
+    """A video that cannot be read.
+
+    Attributes:
+        path: path or address of the video.
+        kind: ``missing``, ``empty``, ``not-a-video``, ``no-video-stream``, ``unsupported-codec``,
+            ``truncated``, ``decoder`` (it crashed, or did not end in time), or ``unreadable``.
+    """
 
     kind = "unreadable"
 
-    def __init__(self, path: str | os.PathLike[str], message: str, *, remedy: str = "") -> None:
-        super().__init__(f"{path}: {message}", remedy=remedy)
+    def __init__(
+        self, path: str | os.PathLike[str], message: str, *, remedy: str = "", kind: str = ""
+    ) -> None:
+        super().__init__(f"{path}: {message}", remedy=remedy, kind=kind)
         self.path = Path(path) if isinstance(path, str) else path
-
-
-class MissingVideoError(VideoError):
-    """There is no file at the path."""
-
-    kind = "missing"
-
-
-class EmptyVideoError(VideoError):
-    """The file has no bytes, or a stream without frames."""
-
-    kind = "empty"
-
-
-class NotAVideoError(VideoError):
-    """No container format was recognised."""
-
-    kind = "not-a-video"
-
-
-class NoVideoStreamError(VideoError):
-    """A container without a video stream (audio only, say)."""
-
-    kind = "no-video-stream"
-
-
-class UnsupportedCodecError(VideoError):
-    """A video stream that the reader has no decoder for."""
-
-    kind = "unsupported-codec"
 
 
 class TruncatedVideoError(VideoError):
     """A file that ends too early, or whose data is damaged."""
 
     kind = "truncated"
-
-
-class DecoderError(VideoError):
-    """A decoder that crashed, was killed, or did not come to an end in time."""
-
-    kind = "decoder"
 
 
 class FeatureFileError(CapvidError):
@@ -181,38 +156,15 @@ class RemoteError(RuntimeError):
     @classmethod
     def of(cls, error: BaseException) -> RemoteError:
         """Convert an exception that was just caught."""
-        return cls(_reason(error), "".join(traceback.format_exception(error)))
-
-
-class InternalError(CapvidError):
-    """A bug in capvid, met while handling one input; the other inputs are unaffected."""
-
-    kind = "internal"
-
-    def __init__(self, path: str | os.PathLike[str], cause: BaseException) -> None:
-        remote = cause if isinstance(cause, RemoteError) else RemoteError.of(cause)
-        super().__init__(
-            f"{path}: internal error: {remote}", remedy="please report; --debug shows the traceback"
-        )
-        # as text: the exception itself would keep the arrays of its frames in memory
-        self.trace = remote.trace
-
-
-def _reason(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-
-
-class RecipeError(UsageError):
-    """A recipe or a ``--set`` value that is not valid."""
-
-    kind = "recipe"
+        reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        return cls(reason, "".join(traceback.format_exception(error)))
 
 
 _DISK_FULL = {errno.ENOSPC, errno.EROFS, getattr(errno, "EDQUOT", errno.ENOSPC)}
 
 
 def input_error(path: str | os.PathLike[str], cause: Exception) -> CapvidError:
-    """Return the error of an input by what was raised while it was handled.
+    """Return the error of an input by what was raised while it was handled; of a bug, with its traceback.
 
     Args:
         path: path or address of the input.
@@ -229,7 +181,15 @@ def input_error(path: str | os.PathLike[str], cause: Exception) -> CapvidError:
         return CapvidError(
             f"{path}: too little memory for this input", remedy="try it alone with --workers 1"
         )
-    return InternalError(path, cause)
+    remote = cause if isinstance(cause, RemoteError) else RemoteError.of(cause)
+    error = CapvidError(
+        f"{path}: internal error: {remote}",
+        remedy="please report; --debug shows the traceback",
+        kind="internal",
+    )
+    # as text: the exception itself would keep the arrays of its frames in memory
+    error.trace = remote.trace
+    return error
 
 
 def is_disk_full(error: Exception) -> bool:

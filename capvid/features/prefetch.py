@@ -21,7 +21,7 @@ import numpy as np
 
 from capvid.backbones.catalog import BackboneEntry, Clip, Preprocess
 from capvid.backbones.preprocessing import prepare, shrink
-from capvid.errors import CapvidError, DecoderError, MissingVideoError, VideoError, input_error
+from capvid.errors import CapvidError, VideoError, input_error
 from capvid.utils.storage import Blob, StorageError, VideoPath, local_copy, parse_path
 from capvid.video.frame_sampling import ChosenTimes, Sampling, Windows
 from capvid.video.worker_pool import WorkerDiedError, WorkerPool
@@ -174,7 +174,7 @@ def local_file(
                 error.path = path
                 raise
     except FileNotFoundError as error:
-        raise MissingVideoError(path, "there is nothing at this address") from error
+        raise VideoError(path, "there is nothing at this address", kind="missing") from error
     except StorageError as error:
         failed = VideoError(path, error.message.removeprefix(f"{path.url}: "), remedy=error.remedy)
         failed.kind = error.kind
@@ -304,7 +304,9 @@ class DecodeStage:
             error = _timeout_error(video.path, pool)
         except WorkerDiedError as died:
             problem = f"the decoding process was ended ({died})"
-            error = DecoderError(video.path, problem, remedy="convert it, for example with ffmpeg")
+            error = VideoError(
+                video.path, problem, remedy="convert it, for example with ffmpeg", kind="decoder"
+            )
         except Exception as cause:
             error = input_error(video.path, cause)
         return replace(video, error=error, sampling=None)
@@ -372,6 +374,6 @@ def _submit_ahead(
                 future.cancel()
 
 
-def _timeout_error(path: VideoPath, pool: WorkerPool) -> DecoderError:
+def _timeout_error(path: VideoPath, pool: WorkerPool) -> VideoError:
     problem = f"not decoded within {pool.timeout:g} seconds"
-    return DecoderError(path, problem, remedy="allow more with --timeout")
+    return VideoError(path, problem, remedy="allow more with --timeout", kind="decoder")

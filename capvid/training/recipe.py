@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from capvid.decoding.decoding_options import DecodingOptions
-from capvid.errors import RecipeError, UsageError
+from capvid.errors import UsageError
 from capvid.utils.files import read_regular
 from capvid.utils.registry import did_you_mean
 from capvid.utils.validation import LARGEST, MIB, checked_fields, option, parse_toml, short
@@ -186,30 +186,30 @@ def recipe_values(name: str, overrides: Sequence[str] = ()) -> dict[str, Any]:
     if not name.endswith(".toml") and name not in recipe_names():
         names = ", ".join(recipe_names())
         meant = did_you_mean(name, recipe_names()) or f"choose {names}, or give a .toml file"
-        raise RecipeError(f"{name}: no such recipe", remedy=meant)
+        raise UsageError(f"{name}: no such recipe", remedy=meant)
     path = Path(name) if name.endswith(".toml") else RECIPES / f"{name}.toml"
     try:
         text = read_regular(path, max_bytes=MAX_BYTES).decode()
     except OSError as error:
-        raise RecipeError(f"{name}: the recipe cannot be read ({error.strerror})") from error
+        raise UsageError(f"{name}: the recipe cannot be read ({error.strerror})") from error
     except ValueError as error:
-        raise RecipeError(f"{name}: the recipe is not UTF-8") from error
+        raise UsageError(f"{name}: the recipe is not UTF-8") from error
     try:
         values = parse_toml(text)
     except ValueError as error:
-        raise RecipeError(f"{name}: not valid TOML ({error})") from error
+        raise UsageError(f"{name}: not valid TOML ({error})") from error
     for override in overrides:
         key, equals, text = override.partition("=")
         section, dot, option = key.strip().partition(".")
         if not equals or not dot or section not in (*_SECTIONS, "model", "search"):
-            raise RecipeError(
+            raise UsageError(
                 f"--set {override}: not understood",
                 remedy="write model|data|training|decoding|self_critical.KEY=VALUE, or "
                 "search.SECTION.KEY=[A, B]",
             )
         table = values.setdefault(section, {})
         if not isinstance(table, dict):
-            raise RecipeError(f"{section} must be a table, got {short(table)}")
+            raise UsageError(f"{section} must be a table, got {short(table)}")
         try:
             table[option] = parse_toml(f"value = {text.strip()}")["value"]
         except ValueError:  # a bare word, such as adam
@@ -226,17 +226,17 @@ def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
     name = Path(name).stem if name.endswith(".toml") else name
     captioner, model = values.get("captioner"), values.get("model", {})
     if not isinstance(captioner, str):
-        raise RecipeError(f"{name}: the recipe names no captioner", remedy='write captioner = "m3", say')
+        raise UsageError(f"{name}: the recipe names no captioner", remedy='write captioner = "m3", say')
     if unknown := set(values) - {"captioner", "description", "model", "search", *_SECTIONS}:
-        raise RecipeError(f"{name}: unknown in a recipe: {', '.join(sorted(unknown))}")
+        raise UsageError(f"{name}: unknown in a recipe: {', '.join(sorted(unknown))}")
     sections = {
         section: cls(**_checked(section, values.get(section, {}))) for section, cls in _SECTIONS.items()
     }
     for key in ("model", "search"):
         if not isinstance(values.get(key, {}), dict):
-            raise RecipeError(f"{name}: {key} must be a table, got {short(values[key])}")
+            raise UsageError(f"{name}: {key} must be a table, got {short(values[key])}")
     if not isinstance(values.get("description", ""), str):
-        raise RecipeError(f"{name}: description must be a string, got {short(values['description'])}")
+        raise UsageError(f"{name}: description must be a string, got {short(values['description'])}")
     kind: Any = CAPTIONERS[captioner]
     try:
         config = kind.config_class.from_dict({**_SIZES, **model})
@@ -245,19 +245,19 @@ def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
         # raises an error where no machine like this could train it
         sketch(captioner, {**_SIZES, **features, **model}, copies=_COPIES)
     except UsageError as error:
-        raise RecipeError(f"model.{error.message}", remedy=error.remedy) from error
+        raise UsageError(f"model.{error.message}", remedy=error.remedy) from error
     if sampling := sections["data"].sampling:
         try:
             parse_sampling(sampling)
         except UsageError as error:
-            raise RecipeError(f"data.sampling: {error.message}", remedy=error.remedy) from error
+            raise UsageError(f"data.sampling: {error.message}", remedy=error.remedy) from error
     if sections["training"].soft_targets and kind.paragraphs:
-        raise RecipeError(
+        raise UsageError(
             f"training.soft_targets: {captioner} writes paragraphs, and only single captions are distilled",
             remedy="leave it at 0",
         )
     if sections["training"].own_memory and not kind.paragraphs:
-        raise RecipeError(
+        raise UsageError(
             f"training.own_memory = true: {captioner} writes single captions, and remembers none",
             remedy="choose a captioner of paragraphs, such as mart",
         )
@@ -269,7 +269,7 @@ def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
         try:
             kind.config_class.from_dict({**_SIZES, **model, option: value})
         except UsageError as error:
-            raise RecipeError(f"search.model.{error.message}", remedy=error.remedy) from error
+            raise UsageError(f"search.model.{error.message}", remedy=error.remedy) from error
         types = {field.name: str(field.type) for field in fields(kind.config_class)}
         return float(value) if types[option] == "float" else value
 
@@ -286,11 +286,8 @@ def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
 def _checked(section: str, values: Mapping[str, Any], *, prefix: str = "") -> dict[str, Any]:
     """Return the values of a section in the types of its options; ``prefix`` goes before it in messages."""
     if not isinstance(values, Mapping):
-        raise RecipeError(f"{prefix}{section} must be a table, got {short(values)}")
-    try:
-        return checked_fields(_SECTIONS[section], values, prefix=f"{prefix}{section}.")
-    except UsageError as error:
-        raise RecipeError(error.message, remedy=error.remedy) from error
+        raise UsageError(f"{prefix}{section} must be a table, got {short(values)}")
+    return checked_fields(_SECTIONS[section], values, prefix=f"{prefix}{section}.")
 
 
 def _search_space(table: Mapping[str, Any], check: Callable[[str, str, Any], Any]) -> Space:
@@ -299,7 +296,7 @@ def _search_space(table: Mapping[str, Any], check: Callable[[str, str, Any], Any
     for key, entry in table.items():
         section, dot, single = key.partition(".")
         if section not in _SEARCHABLE or not (dot or isinstance(entry, Mapping)):
-            raise RecipeError(
+            raise UsageError(
                 f"search.{key}: not understood", remedy=f"write search.{'|'.join(_SEARCHABLE)}.OPTION"
             )
         for field_name, value in ({single: entry} if dot else entry).items():
@@ -309,7 +306,7 @@ def _search_space(table: Mapping[str, Any], check: Callable[[str, str, Any], Any
             elif isinstance(value, list) and value:
                 space[name] = tuple(map(convert, value))
             else:
-                raise RecipeError(
+                raise UsageError(
                     f"search.{name} = {value!r}: neither choices nor a range",
                     remedy="write choices [A, B, ...] or a range { low = A, high = B }",
                 )
@@ -320,28 +317,28 @@ def _range(name: str, table: Mapping[str, Any], check: Callable[[Any], Any]) -> 
     """Return the range of an option, called ``name`` in messages."""
     known = [field.name for field in fields(Range)]
     if unknown := [key for key in table if key not in known]:
-        raise RecipeError(
+        raise UsageError(
             f"{name}.{unknown[0]}: no such key of a range", remedy=f"known are {', '.join(known)}"
         )
     if not {"low", "high"} <= set(table):
-        raise RecipeError(f"{name}: a range has two ends", remedy="write { low = A, high = B }")
+        raise UsageError(f"{name}: a range has two ends", remedy="write { low = A, high = B }")
     low, high = check(table["low"]), check(table["high"])
     log, step = table.get("log", False), table.get("step")
     if type(low) not in (int, float):
-        raise RecipeError(f"{name}: only numbers have a range", remedy="write choices [A, B, ...]")
+        raise UsageError(f"{name}: only numbers have a range", remedy="write choices [A, B, ...]")
     if not low < high < math.inf:
-        raise RecipeError(f"{name}: low = {low} must be below high = {high}, and both finite")
+        raise UsageError(f"{name}: low = {low} must be below high = {high}, and both finite")
     if type(log) is not bool:
-        raise RecipeError(f"{name}.log = {log!r}: expected true or false")
+        raise UsageError(f"{name}.log = {log!r}: expected true or false")
     if log and (low == 0 or step is not None):
-        raise RecipeError(f"{name}: with log = true, low must be above 0, and there is no step")
+        raise UsageError(f"{name}: with log = true, low must be above 0, and there is no step")
     if step is not None:
         if type(step) not in (int, type(low)):
             expected = "an integer" if type(low) is int else "a number"
-            raise RecipeError(f"{name}.step = {step!r}: expected {expected}")
+            raise UsageError(f"{name}.step = {step!r}: expected {expected}")
         steps = (high - low) / step if step else 0.0
         if not steps >= 1 or abs(steps - round(steps)) > 1e-6:
-            raise RecipeError(
+            raise UsageError(
                 f"{name}.step = {step!r}: must be positive and lead from low = {low} to high = {high}"
             )
     return Range(low=low, high=high, log=log, step=step)

@@ -16,7 +16,7 @@ from typing import Any
 import av
 import numpy as np
 
-from capvid.errors import EmptyVideoError, TruncatedVideoError, UnsupportedCodecError, VideoError
+from capvid.errors import TruncatedVideoError, VideoError
 from capvid.utils.validation import limits
 from capvid.video.frame_source import FrameSource
 from capvid.video.probe import (
@@ -44,7 +44,7 @@ class DecordSource(FrameSource):
         kind = kind_of(path)
         if kind == "mpeg-ts":
             reason = "decord loses frames of MPEG transport streams"
-            raise UnsupportedCodecError(path, reason, remedy="use the reader pyav")
+            raise VideoError(path, reason, remedy="use the reader pyav", kind="unsupported-codec")
         if missing := missing_bytes(path, kind):
             raise TruncatedVideoError(path, f"the file ends {missing} bytes too early", remedy="get it again")
         # decord's FFmpeg has no whitelists of formats and protocols, so PyAV's checks the file first
@@ -59,7 +59,7 @@ class DecordSource(FrameSource):
         self._reader = self._open()
         count, max_frames = len(self._reader), limits().video_frames
         if not count:
-            raise EmptyVideoError(path, "has no frames", remedy="get it again")
+            raise VideoError(path, "has no frames", remedy="get it again", kind="empty")
         if count > max_frames:
             raise limit_error(path, f"it has over {max_frames} frames", "video_frames")
         spans = np.asarray(self._reader.get_frame_timestamp(list(range(count))), np.float64)
@@ -67,7 +67,7 @@ class DecordSource(FrameSource):
         if kind == "mp4":  # decord omits the frames before the edit list's start, which are never displayed
             times = times[times > -1e-4]
         if not len(times):
-            raise EmptyVideoError(path, "none of its frames is ever shown", remedy="get it again")
+            raise VideoError(path, "none of its frames is ever shown", remedy="get it again", kind="empty")
         self._first = self._next().asnumpy()
         self._describe(
             times, self._first, path=path, reader="decord", codec=self._codec, rotation=rotation, why=why
@@ -79,7 +79,9 @@ class DecordSource(FrameSource):
             import decord
         except ImportError as error:  # no wheel for this platform
             problem = "decord, which reads videos, is not installed"
-            raise UnsupportedCodecError(self._path, problem, remedy="pip install decord") from error
+            raise VideoError(
+                self._path, problem, remedy="pip install decord", kind="unsupported-codec"
+            ) from error
         decord.logging.set_level(decord.logging.QUIET)
         self._position = 0  # index of the frame that the decoder returns next
         try:
@@ -90,7 +92,7 @@ class DecordSource(FrameSource):
             if "cannot find video stream" in str(error):
                 raise codec_error(self._path, self._codec) from error
             if "broken metadata" in str(error):
-                raise EmptyVideoError(self._path, "has no frames", remedy="get it again") from error
+                raise VideoError(self._path, "has no frames", remedy="get it again", kind="empty") from error
             problem = "the file is damaged and cannot be opened"
             raise TruncatedVideoError(self._path, problem, remedy="get it again") from error
 

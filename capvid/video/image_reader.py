@@ -13,7 +13,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from capvid.errors import EmptyVideoError, TruncatedVideoError, VideoError
+from capvid.errors import TruncatedVideoError, VideoError
 from capvid.utils.files import open_regular
 from capvid.utils.validation import limits
 from capvid.video.frame_source import FrameSource
@@ -148,7 +148,7 @@ class ImageSource(FrameSource):
         self._names = folders.get(path.relative_to(archive).as_posix(), [])
         if not self._names:
             problem = "is not a folder of images"
-            raise EmptyVideoError(path, problem, remedy=f"check the contents of {archive.name}")
+            raise VideoError(path, problem, remedy=f"check the contents of {archive.name}", kind="empty")
         self._size: tuple[int, int] | None = None
         first = self._decode(0)
         self._size = first.shape[1], first.shape[0]

@@ -17,7 +17,7 @@ from typing import Any, BinaryIO, cast
 
 import numpy as np
 
-from capvid.errors import CapvidError, MissingVideoError, VideoError, input_error
+from capvid.errors import CapvidError, VideoError, input_error
 from capvid.utils.escaping import utf8_text
 from capvid.utils.files import open_regular
 from capvid.utils.storage import (
@@ -209,7 +209,7 @@ class _Search:
                 yield from self._at_address(path, is_listed=False)
             elif _WILD.search(str(path)) and not os.path.lexists(path):
                 reason = "there is no such file, and no video matches it as a pattern"
-                error = MissingVideoError(path, reason, remedy=_CHECK_PATTERN)
+                error = VideoError(path, reason, remedy=_CHECK_PATTERN, kind="missing")
                 yield from self._require(self._matching(path), error)
             else:
                 yield from self._at_path(path, PurePosixPath(path.name), PurePosixPath())
@@ -353,7 +353,7 @@ class _Search:
                     base.append("")
                 videos = self._at_addresses("/".join(base), self._ask(url, "glob"), within)
                 reason = "no video matches it as a pattern"
-                error = MissingVideoError(blob, reason, remedy=_CHECK_PATTERN)
+                error = VideoError(blob, reason, remedy=_CHECK_PATTERN, kind="missing")
                 yield from self._require(videos, error)
             elif suffix == ".zip":
                 problem = f"{blob}: zip files must be on this machine"
@@ -373,7 +373,7 @@ class _Search:
                 raise
             self._report(failure)
         except FileNotFoundError:
-            self._report(MissingVideoError(blob, "there is nothing at this address"))
+            self._report(VideoError(blob, "there is nothing at this address", kind="missing"))
 
     def _at_addresses(self, base: str, paths: Sequence[str], within: PurePosixPath) -> Iterator[NamedVideo]:
         """Yield the videos among paths below an address, and those in archives, but no hidden ones."""

@@ -26,15 +26,7 @@ import av
 import av.logging
 import numpy as np
 
-from capvid.errors import (
-    EmptyVideoError,
-    MissingVideoError,
-    NotAVideoError,
-    NoVideoStreamError,
-    TruncatedVideoError,
-    UnsupportedCodecError,
-    VideoError,
-)
+from capvid.errors import TruncatedVideoError, VideoError
 from capvid.utils.files import open_regular
 from capvid.utils.validation import limits
 
@@ -78,14 +70,14 @@ def kind_of(path: Path) -> str:
     """Return the container kind of a regular file: mp4, matroska, avi, and so on.
 
     Raises:
-        MissingVideoError, EmptyVideoError, NotAVideoError: there is no such file, or it is not a video.
+        VideoError, VideoError, VideoError: there is no such file, or it is not a video.
         TruncatedVideoError: the file is an MP4 that ends before its index.
         VideoError: the file cannot be read, or its index is larger than the limit.
     """
     try:  # without opening the file: a pipe would block until its other end is opened
         mode = path.stat().st_mode
     except (FileNotFoundError, NotADirectoryError, ValueError) as error:  # ValueError: a NUL in the name
-        raise MissingVideoError(path, "no such file", remedy="check the name") from error
+        raise VideoError(path, "no such file", remedy="check the name", kind="missing") from error
     except OSError as error:
         reason, remedy = f"cannot be read ({error.strerror})", "check whether its folder can be read"
         if error.errno == errno.ELOOP:
@@ -99,10 +91,12 @@ def kind_of(path: Path) -> str:
         raise VideoError(path, "cannot be read by this user", remedy="change its permissions")
     head = _head(path)
     if not head:
-        raise EmptyVideoError(path, "the file is empty", remedy="get it again")
+        raise VideoError(path, "the file is empty", remedy="get it again", kind="empty")
     kind = _sniff(head)
     if kind is None:
-        raise NotAVideoError(path, "not a video file", remedy="no known video format begins like this")
+        raise VideoError(
+            path, "not a video file", remedy="no known video format begins like this", kind="not-a-video"
+        )
     if kind == "mp4":
         boxes = ((at, length) for at, length, name in _boxes(path) if name in (b"moov", b"moof"))
         at, length = next(boxes, (0, math.inf))
@@ -250,7 +244,7 @@ def open_container(path: Path, kind: str | None) -> Any:
     limit. If ``kind`` is None, it chooses among the known kinds.
 
     Raises:
-        NoVideoStreamError, UnsupportedCodecError: there is no video stream, or it cannot be decoded.
+        VideoError, VideoError: there is no video stream, or it cannot be decoded.
         TruncatedVideoError: the file is too damaged to be opened.
         VideoError: its frames are larger than the limit.
     """
@@ -271,7 +265,9 @@ def open_container(path: Path, kind: str | None) -> Any:
     try:
         stream = container.streams.best("video")
         if stream is None:
-            raise NoVideoStreamError(path, "has no video stream", remedy="give a file with images")
+            raise VideoError(
+                path, "has no video stream", remedy="give a file with images", kind="no-video-stream"
+            )
         if stream.codec_context is None:
             raise codec_error(path)
         context: Any = stream.codec_context
@@ -293,7 +289,9 @@ def open_container(path: Path, kind: str | None) -> Any:
 def codec_error(path: Path, codec: str = "") -> VideoError:
     """Return the error for a codec that the reader lacks."""
     problem = f"its codec{codec and f' ({codec})'} cannot be decoded here"
-    return UnsupportedCodecError(path, problem, remedy="convert it to H.264, for example with ffmpeg")
+    return VideoError(
+        path, problem, remedy="convert it to H.264, for example with ffmpeg", kind="unsupported-codec"
+    )
 
 
 def damage_error(path: Path) -> VideoError:
@@ -364,7 +362,7 @@ def _examine(
     count, num_visible = len(keys), int(visible.sum())
     if not num_visible:
         reason = "none of its frames is ever shown" if count else "has no frames"
-        raise EmptyVideoError(path, reason, remedy="get it again")
+        raise VideoError(path, reason, remedy="get it again", kind="empty")
     unknown = [((stamps < -_MAX_TICKS) | (stamps > _MAX_TICKS)).any() for stamps in table[:2]]
     pts = None if unknown[0] or len(np.unique(table[0])) < count else table[0]
     dts = None if unknown[1] else table[1]

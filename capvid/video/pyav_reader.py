@@ -9,7 +9,7 @@ import av
 import numpy as np
 from av.video.frame import PictureType
 
-from capvid.errors import TruncatedVideoError, UnsupportedCodecError, VideoError
+from capvid.errors import TruncatedVideoError, VideoError
 from capvid.video.frame_source import FrameSource
 from capvid.video.probe import Packets, damage_error, ffmpeg_log, kind_of, open_container, scan
 
@@ -182,7 +182,7 @@ def _undecodable(path: Path, kind: str) -> VideoError:
     """Return the error for a file without a decodable frame."""
     if kind == "webp":
         remedy = "convert it to GIF, or its frames to a zip file"
-        return UnsupportedCodecError(path, "animated WebP cannot be decoded", remedy=remedy)
+        return VideoError(path, "animated WebP cannot be decoded", remedy=remedy, kind="unsupported-codec")
     return TruncatedVideoError(path, "the file is damaged: no frame can be decoded", remedy="get it again")
 
 

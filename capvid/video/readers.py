@@ -10,14 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from capvid.errors import (
-    DecoderError,
-    EmptyVideoError,
-    NoVideoStreamError,
-    TruncatedVideoError,
-    UsageError,
-    VideoError,
-)
+from capvid.errors import TruncatedVideoError, UsageError, VideoError
 from capvid.utils.validation import limits
 from capvid.video import READER_NAMES
 from capvid.video.decord_reader import DecordSource
@@ -37,10 +30,8 @@ def _open_auto(path: Path) -> FrameSource:
     try:
         status = path.stat()
         packets = _scan(path, kind, status.st_ino, status.st_size, status.st_mtime_ns)
-    except NoVideoStreamError:
-        raise
     except VideoError as error:
-        if kind in _ONLY_PYAV:
+        if kind in _ONLY_PYAV or error.kind == "no-video-stream":
             raise
         try:
             return DecordSource(path, why="PyAV cannot open it")
@@ -83,13 +74,13 @@ def open_video(path: str | Path, *, reader: str = "auto") -> FrameSource:
 
 @contextmanager
 def memory_errors(path: Path) -> Iterator[None]:
-    """Raise DecoderError if memory runs out, usually because of the limit of a worker process."""
+    """Raise VideoError if memory runs out, usually because of the limit of a worker process."""
     try:
         yield
     except MemoryError as error:
         problem = f"needs more memory than a decoding process may use ({limits().worker_bytes} bytes)"
         remedy = "raise CAPVID_LIMIT_WORKER_BYTES if you trust the file"
-        raise DecoderError(path, problem, remedy=remedy) from error
+        raise VideoError(path, problem, remedy=remedy, kind="decoder") from error
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,7 +134,7 @@ def _read_sampled(
     times = source.frame_times()
     chosen = sampling.choose(times)
     if not len(chosen):
-        raise EmptyVideoError(source.info.path, "has no frames", remedy="get it again")
+        raise VideoError(source.info.path, "has no frames", remedy="get it again", kind="empty")
     if not (windows or reduce):
         frames = source.read([int(index) for index in chosen])
         return SampledFrames(frames=frames, times=times[chosen], info=source.info)

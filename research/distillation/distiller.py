@@ -25,7 +25,7 @@ from capvid.backbones.capvid_small import Student
 from capvid.backbones.catalog import BackboneEntry, Preprocess, backbone_entry, build_network
 from capvid.backbones.preprocessing import normalise
 from capvid.datasets.dataset import CaptionedVideo
-from capvid.errors import CheckpointError, DataError, DivergedError, RecipeError
+from capvid.errors import CheckpointError, DataError, DivergedError, UsageError
 from capvid.features.feature_store import FeatureStore
 from capvid.training.optimization import AveragedWeights, one_cycle, wants_bf16
 from capvid.utils.files import atomic_path, atomic_write_text, open_regular
@@ -351,7 +351,7 @@ def make_distiller(
 
     Raises:
         DataError: images cannot be read, or a split has none.
-        RecipeError: the student cannot start from the named weights, or a teacher does not accept views.
+        UsageError: the student cannot start from the named weights, or a teacher does not accept views.
         WeightsError: a teacher's weights, or the student's initial weights, are missing.
         CheckpointError: there is nothing to resume.
     """
@@ -359,7 +359,7 @@ def make_distiller(
     entry = backbone_entry(recipe.backbone)
     network = None if recipe.begin is None or resume else initial_network(recipe, inputs.weights)
     if entry.kind != "capvid-small":
-        raise RecipeError(f"{recipe.name}: backbone = {entry.name}: only capvid-small can be distilled")
+        raise UsageError(f"{recipe.name}: backbone = {entry.name}: only capvid-small can be distilled")
     height, width = image_size(entry.preprocess)
     stored = replace(entry.preprocess, size=(round(height * MARGIN), round(width * MARGIN)))
     cache = folder / "cache"

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from capvid.errors import RecipeError, UsageError
+from capvid.errors import UsageError
 from capvid.training.recipe import recipe_values
 from capvid.utils.validation import bounded, checked_fields, choice, short
 
@@ -90,12 +90,12 @@ def load_distil_recipe(name: str, overrides: Sequence[str] = ()) -> DistilRecipe
     """Read a recipe of this folder by name, or any ``.toml`` file, with ``section.key=value`` overrides.
 
     Raises:
-        RecipeError: no such recipe, or an invalid value.
+        UsageError: no such recipe, or an invalid value.
     """
     path = Path(name if name.endswith(".toml") else Path(__file__).with_name(f"{name}.toml"))
     values = recipe_values(str(path), overrides)
     if "backbone" not in values:
-        raise RecipeError(f"{name}: the recipe names no backbone", remedy='write backbone = "capvid-small"')
+        raise UsageError(f"{name}: the recipe names no backbone", remedy='write backbone = "capvid-small"')
     return distil_recipe(path.stem, values)
 
 
@@ -103,19 +103,19 @@ def distil_recipe(name: str, values: Mapping[str, Any]) -> DistilRecipe:
     """Build a recipe from the tables of a TOML file.
 
     Raises:
-        RecipeError: an invalid table or value.
+        UsageError: an invalid table or value.
     """
     unknown = set(values) - {"backbone", "begin", "description", "teachers", "training"}
     if unknown:
-        raise RecipeError(f"{name}: unknown in a distillation recipe: {', '.join(sorted(unknown))}")
+        raise UsageError(f"{name}: unknown in a distillation recipe: {', '.join(sorted(unknown))}")
     if not isinstance(values.get("teachers", {}), Mapping):
-        raise RecipeError(f"{name}: teachers must be a table, got {short(values['teachers'])}")
+        raise UsageError(f"{name}: teachers must be a table, got {short(values['teachers'])}")
     teachers = {
         teacher: TeacherOptions(**_checked(TeacherOptions, f"teachers.{teacher}", table))
         for teacher, table in values.get("teachers", {}).items()
     }
     if not teachers:
-        raise RecipeError(f"{name}: the recipe names no teacher", remedy="add a table [teachers.googlenet]")
+        raise UsageError(f"{name}: the recipe names no teacher", remedy="add a table [teachers.googlenet]")
     training = DistilOptions(**_checked(DistilOptions, "training", values.get("training", {})))
     return DistilRecipe(
         name=name,
@@ -129,11 +129,8 @@ def distil_recipe(name: str, values: Mapping[str, Any]) -> DistilRecipe:
 
 def _checked(cls: type, section: str, values: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(values, Mapping):
-        raise RecipeError(f"{section} must be a table, got {short(values)}")
-    try:
-        chosen = checked_fields(cls, values, prefix=f"{section}.")
-    except UsageError as error:
-        raise RecipeError(error.message, remedy=error.remedy) from error
+        raise UsageError(f"{section} must be a table, got {short(values)}")
+    chosen = checked_fields(cls, values, prefix=f"{section}.")
     if cls is TeacherOptions and "layer" not in chosen:
-        raise RecipeError(f"{section}: names no layer")
+        raise UsageError(f"{section}: names no layer")
     return chosen

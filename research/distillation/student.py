@@ -26,7 +26,7 @@ from capvid.backbones.capvid_small import Student
 from capvid.backbones.catalog import backbone_entry, build_network
 from capvid.backbones.preprocessing import normalise
 from capvid.backbones.weights import find_weights, load_weights
-from capvid.errors import RecipeError
+from capvid.errors import UsageError
 from capvid.training.optimization import wants_bf16
 from distillation.images import image_size, random_views, resize_images
 from distillation.recipe import DistilRecipe
@@ -46,13 +46,13 @@ def initial_network(recipe: DistilRecipe, weights: Path | None) -> nn.Module:
     The weights are searched in the folder ``weights`` first, then in the usual places.
 
     Raises:
-        RecipeError: the backbone cannot be initialised from that network.
+        UsageError: the backbone cannot be initialised from that network.
         WeightsError: the weights are missing.
         HubError: the download from the Hugging Face Hub failed.
     """
     entry, student = backbone_entry(recipe.begin or ""), backbone_entry(recipe.backbone)
     if student.kind != "capvid-small" or (entry.architecture or "").removeprefix("tf_") != NETWORK:
-        raise RecipeError(
+        raise UsageError(
             f"{recipe.name}: begin = {recipe.begin}: {student.name} cannot begin with its weights",
             remedy='write begin = "efficientnet-lite0" for a backbone of kind capvid-small, or leave it out',
         )

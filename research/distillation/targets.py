@@ -20,7 +20,7 @@ from torch.nn import functional as F
 
 from capvid.backbones.backbone import Backbone, load_backbone
 from capvid.backbones.weights import local_weights
-from capvid.errors import DataError, RecipeError, WeightsError
+from capvid.errors import DataError, UsageError, WeightsError
 from capvid.features.feature_file import open_safetensors
 from capvid.features.feature_store import FeatureStore
 from capvid.text.tokenization import words
@@ -99,7 +99,7 @@ def teacher_features(
     safetensors file ``path`` and reused if images, view, layer and known features are the same.
 
     Raises:
-        RecipeError: the views do not have the teacher's clip size.
+        UsageError: the views do not have the teacher's clip size.
         WeightsError: its weights are missing.
     """
     key = _key(images, f"{teacher} {layer}" + (f" of {view.description}" if view else ""), known)
@@ -138,7 +138,7 @@ def _vectors(backbone: Backbone, crops: np.ndarray) -> np.ndarray:
         own = (backbone.entry.preprocess.crop,) * 2
         if backbone.entry.clip is None or crops.shape[2:4] in (own, backbone.entry.preprocess.size):
             raise
-        raise RecipeError(
+        raise UsageError(
             f"the teacher {backbone.entry.name} does not accept views of "
             f"{crops.shape[2]} x {crops.shape[3]} pixels",
             remedy="leave it out, or set training.views = 0",
@@ -186,7 +186,7 @@ class ClassHead(nn.Module):
             try:
                 weight, bias = tensors[f"{name}.weight"].float(), tensors[f"{name}.bias"].float()
             except KeyError as error:
-                raise RecipeError(f"the teacher's weights have no tensor {error}") from error
+                raise UsageError(f"the teacher's weights have no tensor {error}") from error
             layer = nn.Linear(weight[0].numel(), len(weight))
             layer.weight.data, layer.bias.data = weight.flatten(1), bias
             self.layers.append(layer)

@@ -8,7 +8,7 @@ import pytest
 from toy import write_video
 
 from capvid.backbones.catalog import backbone_entry
-from capvid.errors import DecoderError
+from capvid.errors import VideoError
 from capvid.features import prefetch as ahead
 from capvid.features.prefetch import DecodeStage, View
 from capvid.video.frame_sampling import UniformSampling
@@ -32,7 +32,7 @@ def test_a_process_that_hangs_or_dies_costs_its_own_file(
     assert [video.name for video in videos] == names
     failed = {video.name: str(video.error) for video in videos if video.error is not None}
     assert list(failed) == ["sleeps", "killed", "crashes"]
-    assert all(isinstance(video.error, DecoderError) for video in videos if video.error)
+    assert all(isinstance(video.error, VideoError) for video in videos if video.error)
     assert "not decoded within 5 seconds" in failed["sleeps"]
     assert "was ended (SIGKILL)" in failed["killed"] and "was ended (SIGSEGV)" in failed["crashes"]
     assert all(

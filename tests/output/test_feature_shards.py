@@ -10,7 +10,7 @@ import pytest
 from webdataset_reader import read_webdataset
 
 from capvid.backbones.catalog import StreamHeader
-from capvid.errors import CapvidError, DataError, FeatureFileError, MissingVideoError
+from capvid.errors import CapvidError, DataError, FeatureFileError, VideoError
 from capvid.features.extraction import ExtractionResult
 from capvid.features.feature_file import (
     FeatureHeader,
@@ -47,7 +47,7 @@ def features(name: str, frames: int = 5, *, times: bool = True) -> Features:
 
 def result(name: str, frames: int = 5, *, ok: bool = True) -> ExtractionResult:
     path = Blob(f"s3://b/{name}.mp4")
-    error = None if ok else MissingVideoError(path, "there is nothing at this address")
+    error = None if ok else VideoError(path, "there is nothing at this address", kind="missing")
     return ExtractionResult(
         path=path, features=features(name, frames) if ok else None, error=error, name=name, lost=frames
     )
@@ -201,7 +201,7 @@ def test_a_tar_file_without_the_file_beside_it(tmp_path: Path) -> None:
 
 def test_names_that_are_no_text() -> None:
     path = Path("\udcff.mp4")
-    error = MissingVideoError(path, "there is no such file")
+    error = VideoError(path, "there is no such file", kind="missing")
     failed = features_row(ExtractionResult(path=path, features=None, error=error, name="\udcff"))
     made = features_row(ExtractionResult(path=path, features=features("\udcff"), error=None, name="\udcff"))
     for form in (WebDataset(), ParquetFeatures()):

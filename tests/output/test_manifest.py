@@ -5,7 +5,7 @@ from pathlib import Path
 
 from test_records import SETTINGS, result
 
-from capvid.errors import MissingVideoError
+from capvid.errors import VideoError
 from capvid.output.manifest import Manifest
 from capvid.utils.files import MANIFEST
 
@@ -24,7 +24,7 @@ def lines(folder: Path) -> list[dict]:
 
 def test_what_is_done_and_what_is_not(tmp_path: Path) -> None:
     good, bad = video(tmp_path, "b.mp4"), tmp_path / "a.mp4"
-    failed = MissingVideoError(bad, "no such file")
+    failed = VideoError(bad, "no such file", kind="missing")
     with Manifest(tmp_path / MANIFEST, model=MODEL, settings=SETTINGS) as made:
         assert not made.is_done(good, "b.txt")
         made.note(result(path=good), "b.txt")

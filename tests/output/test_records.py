@@ -8,7 +8,7 @@ import numpy as np
 from report_pages import SETTINGS
 
 from capvid.decoding.caption_generator import Caption, WordScore
-from capvid.errors import EmptyVideoError
+from capvid.errors import VideoError
 from capvid.output.results import CaptionResult, Segment, make_record
 from capvid.pipeline import paragraph
 from capvid.utils.escaping import utf8_text
@@ -102,7 +102,7 @@ def test_records_of_calibrated_captioners_have_a_confidence() -> None:
 
 
 def test_the_record_of_a_failure() -> None:
-    error = EmptyVideoError("in/v.mp4", "is empty", remedy="download it again")
+    error = VideoError("in/v.mp4", "is empty", remedy="download it again", kind="empty")
     record = make_record(result(status="error", captions=(), error=error, model="m3"), SETTINGS)
     assert record["status"] == "error"
     assert record["captions"] == []

@@ -13,7 +13,7 @@ import pytest
 from report_pages import Page, failure, images, make_caption, pictures, story, video, written
 from test_records import SETTINGS, looked
 
-from capvid.errors import MissingVideoError
+from capvid.errors import VideoError
 from capvid.output.report import COLUMNS, LEAST, PICTURES, Report
 from capvid.output.results import CaptionResult
 from capvid.output.writers import FORMATS, Document
@@ -217,7 +217,7 @@ def test_no_text_breaks_out(tmp_path: Path, text: str) -> None:
     harmless = [tag for tag, _ in written(tmp_path / "a.html", video(), failure()).tags]
     result = video(path=Path(text), captions=(caption,), model=text)
     result = replace(result, segments=(replace(result.segments[0], captions=(caption,)),))
-    error = MissingVideoError(text, text, remedy=text)
+    error = VideoError(text, text, remedy=text, kind="missing")
     path = tmp_path / "p.html"
     with Report(path, model=text, settings={**SETTINGS, text: text}) as report:
         report.add(result)

@@ -16,13 +16,15 @@ import webvtt
 from test_records import SETTINGS, looked, result
 
 from capvid.decoding.caption_generator import Caption
-from capvid.errors import DataError, MissingVideoError
+from capvid.errors import DataError, VideoError
 from capvid.output.results import make_record
 from capvid.output.writers import COLUMNS, FORMATS, Document
 
 GOOD = result()
 FLAGGED = result(captions=(Caption(text="a dog", logprob=-0.5, words=(), confidence=0.1),))
-BAD = result(path="w.mp4", status="error", captions=(), error=MissingVideoError("w.mp4", "no such file"))
+BAD = result(
+    path="w.mp4", status="error", captions=(), error=VideoError("w.mp4", "no such file", kind="missing")
+)
 
 
 def written(form: str, *results: object, many: bool) -> str:

@@ -135,15 +135,14 @@ def read_tar(path: Path) -> None:
 
 
 def _read_each(read: Callable[[Any], None], inputs: list[Any]) -> None:
-    from capvid.errors import CapvidError, InternalError
+    from capvid.errors import CapvidError
 
     for item in inputs:
         try:
             read(item)
-        except InternalError:
-            raise
-        except CapvidError:
-            pass
+        except CapvidError as error:
+            if error.kind == "internal":
+                raise
 
 
 # Features and captioners

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from capvid.decoding.caption_generator import Caption, WordScore
-from capvid.errors import MissingVideoError
+from capvid.errors import VideoError
 from capvid.features.prefetch import encode_jpegs
 from capvid.output.report import Report
 from capvid.output.results import CaptionResult, Segment
@@ -85,7 +85,7 @@ def story(*, segments: int, frames: int = 3, layers: int = 2) -> CaptionResult:
 
 
 def failure(name: str = "w.mp4", message: str = "no such file") -> CaptionResult:
-    error = MissingVideoError(name, message, remedy="check the name")
+    error = VideoError(name, message, remedy="check the name", kind="missing")
     return CaptionResult(path=Path(name), status="error", captions=(), error=error, model=MODEL)
 
 

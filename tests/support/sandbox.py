@@ -13,7 +13,7 @@ from pathlib import Path
 
 from artefacts import ARTEFACTS
 
-from capvid.errors import CapvidError, InternalError
+from capvid.errors import CapvidError
 from capvid.video.worker_pool import Worker, WorkerDiedError
 
 SECONDS = 10.0
@@ -40,10 +40,10 @@ def read_mutant(name: str, path: Path) -> str:
         return UNPREPARED
     try:
         ARTEFACTS[name].read(path)
-    except InternalError:
-        return traceback.format_exc()
     except CapvidError as error:
         str(error)
+        if error.kind == "internal":
+            return traceback.format_exc()
     except OSError as error:
         if not error.strerror:
             return traceback.format_exc()

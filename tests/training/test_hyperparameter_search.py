@@ -22,7 +22,7 @@ from capvid.captioners.base import CAPTIONERS, build
 from capvid.captioners.checkpoint import CONFIG, WEIGHTS, load_checkpoint
 from capvid.checkpoints.publishing import load_run
 from capvid.datasets.dataset import CaptionedVideo
-from capvid.errors import CheckpointError, DataError, RecipeError, TrainingError, UsageError
+from capvid.errors import CheckpointError, DataError, TrainingError, UsageError
 from capvid.features.feature_store import FeatureStore
 from capvid.training.hyperparameter_search import JOURNAL, STUDY, Search, draw, forget_search, with_values
 from capvid.training.recipe import Range, Recipe, load_recipe, recipe_names
@@ -203,7 +203,7 @@ def test_search_spaces_of_the_paper_recipes() -> None:
     ],
 )
 def test_invalid_ranges(setting: str, message: str) -> None:
-    with pytest.raises(RecipeError, match=message) as error:
+    with pytest.raises(UsageError, match=message) as error:
         load_recipe("m3-small", [setting])
     assert "\n" not in str(error.value)
 

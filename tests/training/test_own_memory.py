@@ -14,7 +14,7 @@ from capvid.captioners.base import ParagraphCaptioner
 from capvid.datasets.batches import Batch, paragraph_teacher_tokens
 from capvid.decoding.beam_search import decode_paragraphs
 from capvid.decoding.decoding_options import DecodingOptions
-from capvid.errors import RecipeError
+from capvid.errors import UsageError
 from capvid.text.vocabulary import BOS, EOS, PAD
 from capvid.training import objectives as module
 from capvid.training.objectives import least_repeated, with_own_memory
@@ -155,6 +155,6 @@ def test_own_memory_starts_in_epoch_2_and_resumes_exactly(
 
 
 def test_single_caption_captioners_are_refused() -> None:
-    with pytest.raises(RecipeError, match=r"training.own_memory = true: m3 writes single captions"):
+    with pytest.raises(UsageError, match=r"training.own_memory = true: m3 writes single captions"):
         load_recipe("m3-small", ["training.own_memory=true"])
     assert load_recipe("vanilla-transformer-small", ["training.own_memory=true"]).training.own_memory

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from capvid.captioners.base import CAPTIONERS, build
-from capvid.errors import RecipeError, UsageError
+from capvid.errors import UsageError
 from capvid.training.optimization import OPTIMIZERS, AveragedWeights, learning_rate_factor
 from capvid.training.recipe import TrainingOptions, load_recipe, recipe_names
 
@@ -61,7 +61,7 @@ def test_settings_override_the_recipe() -> None:
     ],
 )
 def test_invalid_settings(setting: str, message: str) -> None:
-    with pytest.raises(RecipeError, match=message):
+    with pytest.raises(UsageError, match=message):
         load_recipe("m3-small", [setting])
 
 
@@ -91,7 +91,7 @@ def test_invalid_model_options_and_recipe_names() -> None:
             build("m3", {**sizes, option: value})
     with pytest.raises(UsageError, match="no such captioner"):
         build("m4", sizes)
-    with pytest.raises(RecipeError, match="no such recipe"):
+    with pytest.raises(UsageError, match="no such recipe"):
         load_recipe("m4-small")
 
 
@@ -131,12 +131,12 @@ def test_invalid_recipe_files(tmp_path: Path) -> None:
         'captioner = "m3"\ndescription = 1': "description must be a string",
     }.items():
         path.write_text(text)
-        with pytest.raises(RecipeError, match=message):
+        with pytest.raises(UsageError, match=message):
             load_recipe(str(path))
     path.write_bytes(b"\xff")
-    with pytest.raises(RecipeError, match="not UTF-8"):
+    with pytest.raises(UsageError, match="not UTF-8"):
         load_recipe(str(path))
     path.unlink()
     os.mkfifo(path)
-    with pytest.raises(RecipeError, match="not a regular file"):
+    with pytest.raises(UsageError, match="not a regular file"):
         load_recipe(str(path))

@@ -8,7 +8,7 @@ from small_training import StopAfterSteps, StoppedError, make_trainer, resume_ru
 from torch import Tensor
 
 from capvid.datasets.batches import Batch
-from capvid.errors import RecipeError
+from capvid.errors import UsageError
 from capvid.text.vocabulary import BOS, EOS, PAD
 from capvid.training import objectives as module
 from capvid.training.objectives import with_own_words
@@ -90,6 +90,6 @@ def test_rate_grows_from_zero_and_resumes_exactly(
 
 @pytest.mark.parametrize("option", ["training.scheduled_sampling", "data.frame_dropout", "training.warmup"])
 def test_rate_above_one_is_refused(option: str) -> None:
-    with pytest.raises(RecipeError, match=f"{option} must be a number between 0 and 1, got 1.5"):
+    with pytest.raises(UsageError, match=f"{option} must be a number between 0 and 1, got 1.5"):
         load_recipe("m3-small", [f"{option}=1.5"])
     load_recipe("m3-small", [f"{option}=1"])

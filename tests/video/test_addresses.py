@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import fsspec
 import pytest
 
-from capvid.errors import MissingVideoError
+from capvid.errors import VideoError
 from capvid.utils.storage import Blob, parse_path
 from capvid.video.input_set import find_videos, iter_videos, stands_for_many
 
@@ -101,7 +101,7 @@ def test_what_cannot_be_had() -> None:
     fsspec.filesystem("memory").pipe("/b/empty/notes.txt", b"")
     assert found("memory://b/empty")["said"].startswith("memory://b/empty: no videos in this folder; ")
     assert found(f"{ROOT}/x.tar")["said"] == f"{ROOT}/x.tar: there is no such file"
-    with pytest.raises(MissingVideoError) as raised:
+    with pytest.raises(VideoError) as raised:
         find_videos([f"{ROOT}/*.mov"])
     assert raised.value.path == Blob(f"{ROOT}/*.mov")
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from capvid.errors import CapvidError, EmptyVideoError, TruncatedVideoError, VideoError
+from capvid.errors import CapvidError, TruncatedVideoError, VideoError
 from capvid.video import READER_NAMES
 from capvid.video.frame_sampling import UniformSampling, Windows
 from capvid.video.input_set import find_videos
@@ -67,7 +67,7 @@ def test_sampling_and_windows_see_stills(archive: Path) -> None:
 
 
 def test_what_is_wrong_is_named(archive: Path, tmp_path: Path) -> None:
-    with pytest.raises(EmptyVideoError, match="not a folder of images"):
+    with pytest.raises(VideoError, match="not a folder of images"):
         open_video(archive / "video9")
     bad = tmp_path / "bad.zip"
     bad.write_bytes(b"PK not really")

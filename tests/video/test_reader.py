@@ -7,16 +7,7 @@ import numpy as np
 import pytest
 from make_video import frame_number, write_sound, write_video
 
-from capvid.errors import (
-    CapvidError,
-    EmptyVideoError,
-    MissingVideoError,
-    NotAVideoError,
-    NoVideoStreamError,
-    TruncatedVideoError,
-    UsageError,
-    VideoError,
-)
+from capvid.errors import TruncatedVideoError, UsageError, VideoError
 from capvid.video.decord_reader import repair_times
 from capvid.video.frame_sampling import UniformSampling
 from capvid.video.readers import open_video, read_frames
@@ -95,22 +86,20 @@ def test_a_closed_source_reads_no_more(tmp_path: Path, reader: str) -> None:
         source.read([0, 1])
 
 
-def damaged(folder: Path) -> dict[str, tuple[Path, type[CapvidError]]]:
+def damaged(folder: Path) -> dict[str, tuple[Path, str]]:
     good = write_video(folder / "good.mp4").read_bytes()
-    files: dict[str, tuple[bytes, type[CapvidError]]] = {
-        "empty.mp4": (b"", EmptyVideoError),
-        "text.mp4": (b"hello, this is text\n" * 50, NotAVideoError),
-        "half.mp4": (good[: len(good) // 2], TruncatedVideoError),
-        "tail.mp4": (good[:40], TruncatedVideoError),
+    files: dict[str, tuple[bytes, str]] = {
+        "empty.mp4": (b"", "empty"),
+        "text.mp4": (b"hello, this is text\n" * 50, "not-a-video"),
+        "half.mp4": (good[: len(good) // 2], "truncated"),
+        "tail.mp4": (good[:40], "truncated"),
     }
     for name, (content, _) in files.items():
         (folder / name).write_bytes(content)
-    found: dict[str, tuple[Path, type[CapvidError]]] = {
-        name: (folder / name, kind) for name, (_, kind) in files.items()
-    }
-    found["none"] = (folder / "none.mp4", MissingVideoError)
-    found["sound"] = (write_sound(folder / "sound.mp4"), NoVideoStreamError)
-    found["folder"] = (folder, VideoError)
+    found: dict[str, tuple[Path, str]] = {name: (folder / name, kind) for name, (_, kind) in files.items()}
+    found["none"] = (folder / "none.mp4", "missing")
+    found["sound"] = (write_sound(folder / "sound.mp4"), "no-video-stream")
+    found["folder"] = (folder, "unreadable")
     return found
 
 
@@ -121,9 +110,9 @@ def test_what_cannot_be_read_says_why_on_one_line(
 ) -> None:
     path, kind = damaged(tmp_path)[name]
     capfd.readouterr()
-    with pytest.raises(kind) as error:
+    with pytest.raises(VideoError) as error:
         read_frames(path, UniformSampling(4), reader=reader)
-    assert type(error.value) is kind
+    assert error.value.kind == kind
     assert str(path) in str(error.value)
     assert "\n" not in str(error.value)
     assert capfd.readouterr() == ("", "")

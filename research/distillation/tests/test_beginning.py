@@ -27,7 +27,7 @@ from capvid.backbones.backbone import Backbone, load_backbone
 from capvid.backbones.capvid_small import Student
 from capvid.backbones.catalog import StreamHeader, backbone_entry, build_network
 from capvid.backbones.preprocessing import prepare
-from capvid.errors import DivergedError, RecipeError, WeightsError
+from capvid.errors import DivergedError, UsageError, WeightsError
 
 pytestmark = pytest.mark.slow
 
@@ -142,10 +142,10 @@ def test_a_begun_run_resumes_without_beginning_again(
 
 
 def test_what_cannot_begin_is_said(inputs: DistilInputs, tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match="capvid-small cannot begin with its weights"):
+    with pytest.raises(UsageError, match="capvid-small cannot begin with its weights"):
         run(recipe(begin="resnet50"), inputs, tmp_path / "run")
     toy = replace(recipe(begin="efficientnet-lite0"), backbone="resnet50")
-    with pytest.raises(RecipeError, match="begin = efficientnet-lite0: resnet50 cannot begin"):
+    with pytest.raises(UsageError, match="begin = efficientnet-lite0: resnet50 cannot begin"):
         run(toy, inputs, tmp_path / "run")
     (tmp_path / "efficientnet-lite0.safetensors").write_bytes(b"something else")
     with pytest.raises(WeightsError, match=r"efficientnet-lite0\.safetensors"):
@@ -236,7 +236,7 @@ def test_a_teacher_of_clips_of_one_size_is_refused(
     monkeypatch.setattr(targets, "load_backbone", lambda *_, **__: as_teacher("c3d", network))
     images = find_images(inputs.images)[:2]
     view = make_view(images, 0, backbone_entry("capvid-small").preprocess, tmp_path / "v.u8", workers=1)
-    with pytest.raises(RecipeError, match=r"c3d does not accept views of 128 x 176.*set training\.views = 0"):
+    with pytest.raises(UsageError, match=r"c3d does not accept views of 128 x 176.*set training\.views = 0"):
         teacher_features(images, "c3d", "fc6", known={}, path=tmp_path / "f", view=view)
 
 

@@ -29,7 +29,7 @@ from typer.testing import CliRunner
 
 from capvid.backbones.backbone import load_backbone
 from capvid.backbones.catalog import StreamHeader, backbone_entry, backbones, build_network
-from capvid.errors import CheckpointError, DataError, RecipeError
+from capvid.errors import CheckpointError, DataError, UsageError
 from capvid.features.feature_file import FeatureHeader, Features, save_features
 from capvid.features.feature_store import FeatureStore
 from capvid.utils.files import sha256_file
@@ -221,9 +221,9 @@ def test_bad_pictures_and_recipes_are_named(inputs: DistilInputs, tmp_path: Path
         find_images([broken / "x.jpg"])
     with pytest.raises(DataError, match="no image belongs to the val split"):
         run(recipe(), replace(inputs, videos=inputs.videos[:2]), tmp_path / "run2")
-    with pytest.raises(RecipeError, match=r"training\.epoch: no such option"):
+    with pytest.raises(UsageError, match=r"training\.epoch: no such option"):
         recipe(epoch=3)
-    with pytest.raises(RecipeError, match="batch_size must be an integer between 1 and 65536, got 0"):
+    with pytest.raises(UsageError, match="batch_size must be an integer between 1 and 65536, got 0"):
         recipe(batch_size=0)
 
 
@@ -286,7 +286,7 @@ def test_the_recipe_of_the_bundled_backbone_names_known_layers() -> None:
 def test_recipes_that_are_none(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "recipe.toml"
     path.write_text(f'backbone = "capvid-small"\n{text}')
-    with pytest.raises(RecipeError, match=message):
+    with pytest.raises(UsageError, match=message):
         load_distil_recipe(str(path))
 
 
