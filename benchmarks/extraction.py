@@ -17,8 +17,8 @@ import numpy as np
 import torch
 
 from capvid.backbones.backbone import Backbone, load_backbone
-from capvid.features.extraction import extract
-from capvid.features.prefetch import DecodeStage, View
+from capvid.features.extraction import extract, views_of
+from capvid.features.prefetch import DecodeStage
 from capvid.video.frame_sampling import UniformSampling
 from capvid.video.input_set import find_videos
 from capvid.video.worker_pool import WorkerPool
@@ -39,7 +39,7 @@ class Runs:
 
     def decoding(self, pool: WorkerPool) -> int:
         """Decode, crop and resize the frames of all videos in the pool's processes."""
-        views = (View.of(self.backbone.entry),)
+        views = tuple(views_of([self.backbone]))
         stage = DecodeStage(views=views, sampling=SAMPLING, frames=self.batch_size)
         self.crops = [v.decoded.crops[0] for v in stage.videos(pool, self.paths) if v.decoded]
         return sum(map(len, self.crops))

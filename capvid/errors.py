@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copyreg
 import errno
 import os
 import traceback
@@ -37,15 +38,8 @@ class CapvidError(Exception):
         return " ".join(text.split())
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Be pickled as what it is, whatever the arguments of its class."""
-        return _restore, (type(self), self.args, self.__dict__)
-
-
-def _restore(kind: type[CapvidError], args: tuple[Any, ...], state: dict[str, Any]) -> CapvidError:
-    error = kind.__new__(kind)
-    error.args = args
-    error.__dict__.update(state)
-    return error
+        """Pickle without calling ``__init__``, whose arguments differ from class to class."""
+        return copyreg.__newobj__, (type(self), *self.args), vars(self)  # type: ignore[attr-defined]
 
 
 class UsageError(CapvidError):
@@ -122,17 +116,13 @@ class MetricError(CapvidError):
 
 
 class TrainingError(CapvidError):
-    """Training that cannot go on; what was saved before is kept."""
+    """Training that cannot go on; what was saved before is kept.
+
+    Attributes:
+        kind: ``diverged`` if the loss is not a number any more, ``memory``, or ``training``.
+    """
 
     kind = "training"
-
-
-class DivergedError(TrainingError):
-    """Training whose loss is no number any more."""
-
-
-class TrainingMemoryError(TrainingError):
-    """Training for which there is not enough memory."""
 
 
 class RunError(CapvidError):

@@ -297,16 +297,13 @@ class CaptionPipeline:
             self._pool.close()
             del self._pool
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __getstate__(self) -> dict[str, Any]:
         """Pickle without the worker processes."""
-        return _rebuild, (self._arguments(),)
+        return {name: value for name, value in vars(self).items() if name != "_pool"}
 
     def on(self, device: torch.device | str) -> CaptionPipeline:
         """Return this pipeline on another device; it takes the networks with it."""
         return replace(self, generator=self.generator.on(device))
-
-    def _arguments(self) -> dict[str, Any]:
-        return {each.name: getattr(self, each.name) for each in fields(self)}
 
     @property
     def settings(self) -> Mapping[str, Any]:
@@ -394,8 +391,7 @@ class CaptionPipeline:
             CapvidError: an error that concerns all inputs, such as missing weights of the backbone.
         """
         with closing(self._features(iter(inputs))) as features:
-            announced = features if on_decoded is None else _announced(features, on_decoded)
-            yield from self.describe(announced, first_soon=True)
+            yield from self.describe(features, first_soon=True, on_decoded=on_decoded)
 
     def _features(self, inputs: Iterator[Input]) -> Generator[ExtractionResult, None, None]:
         """Yield the features of each input; backbones are loaded when the first video comes."""
@@ -421,23 +417,31 @@ class CaptionPipeline:
             return ExtractionResult(path=path, features=None, error=input_error(path, cause))
 
     def describe(
-        self, results: Iterable[ExtractionResult], *, first_soon: bool = False
+        self,
+        results: Iterable[ExtractionResult],
+        *,
+        first_soon: bool = False,
+        on_decoded: Callable[[VideoPath], object] | None = None,
     ) -> Iterator[CaptionResult]:
         """Yield captions of videos by their features in order, the last stage.
 
         Args:
             results: features.
             first_soon: whether to begin with a batch of one video, which is captioned sooner, and double it.
+            on_decoded: called with each input as soon as its features are there.
         """
         batch: list[_Clips | CaptionResult] = []
         generator, held = self.generator, 0  # bytes
         capacity = generator.files_per_video * generator.batch_size  # feature files captioned together
         room = size = generator.files_per_video if first_soon else capacity
         for result in results:
+            if on_decoded is not None:
+                on_decoded(result.path)
             clips = self._segment(result)
             batch.append(clips)
             room -= 1 if is_feature_file(result.path) else generator.files_per_video
-            held += 0 if isinstance(clips, CaptionResult) else sum(clip.frames.nbytes for clip in clips.clips)
+            if isinstance(clips, _Clips):
+                held += sum([clip.frames.nbytes for clip in clips.clips])
             if room <= 0 or held > MAX_HELD:
                 yield from self._caption_batch(batch)
                 room = size = min(2 * size, capacity)
@@ -512,16 +516,18 @@ class CaptionPipeline:
             Segment(
                 start=segment.start,
                 end=segment.end,
-                captions=described.captions,
+                captions=captions,
                 frames=frames,
-                memory_change=described.memory_change,
+                memory_change=memory_change,
             )
-            for segment, frames, described in zip(clip.clips, clip.frames, captioned, strict=True)
+            for segment, frames, (captions, memory_change) in zip(
+                clip.clips, clip.frames, captioned, strict=True
+            )
         ]
         captions = segments[0].captions
         if self.segments is not None:
             captions = (paragraph([segment.captions[0] for segment in segments]),)
-        captions = tuple(replace(each, text=f"{self.prefix}{each.text}{self.suffix}") for each in captions)
+        captions = tuple([replace(each, text=f"{self.prefix}{each.text}{self.suffix}") for each in captions])
         if self.segments is None:
             segments = [replace(segments[0], captions=captions)]
         return CaptionResult(
@@ -562,10 +568,6 @@ class CaptionPipeline:
         return self.generator.caption_features(videos)
 
 
-def _rebuild(arguments: dict[str, Any]) -> CaptionPipeline:
-    return CaptionPipeline(arguments.pop("generator"), **arguments)
-
-
 @dataclass(frozen=True)
 class _Clips:
     """The segments of a video, and the indices (T,) of the frames that the captioner looks at in each.
@@ -578,14 +580,6 @@ class _Clips:
     frames: Sequence[np.ndarray]
     times: np.ndarray | None
     duration: float | None
-
-
-def _announced(
-    results: Iterable[ExtractionResult], announce: Callable[[VideoPath], object]
-) -> Iterator[ExtractionResult]:
-    for result in results:
-        announce(result.path)
-        yield result
 
 
 def paragraph(captions: Sequence[Caption]) -> Caption:

@@ -25,7 +25,6 @@ from capvid.backbones.backbone import Backbone
 from capvid.captioners.checkpoint import Checkpoint
 from capvid.cli.app import main
 from capvid.decoding import caption_generator
-from capvid.decoding.caption_generator import FeatureCaptionGenerator
 from capvid.errors import RemoteError, RunError, input_error
 from capvid.features import extraction, feature_file, prefetch
 from capvid.output import manifest, report, shards, writers
@@ -351,7 +350,7 @@ def test_out_of_device_memory_stops_the_run(
     def fail(*args: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(FeatureCaptionGenerator, "_describe_segments", fail)
+    monkeypatch.setattr("capvid.decoding.caption_generator.decode", fail)
     code, out, stderr = capvid("caption", clips, "--model", model)
     assert (code, out) == (1, "")
     problem = "error: cpu has too little memory to caption one video"

@@ -203,13 +203,12 @@ def _choose_dtype(
     """Return the dtype to compute in; ``auto`` takes float16 where it is fast and known to be safe."""
     if precision == "auto":
         fast = device.type in ("cuda", "cpu") and has_fast_path(torch.float16, device)
-        dtype = torch.float16 if fast and entry.half else torch.float32
-    elif precision not in PRECISIONS:
+        return torch.float16 if fast and entry.half else torch.float32
+    if precision not in PRECISIONS:
         raise UsageError(f"{precision}: no such precision", remedy=f"use auto, {', '.join(PRECISIONS)}")
-    elif precision != "fp32" and entry.half is False:
+    if precision != "fp32" and entry.half is False:
         raise UsageError(f"{entry.name} runs in fp32 only", remedy="leave out --precision")
-    else:
-        dtype = PRECISIONS[precision]
+    dtype = PRECISIONS[precision]
     try:
         check_precision(dtype, device, module, remedy="use --precision fp32")
     except UsageError as error:

@@ -195,18 +195,14 @@ def declare_backbone(name: str, **fields: Any) -> Callable[[Builder], Builder]:
     return decorator
 
 
-@lru_cache(maxsize=1)
-def _import_declarations() -> None:
-    """Import the modules of this package that declare backbones; the others may import torch."""
-    package = importlib.import_module("capvid.backbones")
-    for path in sorted([path for folder in package.__path__ for path in Path(folder).glob("*.py")]):
-        if re.search(r"^@declare_backbone\(", path.read_text(encoding="utf-8"), re.MULTILINE):
-            importlib.import_module(f"capvid.backbones.{path.stem}")
-
-
 @lru_cache(maxsize=8)
 def _read_models(own_file: str) -> tuple[dict[str, BackboneEntry], dict[str, CaptionerEntry], str]:
-    """Read the backbones, captioners and default captioner of ``models.toml``, and the user's own models."""
+    """Return the backbones, captioners and default captioner of ``models.toml``, and the user's models."""
+    package = importlib.import_module("capvid.backbones")
+    for path in sorted([path for folder in package.__path__ for path in Path(folder).glob("*.py")]):
+        # only modules that declare backbones: the others may import torch
+        if re.search(r"^@declare_backbone\(", path.read_text(encoding="utf-8"), re.MULTILINE):
+            importlib.import_module(f"capvid.backbones.{path.stem}")
     backbones: dict[str, BackboneEntry] = {}
     captioners: dict[str, CaptionerEntry] = {}
     default = ""
@@ -231,7 +227,6 @@ def _read_models(own_file: str) -> tuple[dict[str, BackboneEntry], dict[str, Cap
 
 def backbones() -> Mapping[str, BackboneEntry]:
     """Return every backbone by name: of ``models.toml``, declared in code, and the user's own."""
-    _import_declarations()
     listed = _read_models(os.environ.get("CAPVID_MODELS", ""))[0]
     # listed entries come first, and replace declared ones of the same name
     return MappingProxyType({**listed, **_DECLARED, **listed})

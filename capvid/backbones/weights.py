@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from capvid.backbones.catalog import BUNDLED as BUNDLED
 from capvid.backbones.catalog import BackboneEntry, backbone_entry
 from capvid.errors import WeightsError
-from capvid.utils.files import cache_folder, file_digest
+from capvid.utils.files import cache_folder, sha256_file
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -89,7 +89,7 @@ def find_weights(entry: BackboneEntry, weights: Path | None, search: Sequence[Pa
             remedy += "; `capvid convert` makes it from a downloaded checkpoint"
         problem = f"no weights of {entry.name}: {own_file_name(entry)} is not in {folders}"
         raise WeightsError(problem, remedy=remedy)
-    digest = file_digest(path)
+    digest = sha256_file(path)
     retrained = weights is not None and entry.source.startswith("bundled:")
     if entry.sha256 is not None and digest != entry.sha256 and not retrained:
         raise WeightsError(

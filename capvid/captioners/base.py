@@ -10,9 +10,8 @@ between them. A new captioner is one module of this package: a dataclass of size
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
-from functools import partial
 from typing import Any, ClassVar
 
 import psutil
@@ -52,35 +51,27 @@ class State:
         """Repeat every caption ``times`` over, side by side: K becomes K * times."""
         if times == 1:
             return self
-        return self._map(partial(torch.repeat_interleave, repeats=times, dim=0))
+        memory = {name: tensor.repeat_interleave(times, 0) for name, tensor in self.memory.items()}
+        return replace(self, memory=memory)
 
     def repeat(self, times: int) -> State:
         """Repeat every video ``times`` over, side by side, as independent videos."""
         if times == 1:
             return self
-        repeated = partial(torch.repeat_interleave, repeats=times, dim=0)
-        return self._map(repeated, repeated)
+        video = {name: tensor.repeat_interleave(times, 0) for name, tensor in self.video.items()}
+        written = {name: tensor.repeat_interleave(times, 0) for name, tensor in self.written.items()}
+        return replace(self.expand(times), video=video, written=written)
 
     def reorder(self, rows: Tensor) -> State:
         """Continue from ``rows`` (V * K',) of the captions, each of its own video (beams)."""
-        return self._map(lambda tensor: tensor.index_select(0, rows))
+        memory = {name: tensor.index_select(0, rows) for name, tensor in self.memory.items()}
+        return replace(self, memory=memory)
 
     def select(self, videos: Tensor, rows: Tensor) -> State:
         """Keep only ``videos`` (V',), and of their captions ``rows`` (V' * K',)."""
-        return self._map(
-            lambda tensor: tensor.index_select(0, rows), lambda tensor: tensor.index_select(0, videos)
-        )
-
-    def _map(
-        self, captions: Callable[[Tensor], Tensor], videos: Callable[[Tensor], Tensor] | None = None
-    ) -> State:
-        """Apply a function to the tensors of captions, and another one to those of videos."""
-        memory = {name: captions(tensor) for name, tensor in self.memory.items()}
-        if videos is None:
-            return replace(self, memory=memory)
-        video = {name: videos(tensor) for name, tensor in self.video.items()}
-        written = {name: videos(tensor) for name, tensor in self.written.items()}
-        return replace(self, memory=memory, video=video, written=written)
+        video = {name: tensor.index_select(0, videos) for name, tensor in self.video.items()}
+        written = {name: tensor.index_select(0, videos) for name, tensor in self.written.items()}
+        return replace(self.reorder(rows), video=video, written=written)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from capvid.captioners.base import Captioner, sketch
-from capvid.errors import CapvidError, CheckpointError, FeatureMismatchError
+from capvid.errors import CapvidError, CheckpointError
 from capvid.features.feature_file import FeatureHeader
 from capvid.text.vocabulary import Vocabulary
 from capvid.utils.files import atomic_path, atomic_write_text, open_regular, read_regular
@@ -64,21 +63,6 @@ class Checkpoint:
     info: dict[str, Any] = field(default_factory=dict)
     folder: Path | None = None
     sees: bool = False
-
-    def accept(self, header: FeatureHeader) -> None:
-        """Accept features with this header.
-
-        Raises:
-            FeatureMismatchError: it differs from that of training; the message names each field.
-        """
-        try:
-            self.header.require_match(header)
-        except FeatureMismatchError as error:
-            if not self.sees:
-                raise
-            raise FeatureMismatchError(
-                f"{self.name} takes videos, which it sees itself, not features", remedy="give the video"
-            ) from error
 
     def frames(self, frames: Tensor) -> Tensor:
         """Return the frames, of (T, ...) of a video or segment, that the captioner reads."""
@@ -151,7 +135,7 @@ def save_info(folder: Path, info: dict[str, Any]) -> None:
 
 def holds_checkpoint(folder: Path) -> bool:
     """Return whether the folder, or its ``best`` folder, holds a checkpoint."""
-    return any((folder / part / CONFIG).is_file() for part in (".", "best"))
+    return (folder / CONFIG).is_file() or (folder / "best" / CONFIG).is_file()
 
 
 def load_checkpoint(folder: Path) -> Checkpoint:
@@ -191,15 +175,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     record = parse_json(read_regular(folder / CONFIG, max_bytes=CONFIG_BYTES).decode("utf-8"))
     if not isinstance(record, dict):
         raise ValueError(f"{CONFIG} must be an object, got {short(record)}")
-    return {"format": None, **record}
-
-
-def _part(record: Mapping[str, Any], name: str, kind: type, default: Any = None) -> Any:
-    value = record.get(name, default)
-    if not isinstance(value, kind):
-        expected = "a string" if kind is str else "an object"
-        raise ValueError(f"{CONFIG}: {name} must be {expected}, got {short(value)}")
-    return value
+    return {"format": None, "info": {}, **record}
 
 
 def _read(folder: Path) -> Checkpoint:
@@ -210,16 +186,18 @@ def _read(folder: Path) -> Checkpoint:
             f"{folder}: checkpoint format {short(record['format'])}, this capvid reads {FORMAT}",
             remedy="use the capvid version that wrote it",
         )
-    name: str = _part(record, "captioner", str)
-    features, options = _part(record, "features", dict), _part(record, "config", dict)
-    info: dict[str, Any] = _part(record, "info", dict, {})
+    for part, kind in {"captioner": str, "features": dict, "config": dict, "info": dict}.items():
+        if not isinstance(record.get(part), kind):
+            expected = "a string" if kind is str else "an object"
+            raise ValueError(f"{CONFIG}: {part} must be {expected}, got {short(record.get(part))}")
+    name, options, info = record["captioner"], record["config"], record["info"]
     try:
         vocabulary = Vocabulary.checked(record.get("vocabulary"))
     except ValueError as error:
         space = "" if str(error).startswith("[") else " "
         raise ValueError(f"{CONFIG}: vocabulary{space}{error}") from error
 
-    header = FeatureHeader.from_json(json.dumps(features))
+    header = FeatureHeader.from_json(json.dumps(record["features"]))
     header.check_alike()
     known = {name: info[name] for name in info.keys() & _Notes.__dataclass_fields__.keys()}
     checked_fields(_Notes, known, prefix=f"{CONFIG}: info.")
@@ -229,15 +207,15 @@ def _read(folder: Path) -> Checkpoint:
     except CapvidError as error:
         raise ValueError(f"{CONFIG}: config.{error.message}") from error
     config = captioner.config
-    for option, actual, expected, source in (
+    for option, actual, wanted, source in (
         ("vocabulary_size", config.vocabulary_size, len(vocabulary), "vocabulary"),
         ("feature_width", config.feature_width, header.width, "features"),
         ("locations", config.locations, header.locations, "features"),
     ):
-        if actual != expected:
-            raise ValueError(f"{CONFIG}: config.{option} must be {expected}, as {source} says, got {actual}")
+        if actual != wanted:
+            raise ValueError(f"{CONFIG}: config.{option} must be {wanted}, as {source} says, got {actual}")
     _fill(captioner, folder / WEIGHTS)
-    captioner.function_words = vocabulary.function_words()
+    captioner.function_words = vocabulary.function_words
     return Checkpoint(
         captioner=captioner.eval(), vocabulary=vocabulary, header=header, name=name, info=info, folder=folder
     )

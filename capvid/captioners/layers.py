@@ -175,28 +175,6 @@ class LSTMCell(nn.Module):
         return torch.sigmoid(o) * (torch.tanh(c) if self.squash else c), c  # Eq. 6
 
 
-class DeepOutput(nn.Module):
-    """From context, hidden state and previous word to the next word (M3, Eq. 25-26).
-
-    ``z = tanh(W_v V_t + W_h h_t + W_e y_{t-1} + b_h)``; the logits are ``vocabulary(z) = U z + b``.
-    """
-
-    def __init__(
-        self, *, context: int, hidden: int, word: int, width: int, vocabulary: int, dropout: float
-    ) -> None:
-        super().__init__()
-        self.context = nn.Linear(context, width, bias=False)  # W_v
-        self.hidden = nn.Linear(hidden, width)  # W_h, b_h
-        self.word = nn.Linear(word, width, bias=False)  # W_e
-        self.vocabulary = nn.Linear(width, vocabulary)  # U, b
-        self.dropout = nn.Dropout(dropout)
-
-    def forward(self, context: Tensor, hidden: Tensor, words: Tensor) -> Tensor:
-        """Compute z_t of Eq. 25: (..., C), (..., H), (..., E) -> (..., Z)."""
-        hidden = self.dropout(hidden)
-        return self.dropout(torch.tanh(self.context(context) + self.hidden(hidden) + self.word(words)))
-
-
 @dataclass(frozen=True, kw_only=True)
 class RecurrentConfig(CaptionerConfig):
     """Sizes common to the LSTM captioners.
@@ -311,6 +289,8 @@ class AttentiveConfig(RecurrentConfig):
 class AttentiveCaptioner(RecurrentCaptioner):
     """Additive attention, one LSTM and a deep output layer.
 
+    ``z = tanh(W_v V_t + W_h h_t + W_e y_{t-1} + b_h)``; the logits are ``U z + b`` (M3, Eq. 25-26).
+
     Dropout falls on outputs of fully connected layers and of the LSTM (M3, Section 4.4): words, projected
     frames, and h_t and z_t in the deep output. Features of the CNN, which are no output of this network, keep
     all numbers, and so does what goes from step to step: h_{t-1}, also where the memory's heads read it.
@@ -323,20 +303,22 @@ class AttentiveCaptioner(RecurrentCaptioner):
         width = self.frame_width(config)
         self.initial = nn.Linear(width, 2 * config.hidden)
         self.cell = LSTMCell(word=config.embedding, extra=extra_width, hidden=config.hidden)
-        self.output = DeepOutput(
-            context=width,
-            hidden=config.hidden,
-            word=config.embedding,
-            width=config.output,
-            vocabulary=config.vocabulary_size,
-            dropout=config.dropout,
-        )
+        layers = {
+            "context": nn.Linear(width, config.output, bias=False),  # W_v
+            "hidden": nn.Linear(config.hidden, config.output),  # W_h, b_h
+            "word": nn.Linear(config.embedding, config.output, bias=False),  # W_e
+            "vocabulary": nn.Linear(config.output, config.vocabulary_size),  # U, b
+        }
+        self.output = nn.ModuleDict(layers)
 
     def readout(self, *results: Tensor, words: Tensor) -> Tensor:
         """Return z (..., Z) of the deep output from context (..., D'), h_t (..., H) and words (..., E)."""
         context, hidden = results
-        return self.output(context, hidden, words)
+        layers = self.output
+        z = layers["context"](context) + layers["hidden"](self.dropout(hidden)) + layers["word"](words)
+        return self.dropout(torch.tanh(z))
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Apply the vocabulary layer: (..., Z) -> logits (..., V)."""
-        return self.output.vocabulary(hidden)
+        logits: Tensor = self.output["vocabulary"](hidden)
+        return logits

@@ -15,7 +15,7 @@ from capvid.errors import HubError, UsageError
 from capvid.features.feature_file import FeatureHeader
 from capvid.hub import client as hub
 from capvid.hub.client import record, recorded
-from capvid.utils.files import file_digest
+from capvid.utils.files import sha256_file
 from capvid.vlm.git import GIT_CONFIG, GIT_OPTIONAL, GIT_REQUIRED, GIT_TYPE, USABLE, model_type
 
 WEIGHTS_FOLDER = "weights"
@@ -51,7 +51,7 @@ class HubModel:
             if entry is None or not published_apart(entry):
                 continue
             path = local_weights(entry.name)
-            if path is None or stream.weights_sha256 not in (None, file_digest(path)):
+            if path is None or stream.weights_sha256 not in (None, sha256_file(path)):
                 self.fetch_if_there(f"{WEIGHTS_FOLDER}/{own_file_name(entry)}", stream.weights_sha256)
 
     def fetch_if_there(self, filename: str, sha256: str | None = None) -> None:

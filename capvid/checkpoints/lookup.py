@@ -43,7 +43,7 @@ def load_captioner(
         if kind == GIT_TYPE:
             name = published.repository if published else GIT_TYPE
             checkpoint, backbone = load_git(folder, name=name, device=device)
-            digest = _digest(folder / GIT_CONFIG, weights_file(folder)) if published is None else ""
+            digest = revision(folder, folder / GIT_CONFIG, weights_file(folder)) if published is None else ""
             return checkpoint, lambda: [backbone], published.label if published else f"{GIT_TYPE}@{digest}"
         if kind is not None:
             raise CheckpointError(
@@ -80,7 +80,7 @@ def chat_label(folder: Path, published: HubModel | None) -> str:
 
     if published is not None:
         return published.label
-    return f"{model_type(folder)}@{_digest(folder / CHAT_CONFIG, *chat_weights(folder))}"
+    return f"{model_type(folder)}@{revision(folder, folder / CHAT_CONFIG, *chat_weights(folder))}"
 
 
 def find_captioner(model: str | Path | None) -> tuple[Path, HubModel | None]:
@@ -121,13 +121,9 @@ def find_captioner(model: str | Path | None) -> tuple[Path, HubModel | None]:
     return folder, None
 
 
-def revision(folder: str | Path) -> str:
-    """Return twelve hexadecimal digits of a digest of the checkpoint's files."""
-    return _digest(Path(folder) / CONFIG, Path(folder) / WEIGHTS)
-
-
-def _digest(*paths: Path) -> str:
-    digests = map(sha256_file, paths)
+def revision(folder: Path, *files: Path) -> str:
+    """Return twelve hexadecimal digits of a digest of ``files``, by default those of a checkpoint."""
+    digests = map(sha256_file, files or (folder / CONFIG, folder / WEIGHTS))
     return hashlib.sha256(" ".join(digests).encode()).hexdigest()[:12]
 
 

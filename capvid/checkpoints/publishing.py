@@ -19,7 +19,7 @@ from capvid.checkpoints.hub_checkpoints import (
     upload,
 )
 from capvid.errors import CheckpointError, UsageError
-from capvid.utils.files import file_digest, read_regular
+from capvid.utils.files import read_regular, sha256_file
 from capvid.utils.validation import limits, parse_json
 
 CARD = "README.md"
@@ -256,7 +256,7 @@ def _weights(run: Run) -> tuple[dict[str, Path], dict[str, str]]:
             left_out[name] = "comes with capvid"
         elif not _FREE.match(entry.licence.lower()):
             left_out[name] = f"licence: {entry.licence}"
-        elif sha256 is not None and file_digest(path) != sha256:
+        elif sha256 is not None and sha256_file(path) != sha256:
             left_out[name] = "not those that the captioner was trained with"
         else:
             files[name] = path

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from capvid.output.results import CaptionResult
     from capvid.output.shards import Row
     from capvid.utils.storage import VideoPath
-    from capvid.video.input_set import Part, VideoInput
+    from capvid.video.input_set import VideoInput
 
 SOME_FAILED = 3  # exit code
 RESUMABLE = "; the same command goes on from there"
@@ -261,14 +261,14 @@ class InputSet:
         options: arguments, list file, and how folders are searched.
         many: whether this is a batch: several inputs, a list, a pattern, a folder or an archive.
         text: the list, if it came from stdin.
-        part: the part of the inputs to work on; None takes all.
+        part: number of the part of the inputs to work on, and number of parts; None takes all.
         timeout: seconds for fetching the list, and for each request when inputs are listed; None disables it.
     """
 
     options: InputOptions
     many: bool
     text: bytes | None
-    part: Part | None
+    part: tuple[int, int] | None
     timeout: float | None
 
     def videos(self, batch: Batch, *, lazily: bool = False) -> Iterable[VideoInput]:
@@ -281,7 +281,7 @@ class InputSet:
         Raises:
             CapvidError: the first failure, with ``fail_fast``.
         """
-        from capvid.video.input_set import find_videos, identity, iter_videos
+        from capvid.video.input_set import find_videos, in_part, iter_videos
 
         part, search = self.part, iter_videos if lazily else find_videos
         videos = search(
@@ -291,7 +291,7 @@ class InputSet:
             on_error=None if self.options.fail_fast else batch.failed,
             timeout=self.timeout,
         )
-        return videos if part is None else (video for video in videos if identity(video.path) in part)
+        return videos if part is None else (video for video in videos if in_part(video.path, *part))
 
     def _listed(self, source: str, batch: Batch) -> Iterator[VideoPath]:
         """Yield the entries of the list; an empty list counts as failed."""
@@ -321,7 +321,6 @@ def read_inputs(options: InputOptions, *, timeout: float | None) -> InputSet:
         UsageError: no input, an unreadable list, or a part that does not exist.
     """
     from capvid.utils.storage import Blob, parse_path
-    from capvid.video.input_lists import open_list
     from capvid.video.input_set import EXTENSIONS, stands_for_many
 
     source, inputs, text = options.from_file, options.inputs or [], None
@@ -348,19 +347,19 @@ def read_inputs(options: InputOptions, *, timeout: float | None) -> InputSet:
         if path.suffix.lower() in EXTENSIONS:
             raise UsageError(f"{source}: is a video, not a list of paths", remedy="leave out --from-file")
         if not isinstance(path, Blob):
+            from capvid.video.input_lists import open_list
+
             open_list(path).close()
     many = source is not None or len(inputs) != 1 or stands_for_many(parse_path(inputs[0]))
     return InputSet(options=options, many=many, text=text, part=part, timeout=timeout)
 
 
-def _read_part(text: str) -> Part:
-    """Parse the part of the inputs to work on, such as ``2/8``.
+def _read_part(text: str) -> tuple[int, int]:
+    """Parse the part of the inputs to work on, such as ``2/8``: its number, and the number of parts.
 
     Raises:
         UsageError: there is no such part.
     """
-    from capvid.video.input_set import Part
-
     match = re.fullmatch("([0-9]{1,7})/([0-9]{1,7})", text)
     if match is None:
         raise UsageError(
@@ -372,7 +371,7 @@ def _read_part(text: str) -> Part:
     if not 1 <= number <= parts:
         remedy = f"give one of 1/{match[2]} to {match[2]}/{match[2]}"
         raise UsageError(f"--shard {text}: there is no such part", remedy=remedy)
-    return Part(number, parts)
+    return number, parts
 
 
 # Outputs
@@ -530,7 +529,7 @@ def run_sharded(
         return error
 
     per_file = sharding.videos_per_file or VIDEOS_PER_FILE["features" if form == "webdataset" else job.kind]
-    settings: dict[str, Any] = {"per_file": per_file, "timeout": runtime.seconds}
+    settings: dict[str, Any] = {"per_file": per_file, "timeout": runtime.timeout or None}
     if on_ray:
         from capvid.distributed.ray_engine import run_on_ray
 

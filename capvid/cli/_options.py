@@ -234,11 +234,6 @@ class RuntimeOptions:
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         return max(1, min(4, cores))
 
-    @property
-    def seconds(self) -> float | None:
-        """The timeout; None for no limit."""
-        return self.timeout or None
-
 
 @dataclass(frozen=True, kw_only=True)
 class InputOptions:

@@ -193,7 +193,7 @@ def caption(
     """
     if bool(output) + bool(output_dir) + sidecar > 1:
         raise UsageError("-o, --output-dir and --sidecar exclude each other", remedy="give one of them")
-    input_set = read_inputs(inputs, timeout=runtime.seconds)
+    input_set = read_inputs(inputs, timeout=runtime.timeout or None)
     sharded = wants_shards(sharding, output_dir, form and form.value)
     batch = Batch(verb="captioned", many=input_set.many or sharded)
     if chat["prompt"] and os.path.isfile(chat["prompt"]):  # noqa: PTH113  # Path.is_file raises for long names
@@ -212,7 +212,7 @@ def caption(
             weights=weights,
             batch_size=batch_size,
             workers=runtime.num_workers,
-            timeout=runtime.seconds,
+            timeout=runtime.timeout or None,
             reader=runtime.reader,
             sampling=sampling,
             max_frames=max_frames,
@@ -251,7 +251,6 @@ def caption(
     videos = list(input_set.videos(batch))
     if not videos:
         batch.finish()
-    from capvid.output.manifest import OutputFolder, Sidecars, VideoFolder, file_names
     from capvid.utils.files import atomic_write_text
     from capvid.utils.storage import Storage
 
@@ -282,6 +281,7 @@ def caption(
             page = Report(report, model=pipeline.model, settings=pipeline.settings)
             run.page = stack.enter_context(page)
         if folder or sidecar:
+            from capvid.output.manifest import OutputFolder, Sidecars, VideoFolder, file_names
 
             def render(result: CaptionResult) -> str:
                 text = io.StringIO()

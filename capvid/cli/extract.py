@@ -154,7 +154,7 @@ def extract(
                     remedy="leave out --views, or that backbone",
                 )
     chosen = read_sampling(sampling, frames=frames, clean=clean)
-    input_set = read_inputs(inputs, timeout=runtime.seconds)
+    input_set = read_inputs(inputs, timeout=runtime.timeout or None)
     sharded = wants_shards(sharding, output, form and form.value)
     batch = Batch(verb="extracted", many=input_set.many or sharded)
 
@@ -296,7 +296,7 @@ def extract_into(
         sampling,
         workers=runtime.num_workers,
         batch_size=batch_size,
-        timeout=runtime.seconds,
+        timeout=runtime.timeout or None,
         reader=runtime.reader,
     )
 

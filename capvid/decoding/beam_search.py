@@ -7,7 +7,6 @@ video; T frames, D feature width, S segments.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -22,7 +21,6 @@ from capvid.decoding.token_selection import (
     NextTokens,
     Sampler,
     Selection,
-    TokenSelector,
     repeated_words,
 )
 from capvid.errors import CapvidError, UsageError
@@ -102,7 +100,7 @@ def _decode_from(
     captioner: Captioner, state: State, videos: int, options: DecodingOptions
 ) -> list[list[Hypothesis]]:
     """Return each video's hypotheses, best first, decoding from the initial ``state``."""
-    if not options.sampling:
+    if not options.temperature:
         selector = BeamSelector(options.beam_size)
         if options.specificity:
             check_specificity(captioner, options)
@@ -120,17 +118,11 @@ def _decode_from(
     ]
 
 
-@dataclass(frozen=True)
-class _Step:
-    rows: Tensor  # (B,) numbers of the videos
-    selection: Selection
-
-
 def _search(
     captioner: Captioner,
     state: State,
     videos: int,
-    selector: TokenSelector,
+    selector: BeamSelector | Sampler,
     options: DecodingOptions,
     count: int,
 ) -> list[list[Hypothesis]]:
@@ -144,7 +136,7 @@ def _search(
     ended = torch.zeros(videos, dtype=torch.long, device=device)  # (B,) number of finished sentences
     past = words.new_empty(videos, 1, 0)  # (B, K, L), kept only if repetition is restricted
     restricted = options.no_repeat_words or options.no_repeat_ngram > 0
-    steps: list[_Step] = []
+    steps: list[tuple[Tensor, Selection]] = []  # the videos (B,) of each step, and what was selected
     for position in range(options.max_length + 1):
         logits, state, _ = captioner.step(words.flatten(), state)
         scores = NextTokens.of(
@@ -155,7 +147,7 @@ def _search(
             may_go_on=position < options.max_length,
         )
         selection = selector(scores, position=position, rows=rows)
-        steps.append(_Step(rows, selection))
+        steps.append((rows, selection))
         if not scores.may_go_on:
             break
         source, beams = selection.source, totals.shape[1]
@@ -187,19 +179,19 @@ def _search(
 
 
 def _hypotheses(
-    steps: Sequence[_Step], videos: int, count: int, options: DecodingOptions
+    steps: Sequence[tuple[Tensor, Selection]], videos: int, count: int, options: DecodingOptions
 ) -> list[list[Hypothesis]]:
     """Return at most ``count`` sentences of each video, best first; of equal ones the shorter."""
 
     def table(name: str, missing: float) -> Tensor:
         """Stack a tensor of all selections: (L, N, K or E), ``missing`` for finished videos and beams."""
-        parts = [getattr(step.selection, name) for step in steps]
+        parts = [getattr(selection, name) for _, selection in steps]
         width = max([part.shape[1] for part in parts])
         if {part.shape for part in parts} == {(videos, width)}:
             return torch.stack(parts)
         stacked = parts[0].new_full((len(parts), videos, width), missing)
-        for position, (step, part) in enumerate(zip(steps, parts, strict=True)):
-            stacked[position, step.rows, : part.shape[1]] = part
+        for position, ((rows, _), part) in enumerate(zip(steps, parts, strict=True)):
+            stacked[position, rows, : part.shape[1]] = part
         return stacked
 
     totals = table("end_totals", IMPOSSIBLE)  # (L, N, E)

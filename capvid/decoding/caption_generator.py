@@ -7,8 +7,8 @@ sentence, W width of a trace.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, fields, replace
-from functools import cached_property
+from dataclasses import KW_ONLY, asdict, dataclass, fields, replace
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -79,12 +79,8 @@ class Caption:
         return self.logprob / (len(self.words) + self.sentences)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Described:
-    """Captions of one segment, best first, and how much it changed the memory of each layer."""
-
-    captions: tuple[Caption, ...]
-    memory_change: tuple[float, ...] = ()
+# captions of a segment, best first, and how much it changed the memory of each layer
+Described = tuple[tuple[Caption, ...], tuple[float, ...]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,21 +107,19 @@ class CaptionGenerator(Protocol):
         device: where it computes.
         batch_size: maximum number of videos captioned together.
         files_per_video: number of feature files that are captioned in the place of one video.
+        prefetched_frames: number of frames to decode in advance.
         max_frames: maximum number of frames of a video or segment; None for its own.
     """
 
     device: torch.device
     batch_size: int
     files_per_video: int
+    prefetched_frames: int
     max_frames: int | None
 
     @property
     def settings(self) -> Mapping[str, Any]:
         """Everything besides the model that a caption depends on."""
-
-    @property
-    def prefetched_frames(self) -> int:
-        """Number of frames to decode in advance."""
 
     @property
     def views(self) -> tuple[View, ...]:
@@ -183,6 +177,7 @@ class FeatureCaptionGenerator:
         self._captioner = self.checkpoint.captioner.to(self.device).eval()
         maps = self._captioner.config.locations
         self.files_per_video = 1 if maps else FILES_PER_VIDEO
+        self.prefetched_frames = FRAMES_PER_VIDEO * self.batch_size  # which the backbones process together
         self._calibration = Calibration.of(self.checkpoint.info)
         precise = in_double(self._captioner, self.device)
         # Without double precision, captions are rescored one by one, so that none depends on the others.
@@ -193,7 +188,8 @@ class FeatureCaptionGenerator:
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle with loaded backbones, without the copy in double precision."""
         arguments = {each.name: getattr(self, each.name) for each in fields(self)}
-        return _rebuild, ({**arguments, "backbones": tuple(self.loaded_backbones)},)
+        arguments["backbones"] = tuple(self.loaded_backbones)
+        return partial(FeatureCaptionGenerator, **arguments), ()
 
     def on(self, device: torch.device | str) -> FeatureCaptionGenerator:
         """Return the same on another device; it takes the networks with it."""
@@ -206,11 +202,6 @@ class FeatureCaptionGenerator:
         return self.backbones() if callable(self.backbones) else self.backbones
 
     @property
-    def prefetched_frames(self) -> int:
-        """Number of frames to decode in advance, which the backbones process together."""
-        return FRAMES_PER_VIDEO * self.batch_size
-
-    @property
     def views(self) -> tuple[View, ...]:
         """What the backbones see of a video."""
         return tuple(views_of(self.loaded_backbones))
@@ -219,7 +210,7 @@ class FeatureCaptionGenerator:
     def settings(self) -> Mapping[str, Any]:
         """Everything besides the model that a caption depends on."""
         frames = {} if self.max_frames is None else {"max_frames": self.max_frames}
-        return {**self.options.to_dict(), **frames}
+        return {**asdict(self.options), **frames}
 
     def features_of(self, videos: Iterable[Video], sampling: Sampling) -> Iterator[ExtractionResult]:
         """Yield features of decoded videos in order."""
@@ -228,8 +219,18 @@ class FeatureCaptionGenerator:
         return compute_features(videos, self.loaded_backbones, sampling, batch_size=frames, dtype=dtype)
 
     def accept(self, header: FeatureHeader) -> None:
-        """Accept features with this header; raise FeatureMismatchError if it cannot caption them."""
-        self.checkpoint.accept(header)
+        """Accept features with this header.
+
+        Raises:
+            FeatureMismatchError: it differs from that of training; the message names each field.
+        """
+        try:
+            self.checkpoint.header.require_match(header)
+        except FeatureMismatchError as error:
+            if not self.checkpoint.sees:
+                raise
+            problem = f"{self.checkpoint.name} takes videos, which it sees itself, not features"
+            raise FeatureMismatchError(problem, remedy="give the video") from error
 
     def frames(self, count: int) -> np.ndarray:
         """Return the indices (T,) of the frames that the captioner looks at, of ``count``."""
@@ -247,10 +248,10 @@ class FeatureCaptionGenerator:
         """
         header = self.checkpoint.header
         inner = (header.locations, header.width) if header.locations else (header.width,)
-        segments = []
+        clips = []
         for video in videos:
             if isinstance(video, Features):
-                self.checkpoint.accept(video.header)
+                self.accept(video.header)
                 video = video.concatenated()
             if video.shape[1:] != inner or not len(video):
                 expected = ", ".join(("T", *map(str, inner)))
@@ -260,8 +261,8 @@ class FeatureCaptionGenerator:
                 )
             array = np.ascontiguousarray(video, dtype=np.float32)
             array = array[self.frames(len(array))]
-            segments.append([Clip(frames=array, times=None, start=0.0, end=None)])
-        return [captioned[0].captions for captioned in self.describe(segments)]
+            clips.append([Clip(frames=array, times=None, start=0.0, end=None)])
+        return [segments[0][0] for segments in self.describe(clips)]
 
     @torch.inference_mode()
     def describe(self, videos: Sequence[Sequence[Clip]]) -> list[list[Described]]:
@@ -277,7 +278,16 @@ class FeatureCaptionGenerator:
         try:
             if isinstance(captioner, ParagraphCaptioner) and captioner.recurrent:
                 return self._describe_paragraphs(captioner, clips)
-            return self._describe_segments(clips)
+            segments = [segment for video in clips for segment in video]
+            together = self.files_per_video * self.batch_size
+            hypotheses: list[list[Hypothesis]] = []
+            for start in range(0, len(segments), together):
+                features, mask = pad_frames(segments[start : start + together])  # (B, T, D), (B, T)
+                hypotheses += decode(captioner, features.to(self.device), mask.to(self.device), self.options)
+            captions: list[tuple[Caption, ...]] = []
+            for start in range(0, len(segments), self._together):
+                batch = slice(start, start + self._together)
+                captions += self._rescore(*self._pad(segments[batch]), hypotheses[batch])
         except torch.OutOfMemoryError as error:
             count, remedy = f"{len(videos)} videos at once", "use a smaller --batch-size"
             if len(videos) == 1:
@@ -285,23 +295,8 @@ class FeatureCaptionGenerator:
             raise RunError(
                 f"{self.device} has too little memory to caption {count}", remedy=remedy
             ) from error
-
-    def _describe_segments(self, clips: Sequence[Sequence[Tensor]]) -> list[list[Described]]:
-        """Decode and rescore each segment by itself."""
-        segments = [segment for video in clips for segment in video]
-        together = self.files_per_video * self.batch_size
-        hypotheses: list[list[Hypothesis]] = []
-        for start in range(0, len(segments), together):
-            features, mask = pad_frames(segments[start : start + together])  # (B, T, D), (B, T)
-            hypotheses += decode(
-                self._captioner, features.to(self.device), mask.to(self.device), self.options
-            )
-        captions: list[tuple[Caption, ...]] = []
-        for start in range(0, len(segments), self._together):
-            batch = slice(start, start + self._together)
-            captions += self._rescore(*self._pad(segments[batch]), hypotheses[batch])
         described = iter(captions)
-        return [[Described(captions=next(described)) for _ in video] for video in clips]
+        return [[(next(described), ()) for _ in video] for video in clips]
 
     def _describe_paragraphs(
         self, captioner: ParagraphCaptioner, clips: Sequence[Sequence[Tensor]]
@@ -338,7 +333,7 @@ class FeatureCaptionGenerator:
             carried = captioner.remember(state, best)
             changes = captioner.memory_change(state, carried).float().tolist()
             for row, caption, change in zip(rows, captions, changes, strict=True):
-                described[row].append(Described(captions=caption, memory_change=tuple(change)))
+                described[row].append((caption, tuple(change)))
         return described
 
     def _pad(self, segments: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
@@ -386,7 +381,3 @@ class FeatureCaptionGenerator:
             confidence=confidence,
             traces=traces,
         )
-
-
-def _rebuild(arguments: dict[str, Any]) -> FeatureCaptionGenerator:
-    return FeatureCaptionGenerator(arguments.pop("checkpoint"), arguments.pop("backbones"), **arguments)

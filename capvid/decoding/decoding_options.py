@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -55,15 +55,6 @@ class DecodingOptions:
     )
     seed: int = _option(0, "Random seed for sampling.", maximum=2**63 - 1)
 
-    @property
-    def sampling(self) -> bool:
-        """Whether words are sampled."""
-        return self.temperature > 0
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return everything that captions depend on, as plain values."""
-        return asdict(self)
-
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> DecodingOptions:
         """Build from plain values.
@@ -86,14 +77,14 @@ class DecodingOptions:
                 f"no sentence has at least {self.min_length} words and at most {self.max_length}",
                 remedy=f"choose a minimum length of 0 to {self.max_length}, or a greater maximum length",
             )
-        if self.num_captions > self.beam_size and not self.sampling:
+        if self.num_captions > self.beam_size and not self.temperature:
             raise UsageError(
                 f"{self.num_captions} captions cannot come from {self.beam_size} beams",
                 remedy=f"choose 1 to {self.beam_size} captions or more beams",
             )
         if not self.top_p:
             raise UsageError(f"top_p = {self.top_p}: must be above 0 and at most 1")
-        if self.top_p < 1 and not self.sampling:
+        if self.top_p < 1 and not self.temperature:
             raise UsageError(
                 f"top_p = {self.top_p} is of use only when words are drawn",
                 remedy="give a temperature above 0, or leave top_p at 1",

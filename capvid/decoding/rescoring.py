@@ -77,21 +77,20 @@ def rescore(
             _, state, step = captioner.step(words, state)
             traces.append(step)
     frames = mask.sum(1).tolist()
-
-    def rescored(video: int, rank: int, hypothesis: Hypothesis) -> Hypothesis:
-        row, end = video * width + rank, len(hypothesis.tokens) + 1
-        kept = {}
-        for name in traces[0] if trace else ():
-            steps = [torch.atleast_1d(step[name][row]) for step in traces[:end]]
-            if name == "attention":  # of the real frames alone
-                steps = [weights[: frames[video]] for weights in steps]
-            kept[name] = pad_sequence(steps, batch_first=True).cpu()  # (L + 1, W)
-        return replace(hypothesis, logprobs=logprobs[row][:end], trace=kept if trace else None)
-
-    return [
-        [rescored(video, rank, hypothesis) for rank, hypothesis in enumerate(each)]
-        for video, each in enumerate(hypotheses)
-    ]
+    rescored: list[list[Hypothesis]] = []
+    for video, each in enumerate(hypotheses):
+        rescored.append([])
+        for row, hypothesis in enumerate(each, video * width):
+            end, kept = len(hypothesis.tokens) + 1, {}
+            for name in traces[0] if trace else ():
+                steps = [torch.atleast_1d(step[name][row]) for step in traces[:end]]
+                if name == "attention":  # of the real frames alone
+                    steps = [weights[: frames[video]] for weights in steps]
+                kept[name] = pad_sequence(steps, batch_first=True).cpu()  # (L + 1, W)
+            rescored[-1].append(
+                replace(hypothesis, logprobs=logprobs[row][:end], trace=kept if trace else None)
+            )
+    return rescored
 
 
 def _words_around(sentences: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor]:
@@ -116,7 +115,7 @@ def check_specificity(captioner: Captioner, options: DecodingOptions) -> None:
     Raises:
         UsageError: it writes paragraphs, or does not hold the mean of the training features.
     """
-    if not options.specificity or options.sampling:
+    if not options.specificity or options.temperature:
         return
     if captioner.paragraphs or not isinstance(captioner.standardise, Standardise):
         raise UsageError(
@@ -251,14 +250,10 @@ class Calibration:
     def confidence(self, hypothesis: Hypothesis, average_logprob: float) -> float:
         """Return the probability that a caption is right, given its log-probability for the average video."""
         mean, information = signals(hypothesis, average_logprob)
-        return logistic(self.intercept + self.per_logprob * mean + self.per_information * information)
+        x = self.intercept + self.per_logprob * mean + self.per_information * information
+        return 0.5 + 0.5 * math.tanh(0.5 * x)  # 1 / (1 + exp(-x)) without overflow
 
 
 def signals(hypothesis: Hypothesis, average_logprob: float) -> tuple[float, float]:
     """Return the mean log-probability per word of a caption, and its information, in nats."""
     return hypothesis.logprob / len(hypothesis.logprobs), hypothesis.logprob - average_logprob
-
-
-def logistic(x: float) -> float:
-    """Return 1 / (1 + exp(-x)) without overflow."""
-    return 0.5 + 0.5 * math.tanh(0.5 * x)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -109,20 +108,11 @@ class Selection:
     end_totals: Tensor
 
 
-class TokenSelector(Protocol):
-    """Selects the next words of all beams."""
-
-    width: int
-
-    def __call__(self, scores: NextTokens, *, position: int, rows: Tensor) -> Selection:
-        """Select word number ``position`` (from 0) of the videos number ``rows`` (B,)."""
-
-
+@dataclass(frozen=True)
 class BeamSelector:
     """Beam search: the ``width`` most probable continuations; ends count if they are among the best."""
 
-    def __init__(self, width: int) -> None:
-        self.width = width
+    width: int
 
     def __call__(self, scores: NextTokens, *, position: int, rows: Tensor) -> Selection:
         """Select word number ``position`` (from 0) of the videos number ``rows`` (B,)."""

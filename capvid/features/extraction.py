@@ -137,8 +137,9 @@ def extract(
 
 
 def views_of(backbones: Sequence[Backbone]) -> list[View]:
-    """Return the distinct views of the backbones."""
-    return list(dict.fromkeys([View.of(backbone.entry) for backbone in backbones]))
+    """Return the distinct original views of the backbones."""
+    entries = [backbone.entry for backbone in backbones]
+    return list(dict.fromkeys([View(preprocess=entry.preprocess, clip=entry.clip) for entry in entries]))
 
 
 @dataclass
@@ -262,7 +263,7 @@ def _submit_crops(
     rows: list[list[_Rows]] = []
     try:
         for stream in streams:
-            crops = video.decoded.crops[views.index(View.of(stream.backbone.entry)) :: len(views)]
+            crops = video.decoded.crops[views.index(views_of([stream.backbone])[0]) :: len(views)]
             rows.append([row for variant in crops for row in stream.put(variant)])
     except Exception as cause:
         return replace(video, decoded=None, error=input_error(video.path, cause)), []

@@ -210,17 +210,6 @@ class Features:
         return np.concatenate(self.streams, axis=-1, dtype=np.float32)
 
 
-class Frames(Features):
-    """Frames (T, h, w, 3) uint8 as the only stream, for captioners that compute no features in between."""
-
-    def __post_init__(self) -> None:
-        pass
-
-    def concatenated(self) -> np.ndarray:
-        """Return the frames."""
-        return self.streams[0]
-
-
 def save_features(path: str | Path, features: Features) -> None:
     """Write a feature file in ``header.dtype``, atomically.
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import numpy as np
 
-from capvid.backbones.catalog import BackboneEntry, Clip, Preprocess
+from capvid.backbones.catalog import Clip, Preprocess
 from capvid.backbones.preprocessing import prepare, shrink
 from capvid.errors import CapvidError, VideoError, input_error
 from capvid.utils.storage import Blob, StorageError, VideoPath, local_copy, parse_path
@@ -50,11 +50,6 @@ class View:
     preprocess: Preprocess
     clip: Clip | None = None  # None for single frames
     augmentation: Augmentation | None = None  # None for the original view
-
-    @classmethod
-    def of(cls, entry: BackboneEntry) -> View:
-        """Return the original view of a backbone."""
-        return cls(preprocess=entry.preprocess, clip=entry.clip)
 
     def windows(self, sampling: Sampling) -> Windows | None:
         """Return what to read around each sampled frame; ``None`` if all frames are needed at once.

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from capvid.errors import HubError
-from capvid.utils.files import atomic_write_text, file_digest, read_regular
+from capvid.utils.files import atomic_write_text, read_regular, sha256_file
 from capvid.utils.validation import parse_json
 
 _SOURCE = re.compile(r"hub:(?P<repository>[\w.-]+/[\w.-]+)(?:@(?P<revision>[0-9a-f]{40}))?")
@@ -92,7 +92,7 @@ def fetch(
     file = _cached(repo, names) or _download(repo, names)
     if repo.revision is None:
         record(repo.reference, file.revision)
-    digest = file_digest(file.path)
+    digest = sha256_file(file.path)
     expected = sha256 or record(f"{repo.repository}@{file.revision}/{file.name}", digest)
     if digest != expected:
         raise HubError(

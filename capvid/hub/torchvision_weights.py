@@ -13,7 +13,7 @@ from pathlib import Path
 
 from capvid.errors import UsageError, WeightsError
 from capvid.hub.client import record
-from capvid.utils.files import file_digest
+from capvid.utils.files import sha256_file
 
 
 def fetch(source: str) -> Path:
@@ -32,7 +32,7 @@ def fetch(source: str) -> Path:
     expected = match[1] if match else ""
     if not path.is_file():
         _download(url, path, expected)
-    digest = file_digest(path)
+    digest = sha256_file(path)
     if digest.startswith(expected):
         expected = record(url, digest)
     if not digest.startswith(expected):

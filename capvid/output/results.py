@@ -80,7 +80,7 @@ class CaptionResult:
     @property
     def low_confidence(self) -> bool:
         """Whether the best caption of a segment is flagged as one of low confidence."""
-        return any(segment.captions[0].low_confidence for segment in self.segments)
+        return True in [segment.captions[0].low_confidence for segment in self.segments]
 
     def failed(self, error: CapvidError) -> CaptionResult:
         """Return the result of the same input with an error instead of captions."""

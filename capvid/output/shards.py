@@ -35,8 +35,8 @@ from capvid.utils.files import open_regular
 from capvid.utils.registry import Registry
 from capvid.utils.storage import Blob, Storage, fetch, filesystem, protocol_of, with_retries
 from capvid.utils.validation import limits, parse_json
-from capvid.video.input_lists import pyarrow_parquet
-from capvid.video.input_set import Digests, identity
+from capvid.video.input_lists import Digests, pyarrow_parquet
+from capvid.video.input_set import identity
 
 if TYPE_CHECKING:
     from capvid.features.extraction import ExtractionResult

@@ -1,11 +1,10 @@
-"""Vocabularies of words and of BERT word pieces."""
+"""Vocabularies of words."""
 
 from __future__ import annotations
 
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 from capvid.utils.validation import short
 
@@ -26,13 +25,20 @@ def is_word(word: str) -> bool:
 
 
 class Vocabulary:
-    """An ordered list of words; the first four are padding, start, end and unknown."""
+    """An ordered list of words; the first four are padding, start, end and unknown.
+
+    Attributes:
+        words: the words by number.
+        index: number of each word.
+        function_words: numbers of the :data:`FUNCTION_WORDS`.
+    """
 
     def __init__(self, words: Sequence[str]) -> None:
         if tuple(words[:4]) != SPECIAL:
             words = [*SPECIAL, *words]
         self.words = list(words)
         self.index = {word: number for number, word in enumerate(self.words)}
+        self.function_words = [number for number, word in enumerate(self.words) if word in FUNCTION_WORDS]
 
     @classmethod
     def build(cls, captions: Iterable[Sequence[str]], *, min_count: int, max_size: int) -> Vocabulary:
@@ -73,13 +79,9 @@ class Vocabulary:
         """Return the words of ``numbers``."""
         return [self.words[number] for number in numbers]
 
-    def function_words(self) -> list[int]:
-        """Return the numbers of the :data:`FUNCTION_WORDS`."""
-        return [number for number, word in enumerate(self.words) if word in FUNCTION_WORDS]
-
     def sentence(self, numbers: Sequence[int]) -> tuple[str, list[tuple[str, list[int]]]]:
         """Return the text of tokens, and its words, each with the indices of its tokens in ``numbers``."""
-        words = self.decode(numbers)
+        words = [self.words[number] for number in numbers]
         return " ".join(words), [(word, [index]) for index, word in enumerate(words)]
 
 
@@ -95,60 +97,3 @@ _AUXILIARIES = "am are be been being can do does has have is not s was were will
 FUNCTION_WORDS = frozenset(
     " ".join((_ARTICLES, _PREPOSITIONS, _CONJUNCTIONS, _PRONOUNS, _AUXILIARIES)).split()
 )
-
-_INSIDE = "##"  # prefix of a piece that continues a word
-
-
-class WordPieces(Vocabulary):
-    """Word pieces of a transformers tokenizer with the token ids of capvid.
-
-    Args:
-        tokenizer: tokenizer of transformers.
-        order: token id of the tokenizer by ours: padding, start, end, unknown, then all others.
-    """
-
-    def __init__(self, tokenizer: Any, order: Sequence[int]) -> None:
-        pieces = tokenizer.convert_ids_to_tokens(list(order[len(SPECIAL) :]))
-        super().__init__([*SPECIAL, *(piece or "" for piece in pieces)])
-        self._tokenizer = tokenizer
-        self._order = list(order)
-
-    def sentence(self, numbers: Sequence[int]) -> tuple[str, list[tuple[str, list[int]]]]:
-        """Return the text of pieces, and its words, each with the indices of its pieces in ``numbers``."""
-        ids = [self._order[number] for number in numbers]
-        text = str(self._tokenizer.decode(ids, skip_special_tokens=True)).strip()
-        special = set(self._tokenizer.all_special_ids)
-        kept = [index for index, number in enumerate(ids) if number not in special]
-        pieces = []
-        for index in kept:
-            piece = self.words[numbers[index]]
-            inside = piece.startswith(_INSIDE) and index != kept[0]  # the first piece keeps its prefix
-            pieces.append((index, piece.removeprefix(_INSIDE) if inside else piece, inside))
-        return text, _align(text.split(), pieces) or _merge(pieces)
-
-
-def _align(words: Sequence[str], pieces: Sequence[tuple[int, str, bool]]) -> list[tuple[str, list[int]]]:
-    """Return the words of a text with the indices of their pieces; empty if the pieces do not spell it."""
-    aligned: list[tuple[str, list[int]]] = []
-    rest = iter(pieces)
-    for word in words:
-        spelled, indices = "", []
-        while len(spelled) < len(word) and (piece := next(rest, None)) is not None:
-            spelled += piece[1]
-            indices.append(piece[0])
-        if spelled != word:
-            return []
-        aligned.append((word, indices))
-    return [] if next(rest, None) is not None else aligned
-
-
-def _merge(pieces: Sequence[tuple[int, str, bool]]) -> list[tuple[str, list[int]]]:
-    """Return the words that pieces form; continuation pieces join the word before."""
-    merged: list[tuple[str, list[int]]] = []
-    for index, piece, inside in pieces:
-        if inside and merged:
-            word, indices = merged[-1]
-            merged[-1] = (word + piece, [*indices, index])
-        else:
-            merged.append((piece, [index]))
-    return merged

@@ -25,7 +25,7 @@ from capvid.captioners.base import CAPTIONERS, build
 from capvid.captioners.checkpoint import CONFIG, WEIGHTS
 from capvid.datasets.dataset import CaptionedVideo
 from capvid.datasets.examples import check_features
-from capvid.errors import DataError, DivergedError, TrainingError, TrainingMemoryError, UsageError
+from capvid.errors import DataError, TrainingError, UsageError
 from capvid.features.feature_store import FeatureStore, views_of
 from capvid.training.evaluation import Evaluation, Task, evaluate_run
 from capvid.training.optimization import processes
@@ -176,8 +176,10 @@ class Search:
                 views=views_of([video.id for video in self.videos], self.store.ids()),
                 resume=(folder / "recipe.json").is_file(),
             ).run()
-        except (DivergedError, TrainingMemoryError, DataError) as error:
+        except (TrainingError, DataError) as error:
             if isinstance(error, DataError) and not any(name.startswith("data.") for name in values):
+                raise
+            if error.kind == "training":  # not for these hyper-parameters alone
                 raise
             cause = error.message
         except (MemoryError, RuntimeError) as error:

@@ -27,7 +27,7 @@ from capvid.features.feature_file import FeatureHeader
 from capvid.text.vocabulary import Vocabulary
 from capvid.training.recipe import Recipe
 from capvid.training.reporters import EpochResult
-from capvid.utils.files import atomic_path, atomic_write_text, file_digest, read_regular
+from capvid.utils.files import atomic_path, atomic_write_text, read_regular, sha256_file
 from capvid.utils.validation import MIB, parse_json
 from capvid.version import __version__
 
@@ -260,7 +260,7 @@ def copy_weights(weights: Path, header: FeatureHeader, folder: Path) -> None:
     for name, stream in needed.items():
         entry = backbones()[name]
         path = None if entry.source == "none" else local_weights(name, weights=weights)
-        if path is not None and file_digest(path) in (entry.sha256, stream.weights_sha256):
+        if path is not None and sha256_file(path) in (entry.sha256, stream.weights_sha256):
             target = folder / "weights" / own_file_name(entry)
             target.parent.mkdir(parents=True, exist_ok=True)
             with atomic_path(target) as temporary:

@@ -33,9 +33,7 @@ from capvid.decoding.rescoring import check_specificity
 from capvid.errors import (
     CapvidError,
     DataError,
-    DivergedError,
     TrainingError,
-    TrainingMemoryError,
     UsageError,
 )
 from capvid.features.feature_file import FeatureHeader
@@ -132,7 +130,7 @@ class Trainer:
         else:
             self.vocabulary = vocabulary_for(self.task.sentences(train), data)
             self.captioner = fresh_captioner(recipe, store.header, len(self.vocabulary), value_width)
-        self.captioner.function_words = self.vocabulary.function_words()
+        self.captioner.function_words = self.vocabulary.function_words
         views = views_of([v.id for v in videos], store.ids()) if views is None else views
         examples = self.task.examples(train, self.reader, self.vocabulary, views if data.views else NO_VIEWS)
         if not examples:
@@ -404,17 +402,18 @@ class Trainer:
         """Add the losses since the last call to the progress; save the state if the first process asks to.
 
         Raises:
-            DivergedError: a loss was not finite.
+            TrainingError: a loss was not finite.
         """
         progress, wish = self.progress, save and self.main
         report = torch.stack([self.loss_sum, torch.full_like(self.loss_sum, float(wish))])
         loss, wishes = self.accelerator.reduce(report).tolist()
         self.loss_sum = torch.zeros_like(self.loss_sum)
         if not math.isfinite(loss):
-            raise DivergedError(
+            raise TrainingError(
                 f"the loss is {loss} in epoch {progress.epoch}, batch {progress.batch}; "
                 f"{self._describe_best()}",
                 remedy="lower training.learning_rate, or clip gradients with training.clip_norm",
+                kind="diverged",
             )
         progress.loss += loss
         saved = wishes > 0 and progress.batch < len(self.batches)
@@ -475,9 +474,10 @@ class Trainer:
         except (MemoryError, RuntimeError) as error:  # torch's own errors are RuntimeErrors
             if not is_out_of_memory(error):
                 raise
-            raise TrainingMemoryError(
+            raise TrainingError(
                 f"out of memory in {where}; {self._describe_best()}",
                 remedy="split batches with --set training.accumulate=2 or more, and --resume",
+                kind="memory",
             ) from error
 
     @contextmanager

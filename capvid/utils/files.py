@@ -115,20 +115,15 @@ def read_regular(path: str | Path, *, max_bytes: int) -> bytes:
 
 
 def sha256_file(path: str | Path) -> str:
-    """Return the SHA-256 of a file's bytes as 64 hexadecimal digits."""
+    """Return the SHA-256 of a file as 64 hexadecimal digits, computed again only when the file changes."""
+    status = Path(path).stat()
+    return _digest(str(path), status.st_ino, status.st_size, status.st_mtime_ns)
+
+
+@lru_cache(maxsize=32)
+def _digest(path: str, *version: int) -> str:
     digest = hashlib.sha256()
     with Path(path).open("rb") as stream:
         while block := stream.read(_BLOCK):
             digest.update(block)
     return digest.hexdigest()
-
-
-def file_digest(path: str | Path) -> str:
-    """Return the SHA-256 of a file, computed again only when its size or modification time change."""
-    status = Path(path).stat()
-    return _digest(str(path), status.st_size, status.st_mtime_ns)
-
-
-@lru_cache(maxsize=32)
-def _digest(path: str, size: int, changed: int) -> str:
-    return sha256_file(path)

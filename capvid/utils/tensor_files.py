@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file
 from torch import Tensor
 
 from capvid.errors import WeightsError
@@ -43,7 +45,16 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         raise WeightsError(f"{path}: no such file") from None
     except OSError as error:
         raise WeightsError(f"{path}: cannot be read ({error.strerror or error})") from error
-    return _read_safetensors(path) if path.suffix == ".safetensors" else _read_checkpoint(path)
+    if path.suffix != ".safetensors":
+        return _read_checkpoint(path)
+    try:
+        with safe_open(str(path), framework="pt") as file:
+            _check_count(path, len(file.keys()))
+        return load_file(path)
+    except (SafetensorError, OSError, ValueError, TypeError, KeyError, MemoryError) as error:
+        raise WeightsError(
+            f"{path}: not a readable safetensors file ({error})", remedy="download the weights again"
+        ) from error
 
 
 def _check_size(path: Path, file: BinaryIO, size: int) -> None:
@@ -69,20 +80,6 @@ def _check_size(path: Path, file: BinaryIO, size: int) -> None:
 def _check_count(path: Path, count: int) -> None:
     if count > _MAX_TENSORS:
         raise WeightsError(f"{path}: {count} tensors, more than any network has ({_MAX_TENSORS})")
-
-
-def _read_safetensors(path: Path) -> dict[str, Tensor]:
-    from safetensors import SafetensorError, safe_open
-    from safetensors.torch import load_file
-
-    try:
-        with safe_open(str(path), framework="pt") as file:
-            _check_count(path, len(file.keys()))
-        return load_file(path)
-    except (SafetensorError, OSError, ValueError, TypeError, KeyError, MemoryError) as error:
-        raise WeightsError(
-            f"{path}: not a readable safetensors file ({error})", remedy="download the weights again"
-        ) from error
 
 
 def _read_checkpoint(path: Path) -> dict[str, Tensor]:

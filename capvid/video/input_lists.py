@@ -1,4 +1,4 @@
-"""Lists of inputs: text with one path or address per line, and tables with a column of them."""
+"""Lists of inputs: text with a path or address per line, tables with a column of them, tar archives."""
 
 from __future__ import annotations
 
@@ -7,20 +7,39 @@ import csv
 import errno
 import io
 import os
+import tarfile
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from itertools import chain, islice
-from pathlib import Path
-from typing import IO, Any, BinaryIO
+from pathlib import Path, PurePosixPath
+from typing import IO, Any, BinaryIO, cast
 
-from capvid.errors import UsageError
+import numpy as np
+
+from capvid.errors import UsageError, VideoError
 from capvid.utils.files import open_regular
-from capvid.utils.storage import VideoPath, local_copy, parse_path
+from capvid.utils.storage import (
+    Blob,
+    Deadline,
+    StorageError,
+    VideoPath,
+    is_url,
+    local_copy,
+    parse_path,
+    read_range,
+    size_of,
+)
 from capvid.utils.validation import limits
 
 COLUMNS = ("video", "path", "url", "file", "filename", "video_path")  # default columns, by priority
 _BLOCK = 1 << 16  # bytes read at a time
 _MAX_LINE = 1 << 16  # bytes; signed addresses are longer than any path
 _MAX_ROW = 1 << 20  # characters in a row of a table
+_FETCHED_BYTES = 1 << 16  # fetched at a time from an archive of which only the headers are needed
+_MAX_HEADER_BYTES = 1 << 20  # of one member; tarfile keeps them in memory, and joins sparse maps slowly
+# errors that tarfile raises for damaged headers, besides its own
+_DAMAGED = (ValueError, OverflowError, LookupError, TypeError, RecursionError, EOFError)
+_RECENT = 1 << 16  # digests kept in a plain set before they are merged into the sorted array
 
 
 def read_list(
@@ -160,3 +179,115 @@ def _column(source: VideoPath, names: Sequence[str], column: str | None) -> str:
     available = ", ".join(map(str, names)) or "none"
     problem = f"no column {column}" if column else f"no column named {', '.join(COLUMNS)}"
     raise UsageError(f"{source}: {problem} (it has {available})", remedy="name the column with --column")
+
+
+def members(archive: VideoPath, *, timeout: float | None = None) -> Iterator[Blob]:
+    """Yield the files in a tar archive in their order, except hidden files.
+
+    ``timeout`` limits the seconds for reading all headers at an address.
+
+    Raises:
+        VideoError: the file is not a tar archive, or truncated.
+        StorageError: the archive cannot be fetched.
+    """
+    url, end = str(archive), -1
+    try:
+        with (
+            closing(_HeaderReader(url, timeout)) as file,
+            tarfile.open(fileobj=cast(BinaryIO, file), mode="r:") as tar,
+        ):
+            while (entry := tar.next()) is not None:
+                file.budget = _MAX_HEADER_BYTES
+                if tar.offset <= end:
+                    raise tarfile.ReadError("a member that ends before it begins")
+                end = tar.offset
+                tar.members.clear()  # type: ignore[attr-defined]  # tarfile would keep all members
+                parts = PurePosixPath(entry.name).parts
+                hidden = not parts or any(part.startswith(".") for part in parts)
+                if entry.isreg() and not entry.issparse() and not hidden:
+                    yield Blob(url, entry.name, entry.offset_data, entry.size)
+    except FileNotFoundError as error:
+        raise VideoError(archive, "there is no such file") from error
+    except OSError as error:
+        raise VideoError(archive, f"cannot be read ({error.strerror or error})") from error
+    except (tarfile.TarError, *_DAMAGED) as error:
+        reason = str(error) or type(error).__name__
+        raise VideoError(archive, f"is not a tar archive that can be read ({reason})") from error
+
+
+class _HeaderReader:
+    """A local or remote file with the methods that tarfile needs and a limit on the bytes read."""
+
+    def __init__(self, url: str, timeout: float | None) -> None:
+        self.budget = _MAX_HEADER_BYTES  # remaining bytes; the caller resets it for each member
+        self._url, self._deadline, self._position = url, Deadline(timeout), 0
+        self._block, self._block_start = b"", 0
+        self._file = None if is_url(url) else open_regular(url)
+        size = size_of(url, deadline=self._deadline)
+        if size is None:
+            problem = f"{url}: the server does not send parts of a file, which a tar archive needs"
+            raise StorageError(problem, remedy="fetch the archive first")
+        self._size = size
+
+    def read(self, count: int) -> bytes:
+        self.budget -= count
+        if count < 0 or self.budget < 0:
+            raise tarfile.ReadError(f"a header of more than {_MAX_HEADER_BYTES} bytes")
+        start, end = self._position, min(self._position + count, self._size)
+        if start >= end:
+            return b""
+        self._position = end
+        if self._file is not None:
+            self._file.seek(start)
+            return self._file.read(end - start)
+        if not self._block_start <= start <= end <= self._block_start + len(self._block):
+            stop = min(self._size, max(end, start + _FETCHED_BYTES))
+            self._block = read_range(self._url, start, stop, deadline=self._deadline)
+            self._block_start = start
+        return self._block[start - self._block_start : end - self._block_start]
+
+    def seek(self, position: int) -> None:
+        if position < 0:
+            raise tarfile.ReadError("a member that begins before the archive")
+        self._position = position
+
+    def tell(self) -> int:
+        return self._position
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+
+
+class Digests:
+    """Compact set of 16-byte digests."""
+
+    def __init__(self) -> None:
+        self._sorted = np.empty((0, 2), np.uint64)  # by the first column
+        self._recent: set[bytes] = set()
+
+    def __len__(self) -> int:
+        return len(self._sorted) + len(self._recent)
+
+    def __contains__(self, digest: bytes) -> bool:
+        if digest in self._recent:
+            return True
+        first, second = np.frombuffer(digest, np.uint64)
+        row = int(np.searchsorted(self._sorted[:, 0], first))
+        while row < len(self._sorted) and self._sorted[row, 0] == first:
+            if self._sorted[row, 1] == second:
+                return True
+            row += 1
+        return False
+
+    def add(self, digest: bytes) -> bool:
+        """Add a digest and return whether it is new."""
+        if digest in self:
+            return False
+        self._recent.add(digest)
+        if len(self._recent) > max(_RECENT, len(self._sorted) // 4):
+            recent = np.frombuffer(b"".join(self._recent), np.uint64).reshape(-1, 2)
+            merged = np.concatenate([self._sorted, recent])
+            self._sorted = merged[np.argsort(merged[:, 0], kind="stable")]
+            self._recent.clear()
+        return True

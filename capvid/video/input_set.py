@@ -5,21 +5,16 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import tarfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from itertools import count, takewhile
 from pathlib import Path, PurePath, PurePosixPath
-from typing import Any, BinaryIO, cast
-
-import numpy as np
+from typing import Any
 
 from capvid.errors import CapvidError, VideoError, input_error
 from capvid.utils.escaping import utf8_text
-from capvid.utils.files import open_regular
 from capvid.utils.storage import (
     Blob,
     Deadline,
@@ -27,11 +22,8 @@ from capvid.utils.storage import (
     VideoPath,
     ask,
     filesystem,
-    is_url,
     parse_path,
     protocol_of,
-    read_range,
-    size_of,
     with_retries,
 )
 
@@ -41,11 +33,6 @@ _FILES = EXTENSIONS | {".safetensors", ".tar", ".zip"}  # extensions of addresse
 _CHECK_PATTERN = "check the path; hidden files are skipped"
 _WILD = re.compile(r"[*?[]")
 _REMOTE_WILD = re.compile(r"[*[]")  # in addresses a question mark begins a query
-_FETCHED_BYTES = 1 << 16  # fetched at a time from an archive of which only the headers are needed
-_MAX_HEADER_BYTES = 1 << 20  # of one member; tarfile keeps them in memory, and joins sparse maps slowly
-# errors that tarfile raises for damaged headers, besides its own
-_DAMAGED = (ValueError, OverflowError, LookupError, TypeError, RecursionError, EOFError)
-_RECENT = 1 << 16  # digests kept in a plain set before they are merged into the sorted array
 _MAX_NAME, _MAX_PATH = 240, 2000  # bytes; most systems allow 255 and 4096
 
 # Unlike the methods of Path, these functions return False instead of raising, as for a name that is too long.
@@ -120,6 +107,8 @@ def iter_videos(
     Each path or address is yielded once, but symbolic links are not resolved to detect duplicates. The key is
     the name without extension and without dots, with a digest if an earlier video has the same key.
     """
+    from capvid.video.input_lists import Digests
+
     digests, keys = Digests(), Digests()
     for path, name in _Search(recursive, on_error, timeout).videos(inputs, listed):
         digest = identity(path)
@@ -330,6 +319,8 @@ class _Search:
 
     def _members(self, archive: VideoPath, within: PurePosixPath) -> Iterator[NamedVideo]:
         """Yield the videos in a tar archive."""
+        from capvid.video.input_lists import members
+
         try:
             for blob in members(archive, timeout=self.timeout):
                 if blob.suffix.lower() in EXTENSIONS:
@@ -417,131 +408,14 @@ def _no_videos(path: VideoPath | str, container: str) -> CapvidError:
     return CapvidError(f"{path}: no videos in {container}", remedy="give one with video files")
 
 
-def members(archive: VideoPath, *, timeout: float | None = None) -> Iterator[Blob]:
-    """Yield the files in a tar archive in their order, except hidden files.
-
-    ``timeout`` limits the seconds for reading all headers at an address.
-
-    Raises:
-        VideoError: the file is not a tar archive, or truncated.
-        StorageError: the archive cannot be fetched.
-    """
-    url, end = str(archive), -1
-    try:
-        with (
-            closing(_HeaderReader(url, timeout)) as file,
-            tarfile.open(fileobj=cast(BinaryIO, file), mode="r:") as tar,
-        ):
-            while (entry := tar.next()) is not None:
-                file.budget = _MAX_HEADER_BYTES
-                if tar.offset <= end:
-                    raise tarfile.ReadError("a member that ends before it begins")
-                end = tar.offset
-                tar.members.clear()  # type: ignore[attr-defined]  # tarfile would keep all members
-                parts = PurePosixPath(entry.name).parts
-                hidden = not parts or any(part.startswith(".") for part in parts)
-                if entry.isreg() and not entry.issparse() and not hidden:
-                    yield Blob(url, entry.name, entry.offset_data, entry.size)
-    except FileNotFoundError as error:
-        raise VideoError(archive, "there is no such file") from error
-    except OSError as error:
-        raise VideoError(archive, f"cannot be read ({error.strerror or error})") from error
-    except (tarfile.TarError, *_DAMAGED) as error:
-        reason = str(error) or type(error).__name__
-        raise VideoError(archive, f"is not a tar archive that can be read ({reason})") from error
-
-
-class _HeaderReader:
-    """A local or remote file with the methods that tarfile needs and a limit on the bytes read."""
-
-    def __init__(self, url: str, timeout: float | None) -> None:
-        self.budget = _MAX_HEADER_BYTES  # remaining bytes; the caller resets it for each member
-        self._url, self._deadline, self._position = url, Deadline(timeout), 0
-        self._block, self._block_start = b"", 0
-        self._file = None if is_url(url) else open_regular(url)
-        size = size_of(url, deadline=self._deadline)
-        if size is None:
-            problem = f"{url}: the server does not send parts of a file, which a tar archive needs"
-            raise StorageError(problem, remedy="fetch the archive first")
-        self._size = size
-
-    def read(self, count: int) -> bytes:
-        self.budget -= count
-        if count < 0 or self.budget < 0:
-            raise tarfile.ReadError(f"a header of more than {_MAX_HEADER_BYTES} bytes")
-        start, end = self._position, min(self._position + count, self._size)
-        if start >= end:
-            return b""
-        self._position = end
-        if self._file is not None:
-            self._file.seek(start)
-            return self._file.read(end - start)
-        if not self._block_start <= start <= end <= self._block_start + len(self._block):
-            stop = min(self._size, max(end, start + _FETCHED_BYTES))
-            self._block = read_range(self._url, start, stop, deadline=self._deadline)
-            self._block_start = start
-        return self._block[start - self._block_start : end - self._block_start]
-
-    def seek(self, position: int) -> None:
-        if position < 0:
-            raise tarfile.ReadError("a member that begins before the archive")
-        self._position = position
-
-    def tell(self) -> int:
-        return self._position
-
-    def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
-
-
 def identity(path: VideoPath | str) -> bytes:
     """Return the digest (16 bytes) that identifies a path or address in records."""
     return hashlib.blake2b(utf8_text(path).encode(), digest_size=16).digest()
 
 
-class Digests:
-    """Compact set of 16-byte digests."""
+def in_part(path: VideoPath | str, number: int, parts: int) -> bool:
+    """Return whether a path or address is in part ``number`` (from 1) of inputs divided into ``parts``.
 
-    def __init__(self) -> None:
-        self._sorted = np.empty((0, 2), np.uint64)  # by the first column
-        self._recent: set[bytes] = set()
-
-    def __len__(self) -> int:
-        return len(self._sorted) + len(self._recent)
-
-    def __contains__(self, digest: bytes) -> bool:
-        if digest in self._recent:
-            return True
-        first, second = np.frombuffer(digest, np.uint64)
-        row = int(np.searchsorted(self._sorted[:, 0], first))
-        while row < len(self._sorted) and self._sorted[row, 0] == first:
-            if self._sorted[row, 1] == second:
-                return True
-            row += 1
-        return False
-
-    def add(self, digest: bytes) -> bool:
-        """Add a digest and return whether it is new."""
-        if digest in self:
-            return False
-        self._recent.add(digest)
-        if len(self._recent) > max(_RECENT, len(self._sorted) // 4):
-            recent = np.frombuffer(b"".join(self._recent), np.uint64).reshape(-1, 2)
-            merged = np.concatenate([self._sorted, recent])
-            self._sorted = merged[np.argsort(merged[:, 0], kind="stable")]
-            self._recent.clear()
-        return True
-
-
-class Part:
-    """Part ``number`` (from 1) of the inputs divided into ``parts``.
-
-    The digest of a path alone decides, so that neither other inputs nor their order matter.
+    Its digest alone decides, so that neither other inputs nor their order matter.
     """
-
-    def __init__(self, number: int, parts: int) -> None:
-        self.number, self.parts = number, parts
-
-    def __contains__(self, digest: bytes) -> bool:
-        return int.from_bytes(digest[:8], "big") % self.parts == self.number - 1
+    return int.from_bytes(identity(path)[:8], "big") % parts == number - 1

@@ -35,7 +35,7 @@ from capvid.errors import (
     input_error,
 )
 from capvid.features.extraction import ExtractionResult, merge_chunks
-from capvid.features.feature_file import FeatureHeader, Features, Frames
+from capvid.features.feature_file import FeatureHeader, Features
 from capvid.features.prefetch import Video, View
 from capvid.utils.device import has_fast_path, resolve_device
 from capvid.utils.validation import limits
@@ -110,6 +110,8 @@ class ChatCaptionGenerator:
                 raise UsageError(f"chat models do not support {name}", remedy="leave it out")
         self.model.check(self.options)
         self.device = self.model.device
+        # those of the next batch, while the model captions one
+        self.prefetched_frames = FRAMES_PER_CLIP * self.batch_size
         self._batch = self.batch_size  # number of clips that fit into memory
 
     def on(self, device: torch.device | str) -> ChatCaptionGenerator:
@@ -120,12 +122,7 @@ class ChatCaptionGenerator:
     def settings(self) -> Mapping[str, Any]:
         """Everything besides the model that a caption depends on."""
         frames = {} if self.max_frames is None else {"max_frames": self.max_frames}
-        return {**self.options.to_dict(), **asdict(self.chat), **frames, **self.model.settings}
-
-    @property
-    def prefetched_frames(self) -> int:
-        """Number of frames to decode in advance: those of the next batch, while the model captions one."""
-        return FRAMES_PER_CLIP * self.batch_size
+        return {**asdict(self.options), **asdict(self.chat), **frames, **self.model.settings}
 
     @property
     def views(self) -> tuple[View, ...]:
@@ -194,7 +191,7 @@ class ChatCaptionGenerator:
                     if isinstance(group, Exception):
                         errors.setdefault(row, group)
                     else:
-                        described[row].append(Described(captions=group))
+                        described[row].append((group, ()))
                 start += len(clips)
         return [errors.get(row, segments) for row, segments in enumerate(described)]
 
@@ -211,7 +208,7 @@ class ChatCaptionGenerator:
 
     def _prompt(self, clip: Clip, before: Sequence[Described]) -> str:
         """Return the prompt of a clip after the segments ``before`` it."""
-        previous = [each.captions[0].text for each in before[max(0, len(before) - self.chat.context) :]]
+        previous = [captions[0].text for captions, _ in before[max(0, len(before) - self.chat.context) :]]
         end = clip.start if clip.end is None else clip.end
         seconds = {"start": clip.start, "end": end, "duration": end - clip.start}
         values = {name: f"{value:.1f}" for name, value in seconds.items()}
@@ -220,6 +217,17 @@ class ChatCaptionGenerator:
         if values["previous"] and "{previous}" not in prompt:
             prompt += _PREVIOUS
         return _PLACEHOLDER.sub(lambda match: values[match[1]], prompt)
+
+
+class Frames(Features):
+    """Frames (T, h, w, 3) uint8 as the only stream, for captioners that compute no features in between."""
+
+    def __post_init__(self) -> None:
+        pass
+
+    def concatenated(self) -> np.ndarray:
+        """Return the frames."""
+        return self.streams[0]
 
 
 def _frames_of(video: Video, sampling: Sampling) -> ExtractionResult:
@@ -290,7 +298,7 @@ class ChatModel:
         captions: dict[int, tuple[Caption, ...]] = {}
         groups: dict[int, list[int]] = {}
         for index, clip in enumerate(clips):  # some processors cannot batch clips of different lengths
-            key = index if options.sampling else -len(clip.frames)  # samples depend on the seed alone
+            key = index if options.temperature else -len(clip.frames)  # samples depend on the seed alone
             groups.setdefault(key, []).append(index)
         for rows in groups.values():
             torch.manual_seed(options.seed)
@@ -339,10 +347,10 @@ class ChatModel:
             "min_new_tokens": options.min_length,
             "num_return_sequences": options.num_captions,
             "no_repeat_ngram_size": options.no_repeat_ngram,
-            "do_sample": options.sampling,
-            "num_beams": 1 if options.sampling else options.beam_size,
+            "do_sample": options.temperature > 0,
+            "num_beams": 1 if options.temperature else options.beam_size,
         }
-        if options.sampling:
+        if options.temperature:
             settings |= {"temperature": options.temperature, "top_p": options.top_p, "top_k": 0}
         elif options.beam_size > 1:
             settings["length_penalty"] = options.length_penalty
@@ -352,7 +360,7 @@ class ChatModel:
         captions = [self._caption(*row) for row in zip(tokens.tolist(), logprobs.tolist(), strict=True)]
         count = options.num_captions
         groups = [captions[first : first + count] for first in range(0, len(captions), count)]
-        if options.sampling:
+        if options.temperature:
             groups = [sorted(group, key=lambda caption: -caption.logprob) for group in groups]
         return [tuple(group) for group in groups]
 

@@ -11,7 +11,7 @@ trained on, L locations, S = F * L image tokens, n words, H heads, d width of a 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -29,8 +29,8 @@ from capvid.captioners.checkpoint import Checkpoint
 from capvid.captioners.layers import at_least_one_frame
 from capvid.errors import CheckpointError
 from capvid.features.feature_file import FeatureHeader
-from capvid.text.vocabulary import WordPieces
-from capvid.utils.files import file_digest, read_regular
+from capvid.text.vocabulary import SPECIAL, Vocabulary
+from capvid.utils.files import read_regular, sha256_file
 from capvid.utils.tensor_files import read_tensors
 from capvid.utils.validation import LARGEST, MIB, limits, parse_json, short
 from capvid.version import __version__
@@ -60,6 +60,7 @@ LAYER = "image_encoder"
 FRAME_POSITIONS = ("img_temporal_embedding", "img_temperal_embedding")  # spellings of transformers' versions
 _MAX_TYPE = 100  # characters
 LARGEST_RATIO = 8  # bytes in memory per byte in a file: half precision, and layers that share their weights
+_INSIDE = "##"  # prefix of a piece that continues a word
 
 
 class GIT(Captioner):
@@ -242,7 +243,7 @@ def load_git(folder: Path, *, name: str, device: torch.device) -> tuple[Checkpoi
         layer=LAYER,
         width=layer.width,
         locations=layer.locations,
-        weights_sha256=file_digest(path),
+        weights_sha256=sha256_file(path),
         preprocess=entry.describe_input(),
         precision="float32",
     )
@@ -455,3 +456,58 @@ def _sides(size: int | Mapping[str, int]) -> tuple[int, ...]:
     if "shortest_edge" in size:
         return (int(size["shortest_edge"]),)
     return int(size["height"]), int(size["width"])
+
+
+class WordPieces(Vocabulary):
+    """Word pieces of a transformers tokenizer with the token ids of capvid.
+
+    Args:
+        tokenizer: tokenizer of transformers.
+        order: token id of the tokenizer by ours: padding, start, end, unknown, then all others.
+    """
+
+    def __init__(self, tokenizer: Any, order: Sequence[int]) -> None:
+        pieces = tokenizer.convert_ids_to_tokens(list(order[len(SPECIAL) :]))
+        super().__init__([*SPECIAL, *(piece or "" for piece in pieces)])
+        self._tokenizer = tokenizer
+        self._order = list(order)
+
+    def sentence(self, numbers: Sequence[int]) -> tuple[str, list[tuple[str, list[int]]]]:
+        """Return the text of pieces, and its words, each with the indices of its pieces in ``numbers``."""
+        ids = [self._order[number] for number in numbers]
+        text = str(self._tokenizer.decode(ids, skip_special_tokens=True)).strip()
+        special = set(self._tokenizer.all_special_ids)
+        kept = [index for index, number in enumerate(ids) if number not in special]
+        pieces = []
+        for index in kept:
+            piece = self.words[numbers[index]]
+            inside = piece.startswith(_INSIDE) and index != kept[0]  # the first piece keeps its prefix
+            pieces.append((index, piece.removeprefix(_INSIDE) if inside else piece, inside))
+        return text, _align(text.split(), pieces) or _merge(pieces)
+
+
+def _align(words: Sequence[str], pieces: Sequence[tuple[int, str, bool]]) -> list[tuple[str, list[int]]]:
+    """Return the words of a text with the indices of their pieces; empty if the pieces do not spell it."""
+    aligned: list[tuple[str, list[int]]] = []
+    rest = iter(pieces)
+    for word in words:
+        spelled, indices = "", []
+        while len(spelled) < len(word) and (piece := next(rest, None)) is not None:
+            spelled += piece[1]
+            indices.append(piece[0])
+        if spelled != word:
+            return []
+        aligned.append((word, indices))
+    return [] if next(rest, None) is not None else aligned
+
+
+def _merge(pieces: Sequence[tuple[int, str, bool]]) -> list[tuple[str, list[int]]]:
+    """Return the words that pieces form; continuation pieces join the word before."""
+    merged: list[tuple[str, list[int]]] = []
+    for index, piece, inside in pieces:
+        if inside and merged:
+            word, indices = merged[-1]
+            merged[-1] = (word + piece, [*indices, index])
+        else:
+            merged.append((piece, [index]))
+    return merged

@@ -25,7 +25,7 @@ from capvid.backbones.capvid_small import Student
 from capvid.backbones.catalog import BackboneEntry, Preprocess, backbone_entry, build_network
 from capvid.backbones.preprocessing import normalise
 from capvid.datasets.dataset import CaptionedVideo
-from capvid.errors import CheckpointError, DataError, DivergedError, UsageError
+from capvid.errors import CheckpointError, DataError, TrainingError, UsageError
 from capvid.features.feature_store import FeatureStore
 from capvid.training.optimization import AveragedWeights, one_cycle, wants_bf16
 from capvid.utils.files import atomic_path, atomic_write_text, open_regular
@@ -172,9 +172,8 @@ class Distiller:
                 epoch=self.epoch, batch=number, loss=total / max(1, taken), images_per_second=speed
             )
         if not taken:
-            raise DivergedError(
-                f"no batch of epoch {self.epoch} has a finite loss", remedy="lower training.learning_rate"
-            )
+            problem = f"no batch of epoch {self.epoch} has a finite loss"
+            raise TrainingError(problem, remedy="lower training.learning_rate", kind="diverged")
         return total / taken
 
     def _step(self, rows: Tensor, generator: torch.Generator) -> float:

@@ -20,7 +20,7 @@ from capvid.backbones.backbone import Backbone, load_backbone
 from capvid.backbones.catalog import backbone_entry
 from capvid.backbones.clip_networks import X3D_LAYERS, X3DXS, Block
 from capvid.errors import UsageError
-from capvid.features.prefetch import View
+from capvid.features.extraction import views_of
 from capvid.utils.files import sha256_file
 from capvid.video.frame_sampling import UniformSampling
 from capvid.video.readers import read_frames
@@ -196,7 +196,8 @@ def test_real_videos_are_recognised_by_their_motion(
     shared_data: Path, weights: Path, clip: str, name: str, least: float, precision: str
 ) -> None:
     backbone = load_backbone("x3d-xs", layer="fc", weights=weights, precision=precision)
-    windows = View.of(backbone.entry).windows(UniformSampling(5))
+    (view,) = views_of([backbone])
+    windows = view.windows(UniformSampling(5))
     assert windows is not None
     path = shared_data / "data" / "clips" / clip
     sampled = read_frames(path, UniformSampling(5), windows=[windows])

@@ -14,7 +14,7 @@ from toy import Run, Toy
 
 from capvid.errors import VideoError
 from capvid.utils.storage import Blob, Deadline, StorageError, fetch, local_copy
-from capvid.video.input_set import members
+from capvid.video.input_lists import members
 
 DATA = bytes(range(256)) * 40
 BLOCK = b"x" * 65536

@@ -15,8 +15,8 @@ from capvid.datasets.loading import load_data
 from capvid.errors import CapvidError, DataError, UsageError, VideoError
 from capvid.scoring.predictions import read_predictions
 from capvid.scoring.references import read_references
-from capvid.video.input_lists import read_list
-from capvid.video.input_set import find_videos, members
+from capvid.video.input_lists import members, read_list
+from capvid.video.input_set import find_videos
 
 VALUES = ["null", "7", "1e999", "NaN", '"\\ud800"', "[]", "{}", "[[" * 900 + "]]" * 900, "1" * 5000, "true"]
 

@@ -25,7 +25,7 @@ def test_a_process_that_hangs_or_dies_costs_its_own_file(
     monkeypatch.setattr(ahead, "decode_video", misbehaving.decode)
     names = ["a", "sleeps", "b", "killed", "c", "crashes", "d", "crashes once", "e"]
     paths = [write_video(tmp_path / f"{name}.mp4", seed=1, frames=3) for name in names]
-    views = (View.of(backbone_entry("colour-grid")),)
+    views = (View(preprocess=backbone_entry("colour-grid").preprocess),)
     stage = DecodeStage(views=views, sampling=UniformSampling(3), frames=8)
     with WorkerPool(workers, timeout=5) as pool:
         videos = list(stage.videos(pool, paths))
@@ -49,7 +49,7 @@ def test_a_video_whose_timeline_hangs_is_not_decoded_as_well(
     monkeypatch.setattr(ahead, "read_timeline", misbehaving.timeline)
     monkeypatch.setattr(ahead, "decode_video", misbehaving.decode)  # which would raise ValueError
     paths = [write_video(tmp_path / f"{name}.mp4", seed=1, frames=3) for name in ("a", "raises")]
-    views = (View.of(backbone_entry("colour-grid")),)
+    views = (View(preprocess=backbone_entry("colour-grid").preprocess),)
     stage = DecodeStage(views=views, sampling=UniformSampling(3), segmentation=parse_segments("2"), frames=8)
     with WorkerPool(1, timeout=3) as pool:
         videos = list(stage.videos(pool, paths))

@@ -82,7 +82,7 @@ def read_video(path: Path) -> None:
     from capvid.video.frame_sampling import RateSampling, UniformSampling
     from capvid.video.segmentation import AutoSegments
 
-    views = [View.of(backbone_entry("colour-grid"))]
+    views = [View(preprocess=backbone_entry("colour-grid").preprocess)]
     times, duration, _ = read_timeline(path, "auto")
     AutoSegments().choose(path, times, duration, UniformSampling(4))
     decode_video(path, UniformSampling(4), views, "auto")
@@ -129,7 +129,7 @@ def _tar(folder: Path) -> Path:
 
 def read_tar(path: Path) -> None:
     """Decode the first members of a tar archive."""
-    from capvid.video.input_set import members
+    from capvid.video.input_lists import members
 
     _read_each(read_video, [member for _, member in zip(range(3), members(path), strict=False)])
 

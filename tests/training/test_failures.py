@@ -16,7 +16,7 @@ from small_training import SMALL_M3, SilentReporter, resume_run, run_outcome, wr
 
 from capvid.captioners.checkpoint import load_checkpoint
 from capvid.cli.app import main
-from capvid.errors import TrainingError, TrainingMemoryError
+from capvid.errors import TrainingError
 from capvid.features.feature_file import save_features
 from capvid.features.feature_store import FeatureStore
 from capvid.training.recipe import load_recipe
@@ -140,7 +140,7 @@ def test_out_of_memory_in_a_step(
 
     monkeypatch.setattr(trainer.loss, "forward", run_out_of_memory)
     with pytest.raises(
-        TrainingMemoryError, match=r"^out of memory in epoch 2, batch 2; .*best keeps epoch 1"
+        TrainingError, match=r"^out of memory in epoch 2, batch 2; .*best keeps epoch 1"
     ) as error:
         trainer.run()
     assert "--set training.accumulate=2 or more, and --resume" in str(error.value)
@@ -172,9 +172,7 @@ def test_out_of_memory_outside_a_step(tmp_path: Path, stage: str, monkeypatch: p
         trainer.reader._cache.clear()
     else:
         monkeypatch.setattr(trainer.task, "predict", run_out_of_memory)
-    with pytest.raises(
-        TrainingMemoryError, match=f"^out of memory in the {stage} of epoch 1; no epoch is kept"
-    ):
+    with pytest.raises(TrainingError, match=f"^out of memory in the {stage} of epoch 1; no epoch is kept"):
         trainer.run()
 
 

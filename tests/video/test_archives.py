@@ -9,7 +9,8 @@ import pytest
 
 from capvid.errors import VideoError
 from capvid.utils.storage import Blob, local_copy
-from capvid.video.input_set import find_videos, iter_videos, members
+from capvid.video.input_lists import members
+from capvid.video.input_set import find_videos, iter_videos
 
 LONG = "long " * 40 + "é.mp4"  # for which pax needs a header of its own
 CONTENT = {

@@ -172,7 +172,7 @@ def described(recorder: Recorder, num_segments: list[int], **options: Any) -> li
     ]
     batch_size = options.pop("batch_size", 2)
     generator = chat.ChatCaptionGenerator(recorder, chat=chat.ChatOptions(**options), batch_size=batch_size)
-    return [[d.captions[0].text for d in video] for video in generator.describe(videos)]
+    return [[captions[0].text for captions, _ in video] for video in generator.describe(videos)]
 
 
 def test_context_gives_the_previous_captions_to_the_prompt() -> None:

@@ -27,7 +27,7 @@ from capvid.backbones.backbone import Backbone, load_backbone
 from capvid.backbones.capvid_small import Student
 from capvid.backbones.catalog import StreamHeader, backbone_entry, build_network
 from capvid.backbones.preprocessing import prepare
-from capvid.errors import DivergedError, UsageError, WeightsError
+from capvid.errors import TrainingError, UsageError, WeightsError
 
 pytestmark = pytest.mark.slow
 
@@ -249,7 +249,7 @@ def test_a_step_whose_gradient_is_not_finite_is_left_out(inputs: DistilInputs, t
     assert np.isfinite(record["loss"])
     assert (distiller.step, distiller.average.steps) == (4, 3)
     assert all(bool(tensor.isfinite().all()) for tensor in distiller.model.state_dict().values())
-    with pytest.raises(DivergedError, match=r"no batch of epoch 2 .* lower training\.learning_rate"):
+    with pytest.raises(TrainingError, match=r"no batch of epoch 2 .* lower training\.learning_rate"):
         run(recipe(epochs=2, learning_rate=1e30), inputs, tmp_path / "wild")
 
 
