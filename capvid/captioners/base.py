@@ -272,12 +272,19 @@ class ParagraphCaptioner(Captioner):
                 hidden.append(torch.zeros_like(hidden[0]))
                 continue
             rows, carried = rows[active], {name: tensor[active] for name, tensor in carried.items()}
-            state = self.encode(features[rows, segment], mask[rows, segment], carried or None)
+            state = self.encode(*trim(features[rows, segment], mask[rows, segment]), carried or None)
             read, carried = self.read(state, tokens[rows, segment])
             if remembered is not None and segment < remembered.shape[1]:
                 carried = self.remember(state, remembered[rows, segment])
             hidden.append(_spread(read, rows, len(tokens)))
         return torch.stack(hidden, 1)
+
+
+def trim(features: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Return features (B, T, D) and mask (B, T) without the last frames, which no video has."""
+    frames = mask.any(0).nonzero()
+    length = int(frames[-1]) + 1 if len(frames) else 0
+    return features[:, :length], mask[:, :length]
 
 
 def _spread(tensor: Tensor, rows: Tensor, count: int) -> Tensor:

@@ -66,7 +66,7 @@ class MemoryUpdater(nn.Module):
 
     def forward(self, memory: Tensor, hidden: Tensor, mask: Tensor) -> Tensor:
         """Return M_t (B, M, H) from M_{t-1} (B, M, H) and states (B, N, H), real by ``mask`` (B, N)."""
-        s = self.attention(memory, *self.attention.keys_values(hidden), mask[:, None, None])  # S_t
+        s = self.attention.summaries(memory, hidden, mask)  # S_t
         cell, gate = at_least_float32(self.memory(memory) + self.summary(s)).chunk(2, -1)
         c = torch.tanh(cell)  # C_t
         z = torch.sigmoid(gate)  # Z_t
@@ -138,16 +138,20 @@ class MART(TransformerCaptioner):
         x, mask, kept = self.video_tokens(features, mask)
         sees = VideoPass(mask)
         sees.kept |= kept
+        *_, last = self.layers
         for layer in self.layers:
             if not isinstance(layer, MemoryLayer):
-                x = layer(x, sees)
+                x = layer.store(x, sees) if layer is last else layer(x, sees)
                 continue
             hidden = layer.intermediate(x, sees)
             states = layer.remembered(hidden)
             name = f"memory.{layer.cache_name}"
             memory = carried[name] if carried else layer.first_memory(states, mask)
             sees.kept |= {name: memory, f"states.{layer.cache_name}": states}
-            x = layer.augmented(hidden, states, sees, memory)
+            if layer is last:
+                sees.store(layer.memory_attention, states, f"{layer.cache_name}.memory", memory)
+            else:
+                x = layer.augmented(hidden, states, sees, memory)
         return State(sees.kept, {})
 
     def read(self, state: State, tokens: Tensor) -> tuple[Tensor, Carried]:

@@ -28,7 +28,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -124,6 +124,29 @@ class Attention(nn.Module):
         mixed = F.scaled_dot_product_attention(query, keys, values, attn_mask=mask, dropout_p=rate)
         return self.output(mixed.transpose(1, 2).flatten(2))
 
+    def summaries(self, x: Tensor, states: Tensor, mask: Tensor) -> Tensor:
+        """Attend from few ``x`` (B, M, H) to ``states`` (B, N, H), real by ``mask`` (B, N): like ``forward``.
+
+        q (W_k s + b_k) = (q W_k) s + q b_k, and sum_n a_n (W_v s_n + b_v) = W_v (sum_n a_n s_n) + b_v sum_n
+        a_n, so that no layer sees all states.
+        """
+        query = self.split(self.query(x)).transpose(0, 1)  # (heads, B, M, h)
+        key, value = (layer.weight.unflatten(0, (self.heads, -1)) for layer in (self.key, self.value))
+        turned = (query.flatten(1, 2) @ key).unflatten(1, query.shape[1:3])  # (heads, B, M, H)
+        scores = turned.transpose(0, 1).flatten(1, 2) @ states.mT  # (B, heads M, N)
+        if self.key.bias is not None:
+            bias = self.key.bias.view(self.heads, 1, 1, -1)
+            scores = scores + (query * bias).sum(-1).transpose(0, 1).flatten(1).unsqueeze(-1)
+        weights = masked_softmax(scores * query.shape[-1] ** -0.5, mask.unsqueeze(1)).to(states.dtype)
+        weights = F.dropout(weights, self.rate, self.training)
+        mixed = (weights @ states).unflatten(1, (self.heads, -1)).transpose(0, 1)  # (heads, B, M, H)
+        mixed = (mixed.flatten(1, 2) @ value.mT).unflatten(1, query.shape[1:3])  # (heads, B, M, h)
+        mixed = mixed.permute(1, 2, 0, 3).flatten(2)
+        if self.value.bias is not None:
+            sums = weights.sum(-1).unflatten(1, (self.heads, -1)).mT.repeat_interleave(query.shape[-1], -1)
+            mixed = mixed + self.value.bias * sums
+        return self.output(mixed)
+
     def of_words(
         self,
         x: Tensor,
@@ -174,10 +197,17 @@ class VideoPass(Pass):
         self, attention: Attention, x: Tensor, cache_name: str, before: Tensor | None = None
     ) -> Tensor:
         """Attend to all real tokens."""
-        keys, values = attention.keys_values(x if before is None else torch.cat([before, x], 1))
-        self.kept[f"keys.{cache_name}"], self.kept[f"values.{cache_name}"] = keys, values
+        keys, values = self.store(attention, x, cache_name, before)
         mask = _widen(self.kept["mask"], keys)
         return attention(x, keys, values, mask[:, None, None], self.distances)
+
+    def store(
+        self, attention: Attention, x: Tensor, cache_name: str, before: Tensor | None = None
+    ) -> KeysValues:
+        """Cache keys and values, and return them: all that is needed of the video in the last layer."""
+        keys, values = attention.keys_values(x if before is None else torch.cat([before, x], 1))
+        self.kept[f"keys.{cache_name}"], self.kept[f"values.{cache_name}"] = keys, values
+        return keys, values
 
 
 class SentencePass(Pass):
@@ -305,6 +335,11 @@ class Layer(nn.Module):
         """Return H^l (B, Q, H) from the feed-forward layer's input ``x`` and its residual."""
         return self.feed_forward_norm(residual + self.dropout(self.feed_forward(x)))
 
+    def store(self, x: Tensor, sees: VideoPass, before: Tensor | None = None) -> Tensor:
+        """Cache what words need of the video in the last layer, and return ``x`` unchanged."""
+        sees.store(self.attention, x, self.cache_name, before)
+        return x
+
     def forward(self, x: Tensor, sees: Pass, before: Tensor | None = None) -> Tensor:
         """Return H^l (B, Q, H) from H^{l-1}."""
         hidden = self.intermediate(x, sees, before)
@@ -314,6 +349,7 @@ class Layer(nn.Module):
 class TransformerCaptioner(ParagraphCaptioner):
     """Tokens of video and text, and the output layer; the subclass puts a stack between them."""
 
+    layers: Any
     absolute: ClassVar[bool] = True  # whether tokens carry their positions
 
     def __init__(self, config: TransformerConfig) -> None:

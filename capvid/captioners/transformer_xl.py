@@ -93,9 +93,12 @@ class TransformerXL(TransformerCaptioner):
         at = (mask.cumsum(1) - 1).clamp_min(0)
         sees = VideoPass(mask, self._distances(at[:, -own.shape[1] :], at))
         entered = {**kept, "own": own, "at": at}
+        *_, last = self.layers
         for layer in self.layers:
-            entered[f"hidden.{layer.cache_name}"] = x
-            x = layer(x, sees, carried.get(f"hidden.{layer.cache_name}"))
+            name = f"hidden.{layer.cache_name}"
+            entered[name] = x
+            before = carried.get(name)
+            x = layer.store(x, sees, before) if layer is last else layer(x, sees, before)
         return State(sees.kept | entered, {})
 
     def read(self, state: State, tokens: Tensor) -> tuple[Tensor, Carried]:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from capvid.captioners.base import Captioner, Carried, ParagraphCaptioner, State
+from capvid.captioners.base import Captioner, Carried, ParagraphCaptioner, State, trim
 from capvid.decoding.decoding_options import DecodingOptions, Hypothesis
 from capvid.decoding.rescoring import check_specificity, rank_by_specificity
 from capvid.decoding.token_selection import (
@@ -74,7 +74,7 @@ def decode_paragraphs(
     carried: Carried | None = None
     for segment in range(max(counts, default=0)):
         videos = torch.tensor(rows, device=features.device)
-        state = captioner.encode(features[videos, segment], mask[videos, segment], carried)
+        state = captioner.encode(*trim(features[videos, segment], mask[videos, segment]), carried)
         captions = _decode_from(captioner, state, len(rows), options)
         for video, hypotheses in zip(rows, captions, strict=True):
             paragraphs[video].append(hypotheses)

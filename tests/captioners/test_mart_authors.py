@@ -57,29 +57,29 @@ def authors() -> Any:
 
 
 def config(**changes: Any) -> Config:
-    return Config(
-        xl_grad=False,
-        hidden_size=SIZES["hidden"],
-        intermediate_size=SIZES["feed_forward"],
-        vocab_size=WORDS,
-        word_vec_size=SIZES["word_width"],
-        video_feature_size=WIDTH,
-        max_position_embeddings=FRAMES + 2 + LENGTH,
-        max_v_len=FRAMES + 2,
-        max_t_len=LENGTH,
-        type_vocab_size=2,
-        layer_norm_eps=1e-12,
-        hidden_dropout_prob=0.0,
-        attention_probs_dropout_prob=0.0,
-        memory_dropout_prob=0.0,
-        num_hidden_layers=SIZES["layers"],
-        num_attention_heads=SIZES["heads"],
-        n_memory_cells=2,
-        initializer_range=0.02,
-        label_smoothing=0.1,
-        share_wd_cls_weight=False,
-        **changes,
-    )
+    options = {
+        "xl_grad": False,
+        "hidden_size": SIZES["hidden"],
+        "intermediate_size": SIZES["feed_forward"],
+        "vocab_size": WORDS,
+        "word_vec_size": SIZES["word_width"],
+        "video_feature_size": WIDTH,
+        "max_position_embeddings": FRAMES + 2 + LENGTH,
+        "max_v_len": FRAMES + 2,
+        "max_t_len": LENGTH,
+        "type_vocab_size": 2,
+        "layer_norm_eps": 1e-12,
+        "hidden_dropout_prob": 0.0,
+        "attention_probs_dropout_prob": 0.0,
+        "memory_dropout_prob": 0.0,
+        "num_hidden_layers": SIZES["layers"],
+        "num_attention_heads": SIZES["heads"],
+        "n_memory_cells": 2,
+        "initializer_range": 0.02,
+        "label_smoothing": 0.1,
+        "share_wd_cls_weight": False,
+    }
+    return Config(options | changes)
 
 
 def spread(module: torch.nn.Module) -> torch.nn.Module:
