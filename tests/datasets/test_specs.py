@@ -146,6 +146,25 @@ def test_activitynet_reads_the_validation_halves_and_both_annotators(tmp_path: P
     assert videos["v_a"].paragraphs == (("A goat.", " It rows."),)  # the train split has one annotator
 
 
+def test_names_of_the_mart_authors(tmp_path: Path) -> None:
+    record = timed_record((0, 4, "A goat."), (3, 9, " It rows."))
+    names = ("train", "anet_entities_val_1", "anet_entities_test_1")
+    for name, video in zip(names, ("v_a", "v_b", "v_c"), strict=True):
+        write_json(tmp_path / f"{name}.json", {video: record})
+    write_json(tmp_path / "anet_entities_test_2_para.json", {"v_c": "Some boat."})
+    videos = by_id(f"activitynet:{tmp_path}")
+    assert [(video.split, len(video.paragraphs)) for video in videos.values()] == [
+        ("train", 1),
+        ("val", 1),
+        ("test", 2),
+    ]
+    folder = tmp_path / "yc2"
+    folder.mkdir()
+    for split in ("train", "val"):
+        write_json(folder / f"yc2_{split}_anet_format.json", {split: record})
+    assert [video.split for video in by_id(f"youcook2:{folder}").values()] == ["train", "val"]
+
+
 def test_timed_record_equals_a_jsonl_row_in_seconds(tmp_path: Path) -> None:
     write_json(
         tmp_path / "captioning_train.json", {"dish": timed_record((1, 4, "cut a kite"), (4, 8, "fry it"))}

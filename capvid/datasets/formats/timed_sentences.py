@@ -5,6 +5,9 @@ and ``captioning_test_1.json`` (ae-test, 2457), the halves of the validation vid
 both files, all 4917 videos of ``val_1.json`` are the val split. A second annotator described most of these
 videos with other segments, in ``val_2.json``, or as complete paragraphs in ``captioning_val_2_para.json`` and
 ``captioning_test_2_para.json``. These paragraphs are further references.
+
+The MART authors' repository names the files ``anet_entities_*`` for ``captioning_*``, and those of YouCookII
+``yc2_*_anet_format.json``.
 """
 
 from __future__ import annotations
@@ -30,12 +33,14 @@ from capvid.datasets.annotation_files import (
 from capvid.datasets.dataset import DATASET_FORMATS, CaptionedVideo, LocatedVideos, Location, Segment
 
 FILES = (("train", "train.json"), ("val", "captioning_val_1.json"), ("test", "captioning_test_1.json"))
+AUTHORS_FILES = tuple((split, name.replace("captioning", "anet_entities")) for split, name in FILES)
 UNDIVIDED_FILES = (("train", "train.json"), ("val", "val_1.json"))
 SECOND_FILE = "val_2.json"
 SECOND_PARAGRAPHS = ("captioning_val_2_para.json", "captioning_test_2_para.json")
 
 YOUCOOK2_FILE = "youcookii_annotations_trainval.json"
 YOUCOOK2_FILES = (("train", "captioning_train.json"), ("val", "captioning_val.json"))
+YOUCOOK2_AUTHORS_FILES = (("train", "yc2_train_anet_format.json"), ("val", "yc2_val_anet_format.json"))
 _YOUCOOK2_SPLITS = {"training": "train", "validation": "val", "testing": "test"}
 
 FRAME = 0.5  # seconds between the frames of the MART paper's features
@@ -44,8 +49,8 @@ FRAME = 0.5  # seconds between the frames of the MART paper's features
 @DATASET_FORMATS.register("activitynet", target="DIR", help="ActivityNet Captions as published")
 def read_activitynet(folder: Path, rows: Rows, options: Mapping[str, str]) -> LocatedVideos:
     """Read the videos of all splits; the paragraphs of the second annotator come last."""
-    files: tuple[tuple[str, str], ...] = FILES
-    if not any(find_file(folder, name) for _, name in FILES[1:]) and find_file(folder, "val_1.json"):
+    files = _present(folder, FILES, AUTHORS_FILES)
+    if not any(find_file(folder, name) for _, name in files[1:]) and find_file(folder, "val_1.json"):
         files = UNDIVIDED_FILES
         names = " and ".join(name for _, name in FILES[1:])
         rows.notes.append(f"{folder}: no {names}, so all of val_1.json is the val split")
@@ -57,6 +62,11 @@ def read_activitynet(folder: Path, rows: Rows, options: Mapping[str, str]) -> Lo
             if split != "train" and second and video.id in second:
                 video = replace(video, paragraphs=(*video.paragraphs, second[video.id]))
             yield location, video
+
+
+def _present(folder: Path, *named: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
+    """Return the first pairs of split and file name of which a file after the first exists; else the first."""
+    return next((f for f in named if any(find_file(folder, name) for _, name in f[1:])), named[0])
 
 
 def _second_paragraphs(folder: Path, rows: Rows) -> dict[str, tuple[str, ...]]:
@@ -74,7 +84,8 @@ def _second_paragraphs(folder: Path, rows: Rows) -> dict[str, tuple[str, ...]]:
         for location, video in _read_timed(path, "val", rows):
             add(location, video.id, video.paragraphs[0])
         return paragraphs
-    paths = [path for name in SECOND_PARAGRAPHS if (path := find_file(folder, name))]
+    names = [(name, name.replace("captioning", "anet_entities")) for name in SECOND_PARAGRAPHS]
+    paths = [path for pair in names if (path := find_file(folder, *pair))]
     if not paths:
         rows.notes.append(f"{folder}: no {SECOND_FILE}, so one reference for each video")
     for path in paths:
@@ -100,7 +111,7 @@ def read_youcook2(folder: Path, rows: Rows, options: Mapping[str, str]) -> Locat
     if path := find_file(folder, YOUCOOK2_FILE):
         yield from _timed_videos(path, JsonFile(path).members("database"), parse, rows)
         return
-    for split, path in find_splits(folder, YOUCOOK2_FILES, rows):
+    for split, path in find_splits(folder, _present(folder, YOUCOOK2_FILES, YOUCOOK2_AUTHORS_FILES), rows):
         yield from _read_timed(path, split, rows)
 
 
