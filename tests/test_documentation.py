@@ -91,7 +91,7 @@ def working_folder(tmp_path: Path, shapes: Path, monkeypatch: pytest.MonkeyPatch
     shutil.make_archive("clips", "tar", base_dir="clips")
     shutil.copytree(shapes / "videos", "videos")
     shutil.copyfile(shapes / "captions.jsonl", "captions.jsonl")
-    files = {
+    files: dict[str, object] = {
         "predictions": {"cooking": "a man is cooking in a kitchen", "dog": "a dog is running in a field"},
         "short": {"cooking": "a man cooks", "dog": "a dog is running"},
         "constant": dict.fromkeys(["cooking", "dog"], "a man is talking"),
@@ -100,6 +100,8 @@ def working_folder(tmp_path: Path, shapes: Path, monkeypatch: pytest.MonkeyPatch
             "dog": ["a dog runs across a field", "a brown dog is running", "the dog plays on the grass"],
         },
     }
+    events = {"v": {"timestamps": [[0, 4], [5, 9]], "sentences": ["a man is cooking", "he eats"]}}
+    files.update(dict.fromkeys(["events", "annotator-1", "annotator-2"], events))
     for name, captions in files.items():
         Path(f"{name}.json").write_text(json.dumps(captions))
     return tmp_path

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 Tokenizer = Literal["auto", "ptb", "builtin", "none"]
 Missing = Literal["error", "empty", "skip"]
 Engine = Literal["auto", "builtin", "java"]
+Evaluator = Literal["2018", "2019"]
 Form = Literal["coco", "msrvtt", "msvd", "activitynet", "youcook2", "captions", "paragraphs", "jsonl"]
 
 
@@ -41,6 +42,13 @@ def score(
     paragraph: Annotated[
         bool, typer.Option("--paragraph", help="Score paragraphs as MART does, with R@1 to R@4.")
     ] = False,
+    dense: Annotated[
+        bool,
+        typer.Option("--dense", help="Score segments as the ActivityNet challenge does, and by SODA_c."),
+    ] = False,
+    evaluator: Annotated[
+        Evaluator, typer.Option(help="Version of the ActivityNet evaluator for --dense.")
+    ] = "2019",
     metrics: Annotated[
         str | None,
         typer.Option(
@@ -95,6 +103,30 @@ def score(
     MSR-VTT, MSVD, ActivityNet or YouCookII files, {id: [caption, ...]}, {id: paragraph}, or JSONL
     (FILE#split=test takes one split). Ids may be paths of videos: a/b/video7.mp4 is video7.
     """
+    if per_video is not None:
+        check_suffix(per_video)
+        check_writable_file(per_video)
+    if dense:
+        unused = {
+            "--paragraph": paragraph,
+            "--metrics": metrics,
+            "--references-format": references_format,
+            "--meteor-engine": meteor_engine == "java",
+            "--compare": others,
+        }
+        for option in (option for option, value in unused.items() if value):
+            raise UsageError(f"{option} is not for --dense", remedy="leave one of them out")
+        _score_dense(
+            predictions,
+            references,
+            per_video,
+            as_json=as_json,
+            training=[Path(path) for path in training or ()],
+            tokenizer=tokenizer,
+            missing=missing,
+            version=evaluator,
+        )
+        return
     from capvid.scoring.comparison import compare, rank
     from capvid.scoring.diversity import diversity
     from capvid.scoring.references import load_predictions, load_references
@@ -105,9 +137,6 @@ def score(
         raise UsageError(
             "--tokenizer is for captions", remedy="leave it out: paragraphs are split as MART does"
         )
-    if per_video is not None:
-        check_suffix(per_video)
-        check_writable_file(per_video)
     form = references_format or ""
     wanted = load_references(references, form=form, paragraphs=paragraph)
     known = None
@@ -152,6 +181,54 @@ def score(
         typer.echo(json_text(report(scored), indent=2))
     else:
         print_report(scored)
+
+
+def _score_dense(
+    predictions: Path, references: list[str], per_video: Path | None, *, as_json: bool, **options: Any
+) -> None:
+    """Score segments, and write and print the result."""
+    from rich.console import Console
+
+    from capvid.scoring.dense import SODA, score_dense
+
+    scores = score_dense(predictions, [Path(path) for path in references], **options)
+    for note in scores.notes:
+        print_line(f"note: {note}", err=True)
+    if per_video is not None:
+        rows = ({"video": video, **values} for video, values in scores.per_video.items())
+        write_scores(per_video, rows, ["video", *scores.mean, *scores.soda])
+    if as_json:
+        record = {
+            "predictions": str(predictions),
+            "references": references,
+            "evaluator": options["version"],
+            "scores": {**scores.mean, **scores.soda},
+            "thresholds": {str(threshold): values for threshold, values in scores.thresholds.items()},
+            "diversity": asdict(scores.diversity),
+            "tokenizer": options["tokenizer"],
+            "missing": options["missing"],
+            "counts": {"videos": len(scores.per_video), "missing": len(scores.missing)},
+        }
+        typer.echo(json_text(record, indent=2))
+        return
+    out = Console(highlight=False, emoji=False)
+    names = [name for name in scores.mean if not name.startswith("BLEU-") or name == "BLEU-4"]
+    rows_by_threshold = {
+        **{str(key): values for key, values in scores.thresholds.items()},
+        "mean": scores.mean,
+    }
+    table = [
+        [key, *(f"{100 * values[name]:.1f}" for name in names)] for key, values in rows_by_threshold.items()
+    ]
+    _table(out, ["tIoU", *names], table)
+    if scores.soda:
+        _table(out, list(SODA), [[f"{100 * value:.2f}" for value in scores.soda.values()]])
+    _print_diversity(out, [scores.diversity])
+    out.print(f"{_count_videos(len(scores.per_video))}; scores are times 100", soft_wrap=True)
+
+
+def _count_videos(count: int) -> str:
+    return "1 video" if count == 1 else f"{count} videos"
 
 
 def _parse_metrics(metrics: str | None, *, paragraph: bool) -> tuple[str, ...]:
@@ -366,8 +443,7 @@ def print_report(scored: Scored, console: Console | None = None) -> None:
         _print_diversity(out, scored.diversity)
     else:
         _print_comparison(out, scored, scored.comparison)
-    videos = "1 video" if count == 1 else f"{count} videos"
-    out.print(f"{videos}, {references} references; scores are times 100", soft_wrap=True)
+    out.print(f"{_count_videos(count)}, {references} references; scores are times 100", soft_wrap=True)
 
 
 def _print_comparison(out: Console, scored: Scored, comparison: Comparison) -> None:

@@ -410,6 +410,12 @@ def read_references(path: Path) -> None:
     _read_each(lambda paragraphs: load_references([str(path)], paragraphs=paragraphs), [False, True])  # type: ignore[arg-type, return-value]
 
 
+def read_dense(path: Path) -> None:
+    from capvid.scoring.dense import read_timed_sentences
+
+    read_timed_sentences(path)
+
+
 def read_predictions(path: Path) -> None:
     """Match predictions with references and score them by CIDEr-D."""
     from capvid.scoring.references import ReferenceSet, load_predictions
@@ -622,6 +628,26 @@ ARTEFACTS: dict[str, Artefact] = {
         _text("predictions.json", json.dumps({"version": "1", "results": {"a": ["a man"], "b": ["a dog"]}})),
         mutate_json,
         read_predictions,
+    ),
+    "dense-results": Artefact(
+        _text(
+            "events.json",
+            json.dumps({"version": "1", "results": {"a": [{"timestamp": [0, 1.5], "sentence": "a man"}]}}),
+        ),
+        mutate_json,
+        read_dense,
+    ),
+    "dense-annotations": Artefact(_text("events.json", json.dumps(_ACTIVITYNET)), mutate_json, read_dense),
+    "dense-records": Artefact(
+        _text(
+            "events.jsonl",
+            _lines(
+                {"video": "a.mp4", "segments": [{"start": 0, "end": 1.5, "caption": "a man"}]},
+                {"video": "b.mp4", "duration": 3, "captions": [{"text": "a dog"}]},
+            ),
+        ),
+        mutate_lines,
+        read_dense,
     ),
     "predictions-jsonl": Artefact(
         _text("predictions.jsonl", _lines(*_RECORDS)), mutate_lines, read_predictions
