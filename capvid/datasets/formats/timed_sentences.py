@@ -65,7 +65,7 @@ def read_activitynet(folder: Path, rows: Rows, options: Mapping[str, str]) -> Lo
 
 
 def _present(folder: Path, *named: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
-    """Return the first pairs of split and file name of which a file after the first exists; else the first."""
+    """Return the first pairs of split and file of which a file after the first exists; else the first."""
     return next((f for f in named if any(find_file(folder, name) for _, name in f[1:])), named[0])
 
 
