@@ -401,20 +401,20 @@ class CaptionPipeline:
                 with closing(self.decoding.videos(self._pool, chain([each], inputs))) as videos:
                     yield from self.features_of(videos)
                 return
-            yield replace(self._load_features(video.path), name=video.name)
+            yield self._load_features(video.path, video.name)
 
     def features_of(self, videos: Iterable[Video]) -> Iterator[ExtractionResult]:
         """Yield features of decoded videos in order, the second stage; feature files are read."""
         for result in self.generator.features_of(videos, self.sampling):
             is_file = result.features is None and result.error is None
-            yield replace(self._load_features(result.path), name=result.name) if is_file else result
+            yield self._load_features(result.path, result.name) if is_file else result
 
-    def _load_features(self, path: VideoPath) -> ExtractionResult:
+    def _load_features(self, path: VideoPath, name: str) -> ExtractionResult:
         try:
             with local_file(path, max_bytes=limits().feature_bytes, timeout=self.timeout) as file:
-                return ExtractionResult(path=path, features=load_features(file), error=None)
+                return ExtractionResult(path=path, features=load_features(file), error=None, name=name)
         except Exception as cause:
-            return ExtractionResult(path=path, features=None, error=input_error(path, cause))
+            return ExtractionResult(path=path, features=None, error=input_error(path, cause), name=name)
 
     def describe(
         self,
@@ -430,18 +430,17 @@ class CaptionPipeline:
             first_soon: whether to begin with a batch of one video, which is captioned sooner, and double it.
             on_decoded: called with each input as soon as its features are there.
         """
-        batch: list[_Clips | CaptionResult] = []
+        batch: list[tuple[CaptionResult, list[Clip]]] = []
         generator, held = self.generator, 0  # bytes
         capacity = generator.files_per_video * generator.batch_size  # feature files captioned together
         room = size = generator.files_per_video if first_soon else capacity
         for result in results:
             if on_decoded is not None:
                 on_decoded(result.path)
-            clips = self._segment(result)
-            batch.append(clips)
+            captioned, clips = self._segment(result)
+            batch.append((captioned, clips))
             room -= 1 if is_feature_file(result.path) else generator.files_per_video
-            if isinstance(clips, _Clips):
-                held += sum([clip.frames.nbytes for clip in clips.clips])
+            held += sum([clip.frames.nbytes for clip in clips])
             if room <= 0 or held > MAX_HELD:
                 yield from self._caption_batch(batch)
                 room = size = min(2 * size, capacity)
@@ -449,12 +448,28 @@ class CaptionPipeline:
         if batch:
             yield from self._caption_batch(batch)
 
-    def _segment(self, result: ExtractionResult) -> _Clips | CaptionResult:
-        """Check a video's features and cut them into segments; a failed input becomes its final result."""
-        path, features = result.path, result.features
+    def _segment(self, extracted: ExtractionResult) -> tuple[CaptionResult, list[Clip]]:
+        """Check a video's features and cut them into segments.
+
+        Returns:
+            the result, whose segments have no captions yet, and what the captioner sees of each segment; the
+            final result, with an error, and no segment if the input has failed.
+        """
+        path, features = extracted.path, extracted.features
+        result = CaptionResult(
+            path=path,
+            status="ok",
+            captions=(),
+            error=None,
+            model=self.model,
+            name=extracted.name,
+            lost=extracted.lost,
+            paragraph=self.segments is not None,
+            thumbnails=extracted.thumbnails,
+        )
         if features is None:
-            assert result.error is not None
-            return self._failed(result, result.error)
+            assert extracted.error is not None
+            return result.failed(extracted.error), []
         try:
             try:
                 self.generator.accept(features.header)
@@ -474,55 +489,47 @@ class CaptionPipeline:
                 bounds = self.segments.spans(path, array, times, duration)
                 spans = list(bounds)
                 indices = [frames_within(span, times, duration) for span in bounds]
-            frames = [index[self.generator.frames(len(index))] for index in indices]
-            clips = [
-                Clip(frames=array[index], times=None if times is None else times[index], start=start, end=end)
-                for index, (start, end) in zip(frames, spans, strict=True)
-            ]
-            return _Clips(replace(result, features=None), clips, frames, times, duration)
+            segments, clips = [], []
+            for (start, end), index in zip(spans, indices, strict=True):
+                frames = index[self.generator.frames(len(index))]
+                clip_times = None if times is None else times[frames]
+                segments.append(Segment(start=start, end=end, captions=(), frames=frames))
+                clips.append(Clip(frames=array[frames], times=clip_times, start=start, end=end))
+            return replace(result, duration=duration, segments=tuple(segments), times=times), clips
         except Exception as cause:
-            return self._failed(result, input_error(path, cause))
+            return result.failed(input_error(path, cause)), []
 
-    def _caption_batch(self, batch: Sequence[_Clips | CaptionResult]) -> Iterator[CaptionResult]:
+    def _caption_batch(self, batch: Sequence[tuple[CaptionResult, list[Clip]]]) -> Iterator[CaptionResult]:
         """Caption one batch; inputs that failed keep their place."""
-        clips = [clip for clip in batch if isinstance(clip, _Clips)]
-        captions = iter(self._generate(clips))
-        for clip in batch:
-            if isinstance(clip, CaptionResult):
-                yield clip
+        described = iter(self._generate([clips for result, clips in batch if result.error is None]))
+        for result, _ in batch:
+            if result.error is not None:
+                yield result
                 continue
-            captioned = next(captions)
+            captioned = next(described)
             try:
                 if isinstance(captioned, CapvidError):
-                    captioned.message = f"{clip.result.path}: {captioned.message}"
+                    captioned.message = f"{result.path}: {captioned.message}"
                 if isinstance(captioned, Exception):
                     raise captioned
-                yield self._result(clip, captioned)
+                yield self._result(result, captioned)
             except Exception as cause:
-                yield self._failed(clip.result, input_error(clip.result.path, cause))
+                yield result.failed(input_error(result.path, cause))
 
-    def _generate(self, clips: Sequence[_Clips]) -> Sequence[Sequence[Described] | Exception]:
+    def _generate(self, videos: Sequence[Sequence[Clip]]) -> Sequence[Sequence[Described] | Exception]:
         """Caption videos together, or one by one where that fails, so that only the one at fault has none."""
         try:
-            return self.generator.describe([clip.clips for clip in clips])
+            return self.generator.describe(videos)
         except RunError:
             raise
         except Exception as cause:
-            return [cause] if len(clips) == 1 else [self._generate([clip])[0] for clip in clips]
+            return [cause] if len(videos) == 1 else [self._generate([video])[0] for video in videos]
 
-    def _result(self, clip: _Clips, captioned: Sequence[Described]) -> CaptionResult:
-        """Assemble the result of a video from the captions of its segments."""
+    def _result(self, result: CaptionResult, captioned: Sequence[Described]) -> CaptionResult:
+        """Return the result of a video with the captions of its segments."""
         segments = [
-            Segment(
-                start=segment.start,
-                end=segment.end,
-                captions=captions,
-                frames=frames,
-                memory_change=memory_change,
-            )
-            for segment, frames, (captions, memory_change) in zip(
-                clip.clips, clip.frames, captioned, strict=True
-            )
+            replace(segment, captions=captions, memory_change=memory_change)
+            for segment, (captions, memory_change) in zip(result.segments, captioned, strict=True)
         ]
         captions = segments[0].captions
         if self.segments is not None:
@@ -530,31 +537,7 @@ class CaptionPipeline:
         captions = tuple([replace(each, text=f"{self.prefix}{each.text}{self.suffix}") for each in captions])
         if self.segments is None:
             segments = [replace(segments[0], captions=captions)]
-        return CaptionResult(
-            path=clip.result.path,
-            status="ok",
-            captions=captions,
-            error=None,
-            model=self.model,
-            name=clip.result.name,
-            lost=clip.result.lost,
-            duration=clip.duration,
-            segments=tuple(segments),
-            paragraph=self.segments is not None,
-            times=clip.times,
-            thumbnails=clip.result.thumbnails,
-        )
-
-    def _failed(self, result: ExtractionResult, error: CapvidError) -> CaptionResult:
-        return CaptionResult(
-            path=result.path,
-            status="error",
-            captions=(),
-            error=error,
-            model=self.model,
-            name=result.name,
-            lost=result.lost,
-        )
+        return replace(result, captions=captions, segments=tuple(segments))
 
     def caption_features(self, videos: Sequence[Features | np.ndarray]) -> list[tuple[Caption, ...]]:
         """Caption features of videos together; return each one's captions, best first.
@@ -566,20 +549,6 @@ class CaptionPipeline:
             FeatureMismatchError: they are not what the captioner was trained on.
         """
         return self.generator.caption_features(videos)
-
-
-@dataclass(frozen=True)
-class _Clips:
-    """The segments of a video, and the indices (T,) of the frames that the captioner looks at in each.
-
-    ``result`` is without features, which take memory; ``times`` and ``duration`` are those of all frames.
-    """
-
-    result: ExtractionResult
-    clips: Sequence[Clip]
-    frames: Sequence[np.ndarray]
-    times: np.ndarray | None
-    duration: float | None
 
 
 def paragraph(captions: Sequence[Caption]) -> Caption:

@@ -22,7 +22,6 @@ from toy import Run, capvid, save_toy_captioner, write_images, write_video
 
 from capvid import pipeline
 from capvid.backbones.backbone import Backbone
-from capvid.captioners.checkpoint import Checkpoint
 from capvid.cli.app import main
 from capvid.decoding import caption_generator
 from capvid.errors import RemoteError, RunError, input_error
@@ -94,8 +93,7 @@ def is_bad_path(*args: Any, **kwargs: Any) -> bool:
     """Whether an argument is the bad clip, its features, or a successful result of either."""
     values = [*args, *kwargs.values()]
     failed = any(getattr(value, "status", "ok") != "ok" for value in values)
-    paths = [getattr(value, "result", value) for value in values]
-    return not failed and any("bad" in str(getattr(path, "path", path))[-20:] for path in paths)
+    return not failed and any("bad" in str(getattr(value, "path", value))[-20:] for value in values)
 
 
 def is_bad_mask(
@@ -307,7 +305,7 @@ def test_failures_in_feature_files(
     inputs = [*sorted(tmp_path.glob("*.safetensors")), clips / "a.mp4"]
     arguments = ["caption", *inputs, "--workers", 1, "--model", model, "--format", "csv"]
     _, undisturbed, _ = capvid(*arguments)
-    for owner, name in ((pipeline, "load_features"), (Checkpoint, "accept")):
+    for owner, name in ((pipeline, "load_features"), (feature_file.FeatureHeader, "require_match")):
         calls = iter([False, True] + 10 * [False])  # the second input fails
         with monkeypatch.context() as patch:
             patch.setattr(owner, name, failing(getattr(owner, name), lambda *_, calls=calls: next(calls)))

@@ -175,12 +175,12 @@ def read_config(folder: Path) -> dict[str, Any]:
     record = parse_json(read_regular(folder / CONFIG, max_bytes=CONFIG_BYTES).decode("utf-8"))
     if not isinstance(record, dict):
         raise ValueError(f"{CONFIG} must be an object, got {short(record)}")
-    return {"format": None, "info": {}, **record}
+    return {"format": None, **record}
 
 
 def _read(folder: Path) -> Checkpoint:
     """Read a checkpoint, checking every field: the files are not trusted."""
-    record = read_config(folder)
+    record = {"info": {}, **read_config(folder)}
     if record["format"] != FORMAT:
         raise CheckpointError(
             f"{folder}: checkpoint format {short(record['format'])}, this capvid reads {FORMAT}",
