@@ -19,14 +19,12 @@ def check(
     features: Annotated[
         list[str] | None,
         typer.Option(
-            "--features",
             help="Folder of feature files, or a packed features file, to look for the videos in. May be "
-            "repeated.",
-            show_default=False,
+            "repeated."
         ),
     ] = None,
     min_count: Annotated[
-        int, typer.Option("--min-count", min=1, help="How often a word must come in train to be known.")
+        int, typer.Option(min=1, help="How often a word must come in train to be known.")
     ] = 1,
     skip_bad: Annotated[
         bool,

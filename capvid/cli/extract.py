@@ -83,7 +83,7 @@ def extract(
         typer.Option(show_default="the backbone's own", help="Layer to take, once per backbone."),
     ] = None,
     weights: Annotated[
-        Path | None, typer.Option(show_default=False, help="The backbone's weights: a file, or its folder.")
+        Path | None, typer.Option(help="The backbone's weights: a file, or its folder.")
     ] = None,
     frames: Annotated[
         int | None,

@@ -20,10 +20,7 @@ _ACTIVATIONS = 1.2  # memory of a running model relative to its weights
 
 
 def models(
-    name: Annotated[
-        str | None,
-        typer.Argument(metavar="[NAME]", show_default=False, autocompletion=complete_model),
-    ] = None,
+    name: Annotated[str | None, typer.Argument(metavar="[NAME]", autocompletion=complete_model)] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print JSON, with everything that is known.")
     ] = False,

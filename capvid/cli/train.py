@@ -44,18 +44,12 @@ def train(
     recipe: Annotated[
         str | None,
         typer.Argument(
-            help="Name of a recipe (see --list), or a .toml file.",
-            show_default=False,
-            autocompletion=complete_recipe,
+            help="Name of a recipe (see --list), or a .toml file.", autocompletion=complete_recipe
         ),
     ] = None,
     data: Annotated[
         list[str] | None,
-        typer.Option(
-            "--data",
-            help=f"Captions: {known_specs()} (see capvid data check --help). May be repeated.",
-            show_default=False,
-        ),
+        typer.Option(help=f"Captions: {known_specs()} (see capvid data check --help). May be repeated."),
     ] = None,
     skip_bad: Annotated[
         bool, typer.Option("--skip-bad", help="Leave out unusable rows of the data.")
@@ -63,18 +57,15 @@ def train(
     features: Annotated[
         list[str] | None,
         typer.Option(
-            "--features",
             help="Folder of feature files, or a packed features file. May be repeated: streams of the same "
-            "videos are concatenated, other videos added.",
-            show_default=False,
+            "videos are concatenated, other videos added."
         ),
     ] = None,
     videos: Annotated[
         list[Path] | None,
         typer.Option(
             help="Videos, or folders of them, instead of --features: features of those in the dataset are "
-            "extracted first, into RUN/features. May be repeated.",
-            show_default=False,
+            "extracted first, into RUN/features. May be repeated."
         ),
     ] = None,
     backbone: Annotated[
@@ -95,30 +86,22 @@ def train(
     values: Annotated[
         list[str] | None,
         typer.Option(
-            "--values",
             help="Key-value memory only: features for the values (what a frame means), while --features are "
-            "the keys (what it looks like). May be repeated.",
-            show_default=False,
+            "the keys (what it looks like). May be repeated."
         ),
     ] = None,
-    output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="Run folder to write.", show_default=False)
-    ] = None,
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="Run folder to write.")] = None,
     settings: Annotated[
         list[str] | None,
         typer.Option(
-            "--set",
-            metavar="KEY=VALUE",
-            help="Change an option of the recipe, such as training.epochs=20.",
-            show_default=False,
+            "--set", metavar="KEY=VALUE", help="Change an option of the recipe, such as training.epochs=20."
         ),
     ] = None,
     weights: Annotated[
         Path | None,
         typer.Option(
             help="Weights of the backbone that made the features; copied into the run, so that it captions "
-            "videos.",
-            show_default=False,
+            "videos."
         ),
     ] = None,
     resume: Annotated[
@@ -127,10 +110,8 @@ def train(
     self_critical: Annotated[
         Path | None,
         typer.Option(
-            "--self-critical",
             metavar="RUN",
             help="Fine-tune the captioner of this run on CIDEr-D, by the recipe's section self_critical.",
-            show_default=False,
         ),
     ] = None,
     teachers: Annotated[
@@ -140,20 +121,17 @@ def train(
             metavar="RUN",
             help="Distillation: learn the next-word probabilities of this run, which was trained on the same "
             "data with training.soft_targets. May be repeated: the mean of an ensemble.",
-            show_default=False,
         ),
     ] = None,
     search: Annotated[
         int | None,
         typer.Option(
-            "--search",
             min=1,
             max=MAX_TRIALS,
             metavar="N",
             help="Hyper-parameter search: train N trials in RUN/trials, with values drawn from the recipe's "
             "section search (or --set 'search.training.learning_rate=[1e-3,2e-3]'); the best on the val "
             "split becomes the run.",
-            show_default=False,
         ),
     ] = None,
     seed: Annotated[
@@ -167,9 +145,7 @@ def train(
     plot: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE.png",
-            help="Plot loss and val CIDEr-D over the epochs (.png, .svg, .pdf).",
-            show_default=False,
+            metavar="FILE.png", help="Plot loss and val CIDEr-D over the epochs (.png, .svg, .pdf)."
         ),
     ] = None,
     list_recipes: Annotated[bool, typer.Option("--list", help="Show the recipes and exit.")] = False,

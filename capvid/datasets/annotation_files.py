@@ -1,4 +1,4 @@
-"""Readers of annotation files: text and JSON with line numbers, and collection of bad rows."""
+"""Readers of annotation files: text, and JSON with line numbers."""
 
 from __future__ import annotations
 
@@ -8,13 +8,11 @@ import re
 import reprlib
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-from capvid.datasets.dataset import CaptionedVideo, LocatedVideos, Location
+from capvid.datasets.dataset import CaptionedVideo, LocatedVideos, Location, RowError, Rows, check_unicode
 from capvid.errors import DataError
 from capvid.utils.files import read_regular
 from capvid.utils.validation import check_nesting, limits
@@ -24,58 +22,6 @@ _MAX_CAPTION_CHARACTERS = 20_000
 _GZIP = b"\x1f\x8b"
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _SPACE = re.compile(r"[ \t\n\r]*")
-
-
-@dataclass(frozen=True)
-class BadRow:
-    """A row that cannot be used, with the reason and a remedy."""
-
-    location: Location
-    reason: str
-    remedy: str = ""
-
-    def __str__(self) -> str:
-        return " ".join(f"{self.location}: {self.reason}".split())
-
-
-class RowError(Exception):
-    """Raised inside :meth:`Rows.at` for a row that cannot be used."""
-
-    def __init__(self, reason: str, remedy: str = "") -> None:
-        super().__init__(reason)
-        self.reason = reason
-        self.remedy = remedy
-
-
-class Rows:
-    """Collector of bad rows and of notes about the files.
-
-    Args:
-        skip_bad: whether to skip bad rows; otherwise the first one raises an error.
-
-    Attributes:
-        bad: bad rows so far.
-        notes: further remarks about the files, one line each.
-    """
-
-    def __init__(self, *, skip_bad: bool) -> None:
-        self.skip_bad = skip_bad
-        self.bad: list[BadRow] = []
-        self.notes: list[str] = []
-
-    @contextmanager
-    def at(self, location: Location) -> Iterator[None]:
-        """Record a RowError of the block as a bad row.
-
-        Raises:
-            DataError: a bad row, unless they are skipped.
-        """
-        try:
-            yield
-        except RowError as error:
-            self.bad.append(BadRow(location, error.reason, error.remedy))
-            if not self.skip_bad:
-                raise DataError(f"{location}: {error.reason}", remedy=error.remedy) from None
 
 
 def find_file(folder: Path, *names: str) -> Path | None:
@@ -369,15 +315,6 @@ def first_ids(ids: Sequence[str], count: int = 5) -> str:
     """Return the first ids and the number of others, for a message."""
     more = f" and {len(ids) - count} more" if len(ids) > count else ""
     return ", ".join(ids[:count]) + more
-
-
-def check_unicode(text: str) -> str:
-    """Return ``text`` unchanged; raise RowError if it has an unpaired surrogate, which cannot be encoded."""
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        raise RowError(f"an unpaired surrogate in {reprlib.repr(text)}", "correct its \\u escapes") from None
-    return text
 
 
 def check_caption(text: Any) -> str:

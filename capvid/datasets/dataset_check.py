@@ -10,8 +10,7 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from capvid.datasets.annotation_files import first_ids
-from capvid.datasets.dataset import SPLITS, CaptionedVideo
-from capvid.datasets.loading import LoadedData, load_data
+from capvid.datasets.dataset import SPLITS, CaptionedVideo, LoadedData, load_data
 from capvid.features.feature_store import video_of_view
 from capvid.text.tokenization import words
 
@@ -89,7 +88,7 @@ def check_data(specs: Sequence[str], *, features: Sequence[str] = (), min_count:
     """Read datasets, count their contents, and collect all bad rows and unusable files.
 
     Args:
-        specs: dataset specs, as for :func:`capvid.datasets.loading.load_data`.
+        specs: dataset specs, as for :func:`capvid.datasets.dataset.load_data`.
         features: feature folders and files to compare with the dataset.
         min_count: minimum count of a word of the train split in the vocabulary.
 

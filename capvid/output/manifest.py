@@ -13,35 +13,26 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from capvid.errors import CapvidError, DataError
 from capvid.utils.escaping import utf8_text
-from capvid.utils.files import (
-    MANIFEST,
-    atomic_write_text,
-    cache_folder,
-    read_regular,
-    remove_leftovers,
-)
+from capvid.utils.files import MANIFEST, atomic_write_text, cache_folder, read_regular, remove_leftovers
 from capvid.utils.storage import VideoPath
 from capvid.utils.validation import limits, parse_json
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
-
     from capvid.output.results import CaptionResult
     from capvid.video.input_set import VideoInput
 
 METADATA = "metadata.jsonl"  # of a folder of videos, as the library datasets reads it
 
 
-class JsonLines:
+class KeyedLines(AbstractContextManager["KeyedLines"]):
     """File of JSON objects, one per line and key; a context manager that sorts it at the end.
 
     Args:
@@ -60,12 +51,7 @@ class JsonLines:
         self._newline = b""
         self.rows = self._read()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._write(self._read())  # again: other processes may have appended theirs
 
     def _write(self, rows: Mapping[str, Mapping[str, Any]]) -> None:
@@ -109,7 +95,7 @@ class JsonLines:
         return rows
 
 
-class Manifest:
+class Manifest(KeyedLines):
     """Outcome of each video of a run; a context manager.
 
     Args:
@@ -128,30 +114,22 @@ class Manifest:
         self.model, self.absolute = model, absolute
         text = json.dumps(dict(settings), sort_keys=True)
         self.settings = hashlib.sha256(text.encode()).hexdigest()[:16]
-        self._lines = JsonLines(path, "output")
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._lines.__exit__(kind, error, trace)
+        super().__init__(path, "output")
 
     def is_done(self, video: VideoPath, output: str) -> bool:
         """Whether the last captions of this output are those of the video as it is now."""
-        line = self._lines.rows.get(output, {})
+        line = self.rows.get(output, {})
         return line.get("status") == "ok" and line == {**line, **self._line(video, output, "ok", None)}
 
     def has_text(self, output: str, text: str) -> bool:
         """Whether this text of an output was written by capvid."""
-        return self._lines.rows.get(output, {}).get("text") == _digest(text)
+        return self.rows.get(output, {}).get("text") == _digest(text)
 
     def note(self, result: CaptionResult, output: str, text: str | None = None) -> None:
         """Append the outcome of a video, and a digest of the text of its output if people may edit that."""
         error = None if result.error is None else str(result.error)
         line = self._line(result.path, output, result.status, error)
-        self._lines.append(line if text is None else {**line, "text": _digest(text)})
+        self.append(line if text is None else {**line, "text": _digest(text)})
 
     def _line(self, video: VideoPath, output: str, status: str, error: str | None) -> dict[str, Any]:
         try:
@@ -171,7 +149,7 @@ class Manifest:
         }
 
 
-class Outputs(ABC):
+class Outputs(ExitStack):
     """Outputs of a run, one for each video; a context manager.
 
     Attributes:
@@ -183,15 +161,6 @@ class Outputs(ABC):
 
     def __init__(self) -> None:
         self.edited: set[VideoPath] = set()
-        self._stack = ExitStack()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stack.close()
 
     @abstractmethod
     def is_done(self, video: VideoPath) -> bool:
@@ -231,7 +200,8 @@ class OutputFolder(Outputs):
         self.folder: Path = folder
         self.names, self.render, self.records_errors = names, render, records_errors
         remove_leftovers([folder / MANIFEST, *(folder / name for name in names.values())])
-        self._manifest = self._stack.enter_context(Manifest(folder / MANIFEST, **made_by))
+        self._manifest = Manifest(folder / MANIFEST, **made_by)
+        self.enter_context(self._manifest)
 
     def is_done(self, video: VideoPath) -> bool:
         """Whether the file of the video is there, and its captions are those of the video as it is now."""
@@ -283,8 +253,8 @@ class Dataset(Outputs):
             remove_leftovers([folder / METADATA])
             name = hashlib.sha256(os.fsencode(os.path.realpath(folder))).hexdigest()[:32]
             path = cache_folder() / "datasets" / f"{name}.jsonl"
-            manifest = Manifest(path, **self.made_by, absolute=True)
-            self._manifests[folder] = self._stack.enter_context(manifest)
+            self._manifests[folder] = Manifest(path, **self.made_by, absolute=True)
+            self.enter_context(self._manifests[folder])
         return self._manifests[folder]
 
     def is_done(self, video: VideoPath) -> bool:
@@ -379,7 +349,7 @@ class VideoFolder(Dataset):
     def __init__(self, folder: Path, made_by: Mapping[str, Any], *, overwrite: bool) -> None:
         super().__init__(made_by, overwrite=overwrite)
         self.folder: Path = folder
-        self._lines = self._stack.enter_context(JsonLines(folder / METADATA, "file_name", strict=True))
+        self._lines = self.enter_context(KeyedLines(folder / METADATA, "file_name", strict=True))
 
     def place(self, video: VideoPath) -> tuple[Path, str]:
         """Return the folder, and the path of the video in it."""

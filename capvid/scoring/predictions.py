@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from capvid.datasets.annotation_files import JsonReader, RowError, Rows, check_unicode, read_text
-from capvid.datasets.dataset import Location
+from capvid.datasets.annotation_files import JsonReader, read_text
+from capvid.datasets.dataset import Location, RowError, Rows, check_unicode
 from capvid.errors import DataError
 from capvid.utils.escaping import unguarded_cell
 from capvid.utils.files import MANIFEST

@@ -13,17 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from capvid.datasets.annotation_files import (
-    JsonReader,
-    RowError,
-    Rows,
-    check_unicode,
-    first_ids,
-    member,
-    read_lines,
-    read_text,
-)
-from capvid.datasets.dataset import SPLITS, Location
+from capvid.datasets.annotation_files import JsonReader, first_ids, member, read_lines, read_text
+from capvid.datasets.dataset import SPLITS, Location, RowError, Rows, check_unicode
 from capvid.datasets.formats.coco import SPLIT_NAMES
 from capvid.datasets.formats.msvd import MAPPING
 from capvid.errors import DataError, UsageError

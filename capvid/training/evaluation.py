@@ -17,17 +17,19 @@ from safetensors import SafetensorError
 from capvid.captioners.base import Captioner, ParagraphCaptioner
 from capvid.captioners.checkpoint import Checkpoint, limited, load_checkpoint, save_info
 from capvid.captioners.layers import pad_frames, pad_segments
-from capvid.datasets.batches import ParagraphBatches, TrainingBatches, teacher_tokens
-from capvid.datasets.dataset import CaptionedVideo
-from capvid.datasets.examples import (
+from capvid.datasets.batches import (
     Example,
     FrameReader,
     Lengths,
+    ParagraphBatches,
+    TrainingBatches,
     make_examples,
     make_paragraph_examples,
+    teacher_tokens,
     tokenize_captions,
     tokenize_paragraphs,
 )
+from capvid.datasets.dataset import CaptionedVideo
 from capvid.decoding.beam_search import decode, decode_paragraphs
 from capvid.decoding.caption_generator import LOW_CONFIDENCE
 from capvid.decoding.decoding_options import DecodingOptions, Hypothesis

@@ -23,8 +23,8 @@ import torch
 
 from capvid.captioners.base import CAPTIONERS, build
 from capvid.captioners.checkpoint import CONFIG, WEIGHTS
+from capvid.datasets.batches import check_features
 from capvid.datasets.dataset import CaptionedVideo
-from capvid.datasets.examples import check_features
 from capvid.errors import DataError, TrainingError, UsageError
 from capvid.features.feature_store import FeatureStore, views_of
 from capvid.training.evaluation import Evaluation, Task, evaluate_run

@@ -41,8 +41,7 @@ from torch.nn import functional as F
 from capvid.captioners.base import Captioner, ParagraphCaptioner
 from capvid.captioners.checkpoint import Checkpoint, limited, load_checkpoint
 from capvid.captioners.layers import pad_frames
-from capvid.datasets.batches import Batch, paragraph_teacher_tokens
-from capvid.datasets.examples import Example
+from capvid.datasets.batches import Batch, Example, paragraph_teacher_tokens
 from capvid.decoding.beam_search import as_tokens, decode, decode_paragraphs
 from capvid.decoding.decoding_options import DecodingOptions, Hypothesis
 from capvid.errors import TrainingError, UsageError

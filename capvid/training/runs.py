@@ -12,8 +12,7 @@ from accelerate import Accelerator
 
 from capvid.captioners.checkpoint import load_checkpoint
 from capvid.checkpoints.publishing import CARD, load_run, model_card
-from capvid.datasets.dataset import CaptionedVideo
-from capvid.datasets.loading import load_data
+from capvid.datasets.dataset import CaptionedVideo, load_data
 from capvid.errors import UsageError
 from capvid.features.feature_store import FeatureStore
 from capvid.training import run_folder

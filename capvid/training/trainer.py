@@ -27,8 +27,8 @@ from torch import Tensor
 from capvid.backbones.catalog import BUNDLED
 from capvid.captioners.base import CAPTIONERS, Captioner, Standardise, build
 from capvid.captioners.checkpoint import Checkpoint, holds_checkpoint, load_checkpoint, save_checkpoint
+from capvid.datasets.batches import FrameReader
 from capvid.datasets.dataset import CaptionedVideo
-from capvid.datasets.examples import FrameReader
 from capvid.decoding.rescoring import check_specificity
 from capvid.errors import (
     CapvidError,

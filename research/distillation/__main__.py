@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 
 from capvid.cli._batch import training_bar
-from capvid.datasets.loading import load_data
+from capvid.datasets.dataset import load_data
 from capvid.errors import CapvidError, UsageError
 from capvid.features.feature_store import FeatureStore
 from capvid.training.run_folder import locked_run

@@ -15,9 +15,18 @@ import torch
 
 from capvid.backbones.catalog import StreamHeader
 from capvid.captioners.checkpoint import limited
-from capvid.datasets.batches import Batch, ParagraphBatches, TrainingBatches, prefetch
+from capvid.datasets.batches import (
+    Batch,
+    Example,
+    FrameReader,
+    Lengths,
+    ParagraphBatches,
+    ParagraphExample,
+    TrainingBatches,
+    prefetch,
+    segment_rows,
+)
 from capvid.datasets.dataset import Segment
-from capvid.datasets.examples import Example, FrameReader, Lengths, ParagraphExample, segment_rows
 from capvid.errors import DataError, FeatureFileError
 from capvid.features.feature_file import FeatureHeader, Features, save_features
 from capvid.features.feature_store import FeatureStore

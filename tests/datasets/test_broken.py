@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from capvid.datasets.loading import load_data
+from capvid.datasets.dataset import load_data
 from capvid.errors import CapvidError, DataError
 
 LONG = "kite " * 10_000

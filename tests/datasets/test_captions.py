@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from capvid.datasets.dataset import Segment
-from capvid.datasets.loading import load_data
+from capvid.datasets.dataset import Segment, load_data
 from capvid.errors import DataError, UsageError
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from capvid.datasets.loading import load_data
+from capvid.datasets.dataset import load_data
 from capvid.errors import CapvidError, DataError, UsageError, VideoError
 from capvid.scoring.predictions import read_predictions
 from capvid.scoring.references import read_references

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from capvid.datasets.dataset import CaptionedVideo, Segment
-from capvid.datasets.loading import LoadedData, load_data
+from capvid.datasets.dataset import CaptionedVideo, LoadedData, Segment, load_data
 
 pytestmark = pytest.mark.shared
 

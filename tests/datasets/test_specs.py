@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from capvid.datasets.dataset import CaptionedVideo, Segment
-from capvid.datasets.loading import load_data, parse_spec
+from capvid.datasets.dataset import CaptionedVideo, Segment, load_data, parse_spec
 from capvid.errors import DataError, UsageError
 from capvid.text.tokenization import words
 

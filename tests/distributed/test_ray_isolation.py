@@ -25,7 +25,7 @@ pytest.importorskip("ray")
 def test_a_row_that_cannot_be_encoded_costs_its_video(tmp_path: Path) -> None:
     from ray_failing_job import FailingWebDataset
 
-    from capvid.distributed.ray_actors import Writing, pack, unpack
+    from capvid.distributed.ray_engine import Writing, pack, unpack
 
     clip = write_video(tmp_path / "clip.mp4", seed=0)
     (result,) = extract(clip, "colour-grid", UniformSampling(2))

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 pytest.importorskip("ray.cloudpickle")
 
-from capvid.distributed.ray_actors import put_together, take_apart
+from capvid.distributed.ray_engine import put_together, take_apart
 
 
 class Odd(nn.Module):

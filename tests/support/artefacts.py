@@ -396,7 +396,7 @@ def read_list(path: Path) -> None:
 
 def read_dataset(dataset: str, path: Path) -> None:
     """Read a dataset, strictly and leaving out the rows that cannot be used."""
-    from capvid.datasets.loading import load_data
+    from capvid.datasets.dataset import load_data
 
     target = path if dataset in ("jsonl", "tsv", "coco") else path.parent
     load_data([f"{dataset}:{target}"], skip_bad=True, keep_going=True)

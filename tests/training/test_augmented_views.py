@@ -12,8 +12,8 @@ from small_training import SMALL_M3, SilentReporter, make_trainer, small_trainer
 
 from capvid.captioners.base import CAPTIONERS
 from capvid.captioners.checkpoint import load_checkpoint
+from capvid.datasets.batches import FrameReader
 from capvid.datasets.dataset import CaptionedVideo
-from capvid.datasets.examples import FrameReader
 from capvid.errors import TrainingError
 from capvid.features.feature_store import FeatureStore
 from capvid.text.vocabulary import PAD

@@ -24,8 +24,8 @@ from small_training import (
 )
 
 from capvid.captioners.checkpoint import CONFIG, WEIGHTS, Checkpoint, load_checkpoint, save_info
+from capvid.datasets.batches import FrameReader
 from capvid.datasets.dataset import CaptionedVideo
-from capvid.datasets.examples import FrameReader
 from capvid.decoding.caption_generator import LOW_CONFIDENCE
 from capvid.decoding.rescoring import NOTE, Calibration
 from capvid.errors import CheckpointError

@@ -72,7 +72,7 @@ def test_missing_features_file_during_training(
     tmp_path: Path, expected: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The state of the batch before is saved, and the run resumes once the file is back."""
-    monkeypatch.setattr("capvid.datasets.examples.SHARE", 0)  # do not cache features in memory
+    monkeypatch.setattr("capvid.datasets.batches.SHARE", 0)  # do not cache features in memory
     store = write_unpacked_features(tmp_path / "features")
     features_file = tmp_path / "features" / "train3.safetensors"
     reporter = CallAfterSteps(5, lambda: features_file.rename(tmp_path / "away"))

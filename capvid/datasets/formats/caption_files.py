@@ -8,8 +8,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from capvid.datasets.annotation_files import RowError, Rows, check_caption, read_lines
-from capvid.datasets.dataset import DATASET_FORMATS, SPLITS, CaptionedVideo, LocatedVideos, Location, Segment
+from capvid.datasets.annotation_files import check_caption, read_lines
+from capvid.datasets.dataset import (
+    DATASET_FORMATS,
+    SPLITS,
+    CaptionedVideo,
+    LocatedVideos,
+    Location,
+    RowError,
+    Rows,
+    Segment,
+)
 
 _SHAPE = 'write {"id": "name", "split": "train", "captions": ["..."]} on each line'
 

@@ -17,8 +17,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from capvid.datasets.annotation_files import RowError, Rows, check_caption, find_splits, read_text
-from capvid.datasets.dataset import DATASET_FORMATS, CaptionedVideo, LocatedVideos, Location
+from capvid.datasets.annotation_files import check_caption, find_splits, read_text
+from capvid.datasets.dataset import DATASET_FORMATS, CaptionedVideo, LocatedVideos, Location, RowError, Rows
 from capvid.errors import DataError
 
 FILES = (("train", "Charades_v1_train.csv"), ("test", "Charades_v1_test.csv"))

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from capvid.datasets.annotation_files import RowError, Rows, lookup, read_grouped
-from capvid.datasets.dataset import DATASET_FORMATS, SPLITS, LocatedVideos
+from capvid.datasets.annotation_files import lookup, read_grouped
+from capvid.datasets.dataset import DATASET_FORMATS, SPLITS, LocatedVideos, RowError, Rows
 from capvid.errors import UsageError
 
 SPLIT_NAMES = {

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from capvid.datasets.annotation_files import Rows, find_splits, lookup, read_grouped
-from capvid.datasets.dataset import DATASET_FORMATS, LocatedVideos
+from capvid.datasets.annotation_files import find_splits, lookup, read_grouped
+from capvid.datasets.dataset import DATASET_FORMATS, LocatedVideos, Rows
 
 FILES = (("train and val", "train_val_videodatainfo.json"), ("test", "test_videodatainfo.json"))
 _SPLITS = {"train": "train", "validate": "val", "test": "test"}

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from capvid.datasets.annotation_files import RowError, Rows, find_file, find_splits, read_lines
-from capvid.datasets.dataset import DATASET_FORMATS, SPLITS, CaptionedVideo, LocatedVideos
+from capvid.datasets.annotation_files import find_file, find_splits, read_lines
+from capvid.datasets.dataset import DATASET_FORMATS, SPLITS, CaptionedVideo, LocatedVideos, RowError, Rows
 from capvid.datasets.formats.caption_files import captions_by_id
 from capvid.errors import UsageError
 

@@ -21,8 +21,6 @@ from typing import Any
 
 from capvid.datasets.annotation_files import (
     JsonFile,
-    RowError,
-    Rows,
     check_caption,
     find_file,
     find_splits,
@@ -30,7 +28,15 @@ from capvid.datasets.annotation_files import (
     lookup,
     member,
 )
-from capvid.datasets.dataset import DATASET_FORMATS, CaptionedVideo, LocatedVideos, Location, Segment
+from capvid.datasets.dataset import (
+    DATASET_FORMATS,
+    CaptionedVideo,
+    LocatedVideos,
+    Location,
+    RowError,
+    Rows,
+    Segment,
+)
 
 FILES = (("train", "train.json"), ("val", "captioning_val_1.json"), ("test", "captioning_test_1.json"))
 AUTHORS_FILES = tuple((split, name.replace("captioning", "anet_entities")) for split, name in FILES)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from capvid.datasets.annotation_files import Rows, read_lines
-from capvid.datasets.dataset import DATASET_FORMATS, CaptionedVideo, Location
+from capvid.datasets.annotation_files import read_lines
+from capvid.datasets.dataset import DATASET_FORMATS, CaptionedVideo, Location, Rows
 
 
 @DATASET_FORMATS.register("toy", target="FILE", help="split:video:caption on each line")
