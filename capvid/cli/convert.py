@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
@@ -16,25 +15,21 @@ _NAMED = 10  # tensors that a message names
 
 
 def convert(
-    file: Annotated[Path, typer.Argument(metavar="FILE", show_default=False)],
-    backbone: Annotated[
-        str | None,
-        typer.Option(
-            "--as",
-            show_default="the one whose tensors these are",
-            help="Name of the backbone.",
-            autocompletion=complete_backbone,
-        ),
-    ] = None,
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            "-o",
-            "--output",
-            show_default="beside FILE, as --weights FOLDER finds it",
-            help="The file to write (.safetensors).",
-        ),
-    ] = None,
+    file: Path = typer.Argument(..., metavar="FILE", show_default=False),
+    backbone: str | None = typer.Option(
+        None,
+        "--as",
+        show_default="the one whose tensors these are",
+        help="Name of the backbone.",
+        autocompletion=complete_backbone,
+    ),
+    output: Path | None = typer.Option(
+        None,
+        "-o",
+        "--output",
+        show_default="beside FILE, as --weights FOLDER finds it",
+        help="The file to write (.safetensors).",
+    ),
 ) -> None:
     """Turn a downloaded checkpoint into a weights file of a backbone.
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import typer
 
 from capvid.cli._batch import SOME_FAILED
@@ -15,21 +13,16 @@ app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Look at dat
 
 
 def check(
-    specs: Annotated[list[str], typer.Argument(metavar="SPEC", show_default=False)],
-    features: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Folder of feature files, or a packed features file, to look for the videos in. May be "
-            "repeated."
-        ),
-    ] = None,
-    min_count: Annotated[
-        int, typer.Option(min=1, help="How often a word must come in train to be known.")
-    ] = 1,
-    skip_bad: Annotated[
-        bool,
-        typer.Option("--skip-bad", help="Take unusable rows as left out: they do not change the exit code."),
-    ] = False,
+    specs: list[str] = typer.Argument(..., metavar="SPEC", show_default=False),
+    features: list[str] | None = typer.Option(
+        None,
+        help="Folder of feature files, or a packed features file, to look for the videos in. May be "
+        "repeated.",
+    ),
+    min_count: int = typer.Option(1, min=1, help="How often a word must come in train to be known."),
+    skip_bad: bool = typer.Option(
+        False, "--skip-bad", help="Take unusable rows as left out: they do not change the exit code."
+    ),
 ) -> None:
     """Count what is in data sets and list what cannot be used.
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -52,73 +52,55 @@ else:
 @option_group("runtime", RuntimeOptions)
 def extract(
     *,
-    backbone: Annotated[
-        list[str],
-        typer.Option(
-            show_default=False,
-            help="Name of a backbone; repeat it for further streams.",
-            autocompletion=complete_backbone,
-        ),
-    ],
-    output: Annotated[
-        str,
-        typer.Option(
-            "-o",
-            "--output",
-            metavar="DIR|URL",
-            show_default=False,
-            help="Folder for the feature files; a folder or an address for shards.",
-        ),
-    ],
-    form: Annotated[
-        Format | None,
-        typer.Option(
-            "--format",
-            show_default="safetensors; webdataset in shards",
-            help="A file for each video, or shards: tar files of these (WebDataset), or Parquet.",
-        ),
-    ] = None,
-    layer: Annotated[
-        list[str] | None,
-        typer.Option(show_default="the backbone's own", help="Layer to take, once per backbone."),
-    ] = None,
-    weights: Annotated[
-        Path | None, typer.Option(help="The backbone's weights: a file, or its folder.")
-    ] = None,
-    frames: Annotated[
-        int | None,
-        typer.Option(min=1, max=MAX_FRAMES, show_default="28", help="Frames per video, evenly spaced."),
-    ] = None,
-    sampling: Annotated[
-        str | None,
-        typer.Option(
-            show_default="uniform:28",
-            help="Which frames: uniform:28, at a rate (fps:2), or the middles of windows of neighbouring"
-            " frames (windows:16/6: 16 frames, every 6).",
-        ),
-    ] = None,
-    clean: Annotated[
-        bool, typer.Option("--clean", help="Leave out black, flat and repeated frames.")
-    ] = False,
-    views: Annotated[
-        int,
-        typer.Option(
-            min=0,
-            max=MAX_VIEWS,
-            help="Augmented views of each video, for training (KEY@1.safetensors, ...): random crops,"
-            " flips and colours.",
-        ),
-    ] = 0,
-    precision: Annotated[
-        str,
-        typer.Option(
-            help="auto, fp32, fp16 or bf16: auto takes fp16 where that is fast and safe.",
-            autocompletion=complete_precision,
-        ),
-    ] = "auto",
-    batch_size: Annotated[
-        int, typer.Option(min=1, max=MAX_BATCH, help="Frames that the backbone computes together.")
-    ] = 32,
+    backbone: list[str] = typer.Option(
+        ...,
+        show_default=False,
+        help="Name of a backbone; repeat it for further streams.",
+        autocompletion=complete_backbone,
+    ),
+    output: str = typer.Option(
+        ...,
+        "-o",
+        "--output",
+        metavar="DIR|URL",
+        show_default=False,
+        help="Folder for the feature files; a folder or an address for shards.",
+    ),
+    form: Format | None = typer.Option(
+        None,
+        "--format",
+        show_default="safetensors; webdataset in shards",
+        help="A file for each video, or shards: tar files of these (WebDataset), or Parquet.",
+    ),
+    layer: list[str] | None = typer.Option(
+        None, show_default="the backbone's own", help="Layer to take, once per backbone."
+    ),
+    weights: Path | None = typer.Option(None, help="The backbone's weights: a file, or its folder."),
+    frames: int | None = typer.Option(
+        None, min=1, max=MAX_FRAMES, show_default="28", help="Frames per video, evenly spaced."
+    ),
+    sampling: str | None = typer.Option(
+        None,
+        show_default="uniform:28",
+        help="Which frames: uniform:28, at a rate (fps:2), or the middles of windows of neighbouring"
+        " frames (windows:16/6: 16 frames, every 6).",
+    ),
+    clean: bool = typer.Option(False, "--clean", help="Leave out black, flat and repeated frames."),
+    views: int = typer.Option(
+        0,
+        min=0,
+        max=MAX_VIEWS,
+        help="Augmented views of each video, for training (KEY@1.safetensors, ...): random crops,"
+        " flips and colours.",
+    ),
+    precision: str = typer.Option(
+        "auto",
+        help="auto, fp32, fp16 or bf16: auto takes fp16 where that is fast and safe.",
+        autocompletion=complete_precision,
+    ),
+    batch_size: int = typer.Option(
+        32, min=1, max=MAX_BATCH, help="Frames that the backbone computes together."
+    ),
     runtime: RuntimeOptions,
     inputs: InputOptions,
     sharding: ShardingOptions,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
@@ -12,27 +11,23 @@ from capvid.cli._terminal import print_line
 
 
 def info(
-    video: Annotated[Path, typer.Argument(metavar="VIDEO", show_default=False)],
-    model: Annotated[
-        str | None,
-        typer.Option(
-            show_default="the bundled one",
-            autocompletion=complete_captioner,
-            metavar="NAME",
-            help="Captioner whose frames to show.",
-        ),
-    ] = None,
-    sampling: Annotated[
-        str | None,
-        typer.Option(
-            metavar="SAMPLING",
-            show_default="as in training",
-            help="Frame sampling: uniform:N, fps:R or windows:SIZE/STRIDE.",
-        ),
-    ] = None,
-    reader: Annotated[
-        Reader, typer.Option(help="Video reader; auto takes PyAV, and decord where that fails.")
-    ] = (Reader.auto),
+    video: Path = typer.Argument(..., metavar="VIDEO", show_default=False),
+    model: str | None = typer.Option(
+        None,
+        show_default="the bundled one",
+        autocompletion=complete_captioner,
+        metavar="NAME",
+        help="Captioner whose frames to show.",
+    ),
+    sampling: str | None = typer.Option(
+        None,
+        metavar="SAMPLING",
+        show_default="as in training",
+        help="Frame sampling: uniform:N, fps:R or windows:SIZE/STRIDE.",
+    ),
+    reader: Reader = typer.Option(
+        Reader.auto, help="Video reader; auto takes PyAV, and decord where that fails."
+    ),
 ) -> None:
     """Show the properties of a video, and the frames that a captioner looks at."""
     from capvid.features.prefetch import decode_video

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -20,10 +20,8 @@ _ACTIVATIONS = 1.2  # memory of a running model relative to its weights
 
 
 def models(
-    name: Annotated[str | None, typer.Argument(metavar="[NAME]", autocompletion=complete_model)] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print JSON, with everything that is known.")
-    ] = False,
+    name: str | None = typer.Argument(None, metavar="[NAME]", autocompletion=complete_model),
+    as_json: bool = typer.Option(False, "--json", help="Print JSON, with everything that is known."),
 ) -> None:
     """List the models, or show one with its model card, or one of the Hub (OWNER/NAME) before its download.
 
@@ -94,17 +92,9 @@ def _list_models(captioners: Sequence[CaptionerEntry], backbones: Sequence[Backb
 
     width = terminal_width()
     here = {entry.name: "yes" if is_available(entry) else "no" for entry in backbones}
-    lines: list[str]
     if width is None:
-        rows = [
-            (
-                c.name,
-                c.description,
-                c.paper,
-                f"{_size(c)}, comes with capvid" if c.bundled else c.source or "-",
-            )
-            for c in captioners
-        ]
+        sources = [f"{_size(c)}, comes with capvid" if c.bundled else c.source or "-" for c in captioners]
+        rows = [(c.name, c.description, c.paper, s) for c, s in zip(captioners, sources, strict=True)]
         lines = [*column_lines(("captioner", "description", "paper", "trained"), rows, None), ""]
         wide = [(b.name, ", ".join(b.layers), _size(b), b.licence, b.source, here[b.name]) for b in backbones]
         lines += column_lines(("backbone", "layers", "size", "licence", "source", "here"), wide, None)
@@ -122,11 +112,11 @@ def _list_models(captioners: Sequence[CaptionerEntry], backbones: Sequence[Backb
                 lines += [f"    {line}" for line in wrap(text, width - 4)]
         lines += ["", "Backbones", ""]
         origins = {"bundled": "capvid", "hub": "the Hub", "file": "your file", "none": "-"}
-        narrow = []
-        for backbone in backbones:
-            kind = backbone.source.partition(":")[0]
-            origin = origins.get(kind, kind)
-            narrow.append((backbone.name, here[backbone.name], _size(backbone), origin, backbone.licence))
+        kinds = [b.source.partition(":")[0] for b in backbones]
+        narrow = [
+            (b.name, here[b.name], _size(b), origins.get(kind, kind), b.licence)
+            for b, kind in zip(backbones, kinds, strict=True)
+        ]
         lines += column_lines(("backbone", "here", "size", "from", "licence"), narrow, width)
         lines += ["", "capvid models NAME shows all about one, capvid train --list what can be trained."]
     for line in lines:
@@ -143,31 +133,23 @@ def _record(entry: CaptionerEntry | BackboneEntry) -> dict[str, Any]:
         recipes = all_recipes().items()
         return {
             "kind": "captioner",
-            "name": entry.name,
-            "description": entry.description,
-            "paper": entry.paper,
+            **{name: getattr(entry, name) for name in ("name", "description", "paper")},
             "code": entry.file,
             **{name: getattr(entry, name) for name in ("source", "licence", "bytes", "sha256")},
             "here": entry.bundled,
             "default": entry.name == default_captioner(),
             "recipes": [name for name, recipe in recipes if recipe.get("captioner") == entry.name],
         }
-    layers = {
-        name: {"locations": layer.locations, "width": layer.width} for name, layer in entry.layers.items()
-    }
+    members = ("description", "origin", "source", "file", "licence", "bytes", "sha256")
     return {
         "kind": "backbone",
         "name": entry.name,
         "aliases": list(entry.aliases),
-        "description": entry.description,
-        "origin": entry.origin,
-        "source": entry.source,
-        "file": entry.file,
-        "licence": entry.licence,
-        "bytes": entry.bytes,
-        "sha256": entry.sha256,
+        **{name: getattr(entry, name) for name in members},
         "here": is_available(entry),
-        "layers": layers,
+        "layers": {
+            name: {"locations": one.locations, "width": one.width} for name, one in entry.layers.items()
+        },
         "default_layer": entry.default_layer,
         "input": entry.describe_input(),
     }

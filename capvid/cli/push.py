@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
@@ -11,23 +10,20 @@ from capvid.cli._terminal import print_line
 
 
 def push(
-    run: Annotated[Path, typer.Argument(metavar="RUN", show_default=False)],
-    repository: Annotated[str, typer.Argument(metavar="OWNER/NAME", show_default=False)],
-    private: Annotated[
-        bool, typer.Option("--private", help="Make the repository private if it is new.")
-    ] = False,
-    message: Annotated[
-        str | None, typer.Option(show_default="says which captioner it is", help="Of the commit.")
-    ] = None,
-    revision: Annotated[
-        str, typer.Option(metavar="BRANCH", help="Branch to commit to; made if need be.")
-    ] = "main",
-    licence: Annotated[
-        str | None,
-        typer.Option(
-            "--licence", "--license", show_default="none is named", help="Of the captioner: apache-2.0, say."
-        ),
-    ] = None,
+    run: Path = typer.Argument(..., metavar="RUN", show_default=False),
+    repository: str = typer.Argument(..., metavar="OWNER/NAME", show_default=False),
+    private: bool = typer.Option(False, "--private", help="Make the repository private if it is new."),
+    message: str | None = typer.Option(
+        None, show_default="says which captioner it is", help="Of the commit."
+    ),
+    revision: str = typer.Option("main", metavar="BRANCH", help="Branch to commit to; made if need be."),
+    licence: str | None = typer.Option(
+        None,
+        "--licence",
+        "--license",
+        show_default="none is named",
+        help="Of the captioner: apache-2.0, say.",
+    ),
 ) -> None:
     """Publish a captioner that capvid train wrote, with a model card, on the Hugging Face Hub.
 

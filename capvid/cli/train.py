@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, redirect_stderr, redirect_stdout
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -39,116 +39,85 @@ if TYPE_CHECKING:
 else:
     Reporter = object  # importing it would slow down the start of every command
 
+SPECS = known_specs()
+
 
 def train(
-    recipe: Annotated[
-        str | None,
-        typer.Argument(
-            help="Name of a recipe (see --list), or a .toml file.", autocompletion=complete_recipe
-        ),
-    ] = None,
-    data: Annotated[
-        list[str] | None,
-        typer.Option(help=f"Captions: {known_specs()} (see capvid data check --help). May be repeated."),
-    ] = None,
-    skip_bad: Annotated[
-        bool, typer.Option("--skip-bad", help="Leave out unusable rows of the data.")
-    ] = False,
-    features: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Folder of feature files, or a packed features file. May be repeated: streams of the same "
-            "videos are concatenated, other videos added."
-        ),
-    ] = None,
-    videos: Annotated[
-        list[Path] | None,
-        typer.Option(
-            help="Videos, or folders of them, instead of --features: features of those in the dataset are "
-            "extracted first, into RUN/features. May be repeated."
-        ),
-    ] = None,
-    backbone: Annotated[
-        list[str] | None,
-        typer.Option(
-            show_default="capvid-small",
-            help="With --videos: name of a backbone; repeat it for further streams.",
-            autocompletion=complete_backbone,
-        ),
-    ] = None,
-    sampling: Annotated[
-        str | None,
-        typer.Option(
-            show_default="the recipe's, or uniform:28",
-            help="With --videos: frame sampling, as in capvid extract.",
-        ),
-    ] = None,
-    values: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Key-value memory only: features for the values (what a frame means), while --features are "
-            "the keys (what it looks like). May be repeated."
-        ),
-    ] = None,
-    output: Annotated[Path | None, typer.Option("-o", "--output", help="Run folder to write.")] = None,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set", metavar="KEY=VALUE", help="Change an option of the recipe, such as training.epochs=20."
-        ),
-    ] = None,
-    weights: Annotated[
-        Path | None,
-        typer.Option(
-            help="Weights of the backbone that made the features; copied into the run, so that it captions "
-            "videos."
-        ),
-    ] = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Continue an interrupted run in the folder.")
-    ] = False,
-    self_critical: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="RUN",
-            help="Fine-tune the captioner of this run on CIDEr-D, by the recipe's section self_critical.",
-        ),
-    ] = None,
-    teachers: Annotated[
-        list[Path] | None,
-        typer.Option(
-            "--teacher",
-            metavar="RUN",
-            help="Distillation: learn the next-word probabilities of this run, which was trained on the same "
-            "data with training.soft_targets. May be repeated: the mean of an ensemble.",
-        ),
-    ] = None,
-    search: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            max=MAX_TRIALS,
-            metavar="N",
-            help="Hyper-parameter search: train N trials in RUN/trials, with values drawn from the recipe's "
-            "section search (or --set 'search.training.learning_rate=[1e-3,2e-3]'); the best on the val "
-            "split becomes the run.",
-        ),
-    ] = None,
-    seed: Annotated[
-        int | None,
-        typer.Option(min=0, max=MAX_SEED, help="Random seed of weights, batches, dropout and --search."),
-    ] = None,
-    device: Annotated[
-        str, typer.Option(help="Device: auto, cpu, cuda, cuda:N or mps.", autocompletion=complete_device)
-    ] = "auto",
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run in the folder.")] = False,
-    plot: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE.png", help="Plot loss and val CIDEr-D over the epochs (.png, .svg, .pdf)."
-        ),
-    ] = None,
-    list_recipes: Annotated[bool, typer.Option("--list", help="Show the recipes and exit.")] = False,
+    recipe: str | None = typer.Argument(
+        None, help="Name of a recipe (see --list), or a .toml file.", autocompletion=complete_recipe
+    ),
+    data: list[str] | None = typer.Option(
+        None, help=f"Captions: {SPECS} (see capvid data check --help). May be repeated."
+    ),
+    skip_bad: bool = typer.Option(False, "--skip-bad", help="Leave out unusable rows of the data."),
+    features: list[str] | None = typer.Option(
+        None,
+        help="Folder of feature files, or a packed features file. May be repeated: streams of the same "
+        "videos are concatenated, other videos added.",
+    ),
+    videos: list[Path] | None = typer.Option(
+        None,
+        help="Videos, or folders of them, instead of --features: features of those in the dataset are "
+        "extracted first, into RUN/features. May be repeated.",
+    ),
+    backbone: list[str] | None = typer.Option(
+        None,
+        show_default="capvid-small",
+        help="With --videos: name of a backbone; repeat it for further streams.",
+        autocompletion=complete_backbone,
+    ),
+    sampling: str | None = typer.Option(
+        None,
+        show_default="the recipe's, or uniform:28",
+        help="With --videos: frame sampling, as in capvid extract.",
+    ),
+    values: list[str] | None = typer.Option(
+        None,
+        help="Key-value memory only: features for the values (what a frame means), while --features are "
+        "the keys (what it looks like). May be repeated.",
+    ),
+    output: Path | None = typer.Option(None, "-o", "--output", help="Run folder to write."),
+    settings: list[str] | None = typer.Option(
+        None, "--set", metavar="KEY=VALUE", help="Change an option of the recipe, such as training.epochs=20."
+    ),
+    weights: Path | None = typer.Option(
+        None,
+        help="Weights of the backbone that made the features; copied into the run, so that it captions "
+        "videos.",
+    ),
+    resume: bool = typer.Option(False, "--resume", help="Continue an interrupted run in the folder."),
+    self_critical: Path | None = typer.Option(
+        None,
+        metavar="RUN",
+        help="Fine-tune the captioner of this run on CIDEr-D, by the recipe's section self_critical.",
+    ),
+    teachers: list[Path] | None = typer.Option(
+        None,
+        "--teacher",
+        metavar="RUN",
+        help="Distillation: learn the next-word probabilities of this run, which was trained on the same "
+        "data with training.soft_targets. May be repeated: the mean of an ensemble.",
+    ),
+    search: int | None = typer.Option(
+        None,
+        min=1,
+        max=MAX_TRIALS,
+        metavar="N",
+        help="Hyper-parameter search: train N trials in RUN/trials, with values drawn from the recipe's "
+        "section search (or --set 'search.training.learning_rate=[1e-3,2e-3]'); the best on the val "
+        "split becomes the run.",
+    ),
+    seed: int | None = typer.Option(
+        None, min=0, max=MAX_SEED, help="Random seed of weights, batches, dropout and --search."
+    ),
+    device: str = typer.Option(
+        "auto", help="Device: auto, cpu, cuda, cuda:N or mps.", autocompletion=complete_device
+    ),
+    overwrite: bool = typer.Option(False, "--overwrite", help="Replace the run in the folder."),
+    plot: Path | None = typer.Option(
+        None, metavar="FILE.png", help="Plot loss and val CIDEr-D over the epochs (.png, .svg, .pdf)."
+    ),
+    list_recipes: bool = typer.Option(False, "--list", help="Show the recipes and exit."),
 ) -> None:
     """Train a captioner on a local dataset; the best checkpoint on the val split is kept."""
     if list_recipes:
