@@ -78,14 +78,20 @@ class HubModel:
 
 def is_name(name: str) -> bool:
     """Whether this is the form of a captioner's name on the Hub: exactly one slash before the revision."""
-    match = _NAME.fullmatch(name)
-    if match is None:
-        return False
     try:
-        check_repository(match["repository"])
+        _parse_name(name)
     except UsageError:
         return False
     return True
+
+
+def _parse_name(name: str) -> tuple[str, str | None]:
+    """Return the repository and the revision in a captioner's name."""
+    match = _NAME.fullmatch(name)
+    if match is None:
+        raise UsageError(f"{name}: not a name on the Hub", remedy="write OWNER/NAME or OWNER/NAME@REVISION")
+    check_repository(match["repository"])
+    return match["repository"], match["revision"]
 
 
 def fetch_model(name: str) -> HubModel:
@@ -100,14 +106,11 @@ def fetch_model(name: str) -> HubModel:
         UsageError: not such a name.
         HubError: there is no such captioner, no connection, or content that has changed.
     """
-    match = _NAME.fullmatch(name)
-    if match is None:
-        raise UsageError(f"{name}: not a name on the Hub", remedy="write OWNER/NAME or OWNER/NAME@REVISION")
-    check_repository(match["repository"])
-    revision = match["revision"] or "main"
-    known = any(entry.repository == match["repository"] for entry in captioners().values())
+    repository, revision = _parse_name(name)
+    revision = revision or "main"
+    known = any(entry.repository == repository for entry in captioners().values())
     repo = hub.HubRepository(
-        repository=match["repository"],
+        repository=repository,
         revision=revision if _COMMIT.fullmatch(revision) else None,
         branch=revision,
         all_files=True,
@@ -176,12 +179,10 @@ def inspect_model(name: str) -> RemoteModel:
     """
     from huggingface_hub import HfApi, constants
 
-    match = _NAME.fullmatch(name)
-    if match is None:
-        raise UsageError(f"{name}: not a name on the Hub", remedy="write OWNER/NAME or OWNER/NAME@REVISION")
+    repository, revision = _parse_name(name)
     try:
         with hub.quiet():
-            info = HfApi().model_info(match["repository"], revision=match["revision"], files_metadata=True)
+            info = HfApi().model_info(repository, revision=revision, files_metadata=True)
     except Exception as error:  # which of the HTTP library's errors come through depends on the version
         problem = f"{name}: {constants.ENDPOINT} does not describe it ({hub.cause(error)})"
         raise HubError(problem, remedy="check the name and the connection") from error
@@ -191,7 +192,7 @@ def inspect_model(name: str) -> RemoteModel:
     size = shards if single is None else single
     counted = info.safetensors.total if info.safetensors else size // 2  # half precision, as most are
     return RemoteModel(
-        repository=match["repository"],
+        repository=repository,
         commit=info.sha or "",
         kind="capvid" if CONFIG in sizes else (info.config or {}).get("model_type"),
         licence=getattr(info.card_data, "license", None),
@@ -202,12 +203,10 @@ def inspect_model(name: str) -> RemoteModel:
 
 def _is_missing(error: HubError) -> bool:
     """Whether the Hub answered that the commit has no such file."""
-    from huggingface_hub import errors
+    from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 
     cause = error.__cause__  # LocalEntryNotFoundError, a subclass, is no answer from the Hub
-    return isinstance(cause, errors.EntryNotFoundError) and not isinstance(
-        cause, errors.LocalEntryNotFoundError
-    )
+    return isinstance(cause, EntryNotFoundError) and not isinstance(cause, LocalEntryNotFoundError)
 
 
 def check_repository(name: str) -> None:
@@ -284,10 +283,9 @@ def upload(
             siblings = api.model_info(repository, revision=branch).siblings or []
             old = [s.rfilename for s in siblings if s.rfilename not in files and replaces(s.rfilename)]
             operations: list[CommitOperationAdd | CommitOperationDelete] = [
-                CommitOperationAdd(path_in_repo=name, path_or_fileobj=content)
-                for name, content in files.items()
+                *(CommitOperationAdd(path_in_repo=name, path_or_fileobj=files[name]) for name in files),
+                *(CommitOperationDelete(path_in_repo=name) for name in old),
             ]
-            operations += [CommitOperationDelete(path_in_repo=name) for name in old]
             commit = api.create_commit(repository, operations, commit_message=message, revision=branch)
             return str(commit.oid)
     except HubError:
@@ -305,25 +303,19 @@ def _upload_error(error: Exception, repository: str) -> HubError:
     while reason is not None and not isinstance(reason, HfHubHTTPError):
         reason = reason.__cause__
     status = getattr(getattr(reason, "response", None), "status_code", None)
-    if status == 401:
-        return HubError(
-            f"{repository}: {constants.ENDPOINT} does not accept the token",
-            remedy="run `hf auth login` again, or set HF_TOKEN to a valid one",
-        )
-    if status == 403:
-        return HubError(
-            f"{repository}: the token may not write there",
-            remedy="take a token with the right to write, or a name under your own account",
-        )
     what = hub.cause(
         error if reason is None or not reason.server_message else Exception(reason.server_message)
     )
-    if status is not None:
-        return HubError(
-            f"{repository}: {constants.ENDPOINT} refuses the upload ({what})",
-            remedy="check the name and the branch, and try again",
-        )
-    return HubError(
-        f"{repository}: cannot be uploaded to {constants.ENDPOINT} ({what})",
-        remedy="check the connection and HF_ENDPOINT, and try again",
-    )
+    if status == 401:
+        problem = f"{constants.ENDPOINT} does not accept the token"
+        remedy = "run `hf auth login` again, or set HF_TOKEN to a valid one"
+    elif status == 403:
+        problem = "the token may not write there"
+        remedy = "take a token with the right to write, or a name under your own account"
+    elif status is not None:
+        problem = f"{constants.ENDPOINT} refuses the upload ({what})"
+        remedy = "check the name and the branch, and try again"
+    else:
+        problem = f"cannot be uploaded to {constants.ENDPOINT} ({what})"
+        remedy = "check the connection and HF_ENDPOINT, and try again"
+    return HubError(f"{repository}: {problem}", remedy=remedy)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -44,14 +44,6 @@ class Run:
     test: Mapping[str, Any] | None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Published:
-    """The commit, and the weights that were left out, each with the reason."""
-
-    commit: str
-    left_out: Mapping[str, str] = field(default_factory=dict)
-
-
 def publish(
     run: Path,
     repository: str,
@@ -60,8 +52,10 @@ def publish(
     message: str | None = None,
     branch: str = "main",
     licence: str | None = None,
-) -> Published:
+) -> tuple[str, Mapping[str, str]]:
     """Upload a training run to the Hub: checkpoint, recipe, scores, free weights, model card.
+
+    Return the commit, and the weights that were left out, each with the reason.
 
     Args:
         run: run folder.
@@ -94,7 +88,7 @@ def publish(
         branch=branch,
         replaces=lambda name: name == TEST or name.startswith(f"{WEIGHTS_FOLDER}/"),
     )
-    return Published(commit=commit, left_out=left_out)
+    return commit, left_out
 
 
 def load_run(folder: Path) -> Run:
@@ -138,9 +132,8 @@ def model_card(run: Run | Path, *, repository: str | None = None, licence: str |
     """
     run = run if isinstance(run, Run) else load_run(run)
     if licence is not None and not _LICENCE.fullmatch(licence):
-        raise UsageError(
-            f"{licence}: not a licence's name", remedy="write it as the Hub does: apache-2.0, say"
-        )
+        remedy = "write it as the Hub does: apache-2.0, say"
+        raise UsageError(f"{licence}: not a licence's name", remedy=remedy)
     name, header = run.checkpoint.name, run.checkpoint.header
     backbones = [stream.backbone for stream in header.streams if stream.backbone]
     tags = ["video-captioning", *dict.fromkeys(t for t in (name, *backbones) if _TAG.fullmatch(t))]
@@ -148,22 +141,18 @@ def model_card(run: Run | Path, *, repository: str | None = None, licence: str |
     front += [f"license: {licence}"] if licence else []
     front += ["tags:", *(f'- "{tag}"' for tag in tags)]
 
-    entry = captioners().get(name)
     weights = sum(parameter.numel() for parameter in run.checkpoint.captioner.parameters())
-    summary = f"{weights:,} weights, a vocabulary of {len(run.checkpoint.vocabulary):,} words"
-    if entry is None:
-        summary = f"A video captioner: {summary}."
-    else:
-        summary = (
-            f"A video captioner, {_line(entry.description)} ({summary}). It follows {_line(entry.paper)}."
-        )
+    counts = f"{weights:,} weights, a vocabulary of {len(run.checkpoint.vocabulary):,} words"
+    summary = f"A video captioner: {counts}."
+    if entry := captioners().get(name):
+        what, paper = _line(entry.description), _line(entry.paper)
+        summary = f"A video captioner, {what} ({counts}). It follows {paper}."
     streams = []
     for stream in header.streams:
         size = stream.width if stream.locations is None else f"{stream.locations} x {stream.width}"
         digest = (stream.weights_sha256 or "not known")[:12]
-        backbone = known_backbone(stream)
-        licence_of_weights = backbone.licence if backbone else None
-        cells = (stream.backbone, stream.layer, size, stream.preprocess, digest, licence_of_weights)
+        terms = getattr(known_backbone(stream), "licence", None)
+        cells = (stream.backbone, stream.layer, size, stream.preprocess, digest, terms)
         streams.append([cell or "not known" for cell in cells])
     settings: list[tuple[str, Any]] = []
     for key, value in run.recipe.items():
@@ -180,10 +169,7 @@ def model_card(run: Run | Path, *, repository: str | None = None, licence: str |
         f"    capvid caption video.mp4 --model {repository or run.folder.resolve().name}",
         "## Features",
         *([f"Frames: {_line(header.sampling)}."] if header.sampling else []),
-        _table(
-            ("backbone", "layer", "width", "input", "sha256 of its weights", "their licence"),
-            streams,
-        ),
+        _table(("backbone", "layer", "width", "input", "sha256 of its weights", "their licence"), streams),
         "## Recipe",
         _table(("setting", "value"), settings),
         "## Scores",

@@ -33,7 +33,9 @@ def push(
     """
     from capvid.checkpoints.publishing import publish
 
-    published = publish(run, repository, private=private, message=message, branch=revision, licence=licence)
-    for name, reason in published.left_out.items():
+    commit, left_out = publish(
+        run, repository, private=private, message=message, branch=revision, licence=licence
+    )
+    for name, reason in left_out.items():
         print_line(f"left out: {name} ({reason})", err=True)
-    print_line(f"{repository}@{published.commit}")
+    print_line(f"{repository}@{commit}")

@@ -118,9 +118,8 @@ def _pinned(source: str | HubRepository) -> HubRepository:
         return replace(source, revision=source.revision or recorded(source.reference))
     match = _SOURCE.fullmatch(source)
     if match is None:
-        raise HubError(
-            f"{source}: not a pinned Hub source", remedy="write it as hub:OWNER/NAME@40-HEX-COMMIT"
-        )
+        remedy = "write it as hub:OWNER/NAME@40-HEX-COMMIT"
+        raise HubError(f"{source}: not a pinned Hub source", remedy=remedy)
     return _pinned(HubRepository(repository=match["repository"], revision=match["revision"]))
 
 
@@ -188,24 +187,20 @@ def cause(error: Exception) -> str:
 @contextmanager
 def quiet() -> Iterator[None]:
     """Silence the client's log and, unless stderr is a terminal, its progress bars."""
-    from huggingface_hub.utils import (
-        are_progress_bars_disabled,
-        disable_progress_bars,
-        enable_progress_bars,
-    )
+    from huggingface_hub import utils
 
     logger = logging.getLogger("huggingface_hub")
     level = logger.level
     logger.setLevel(logging.CRITICAL)
-    hide = not are_progress_bars_disabled() and not (sys.stderr and sys.stderr.isatty())
+    hide = not utils.are_progress_bars_disabled() and not (sys.stderr and sys.stderr.isatty())
     if hide:
-        disable_progress_bars()
+        utils.disable_progress_bars()
     try:
         yield
     finally:
         logger.setLevel(level)
         if hide:
-            enable_progress_bars()
+            utils.enable_progress_bars()
 
 
 def recorded(name: str) -> str | None:
@@ -240,15 +235,13 @@ def _path() -> Path:
 
 
 def _read() -> dict[str, str]:
-    path = _path()
+    path, remedy = _path(), "delete it; digests are recorded anew"
     try:
         records = parse_json(read_regular(path, max_bytes=_MAX_RECORD_BYTES))
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
-        raise HubError(
-            f"{path}: cannot be read ({error})", remedy="delete it; digests are recorded anew"
-        ) from error
+        raise HubError(f"{path}: cannot be read ({error})", remedy=remedy) from error
     if not isinstance(records, dict) or not all(isinstance(value, str) for value in records.values()):
-        raise HubError(f"{path}: not a record of digests", remedy="delete it; digests are recorded anew")
+        raise HubError(f"{path}: not a record of digests", remedy=remedy)
     return records

@@ -160,6 +160,7 @@ class Outputs(ExitStack):
     folder: Path | None = None
 
     def __init__(self) -> None:
+        super().__init__()
         self.edited: set[VideoPath] = set()
 
     @abstractmethod

@@ -16,18 +16,18 @@ import pytest
 import torch
 
 from capvid.backbones.catalog import backbones
-from capvid.hub import torchvision_weights
+from capvid.backbones.weights import _torch_folder
 
 # only the address behind torchvision's weights is another
 FETCH = """
 import json, sys
 from torchvision.models import get_weight
 from capvid.errors import CapvidError
-from capvid.hub.torchvision_weights import fetch
+from capvid.backbones.weights import fetch_torchvision
 source, url = sys.argv[1:]
 get_weight("S3D_Weights.KINETICS400_V1").value.url = url
 try:
-    print(json.dumps({"path": str(fetch(source))}))
+    print(json.dumps({"path": str(fetch_torchvision(source))}))
 except CapvidError as error:
     print(json.dumps({"error": str(error), "kind": error.kind}))
 """
@@ -199,6 +199,6 @@ def test_the_folder_is_that_of_torch(variables: dict[str, str], monkeypatch: pyt
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    asked = torchvision_weights._folder()
+    asked = _torch_folder()
     monkeypatch.delitem(sys.modules, "torch")
-    assert torchvision_weights._folder() == asked
+    assert _torch_folder() == asked
