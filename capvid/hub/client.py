@@ -27,15 +27,6 @@ _MAX_RECORD_BYTES = 16 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
-class _File:
-    """A file in the cache: its path, its name in the repository, and its commit."""
-
-    path: Path
-    name: str
-    revision: str
-
-
-@dataclass(frozen=True, kw_only=True)
 class HubRepository:
     """A repository at a commit, and the remedies for files that cannot be fetched from there.
 
@@ -89,18 +80,18 @@ def fetch(
     """
     repo = _pinned(source)
     names = (filename, *alternatives)
-    file = _cached(repo, names) or _download(repo, names)
+    path, name = _cached(repo, names) or _download(repo, names)
+    commit = path.parents[name.count("/")].name
     if repo.revision is None:
-        record(repo.reference, file.revision)
-    digest = sha256_file(file.path)
-    expected = sha256 or record(f"{repo.repository}@{file.revision}/{file.name}", digest)
+        record(repo.reference, commit)
+    digest = sha256_file(path)
+    expected = sha256 or record(f"{repo.repository}@{commit}/{name}", digest)
     if digest != expected:
         raise HubError(
-            f"{repo.repository}: {file.name} has changed (sha256 {digest[:12]}..., expected "
-            f"{expected[:12]}...)",
-            remedy=f"delete {file.path.resolve()} and try again; if it stays so, do not trust the file",
+            f"{repo.repository}: {name} has changed (sha256 {digest[:12]}..., expected {expected[:12]}...)",
+            remedy=f"delete {path.resolve()} and try again; if it stays so, do not trust the file",
         )
-    return file.path
+    return path
 
 
 def cached(source: str | HubRepository, filename: str, *, alternatives: Sequence[str] = ()) -> Path | None:
@@ -110,7 +101,7 @@ def cached(source: str | HubRepository, filename: str, *, alternatives: Sequence
         HubError: malformed source.
     """
     file = _cached(_pinned(source), (filename, *alternatives))
-    return None if file is None else file.path
+    return file and file[0]
 
 
 def _pinned(source: str | HubRepository) -> HubRepository:
@@ -123,20 +114,19 @@ def _pinned(source: str | HubRepository) -> HubRepository:
     return _pinned(HubRepository(repository=match["repository"], revision=match["revision"]))
 
 
-def _cached(repo: HubRepository, names: Sequence[str]) -> _File | None:
+def _cached(repo: HubRepository, names: Sequence[str]) -> tuple[Path, str] | None:
+    """Return path and name of the first of the files that is in the cache."""
     from huggingface_hub import try_to_load_from_cache
 
     for name in names:
         cached_path = try_to_load_from_cache(repo.repository, name, revision=repo.revision or repo.branch)
         if isinstance(cached_path, str):
-            path = Path(cached_path)
-            commit = path.parents[name.count("/")].name
-            return _File(path=path, name=name, revision=commit)
+            return Path(cached_path), name
     return None
 
 
-def _download(repo: HubRepository, names: Sequence[str]) -> _File:
-    """Download the first of the files that exists."""
+def _download(repo: HubRepository, names: Sequence[str]) -> tuple[Path, str]:
+    """Download the first of the files that exists; return its path and name."""
     from huggingface_hub import constants, errors, get_hf_file_metadata, hf_hub_download, hf_hub_url
 
     name = names[0]
@@ -153,8 +143,7 @@ def _download(repo: HubRepository, names: Sequence[str]) -> _File:
             if commit is None:
                 raise HubError(f"{repo}: {constants.ENDPOINT} does not say which commit that is")
             revision = repo.revision or record(repo.reference, commit)
-            path = Path(hf_hub_download(repo.repository, name, revision=revision))
-            return _File(path=path, name=name, revision=revision)
+            return Path(hf_hub_download(repo.repository, name, revision=revision)), name
     except HubError:
         raise
     except Exception as error:  # which of the HTTP library's errors come through depends on the version

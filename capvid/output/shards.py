@@ -23,7 +23,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -143,19 +143,15 @@ def features_row(result: ExtractionResult) -> Row:
     return Row.of(result, record, key=result.name, features=features)
 
 
-class Entry(NamedTuple):
-    """A video in a shard, and whether it succeeded."""
+Entry = tuple[str, bool]  # a video in a shard, and whether it succeeded
 
-    video: str
-    ok: bool
 
-    @classmethod
-    def of(cls, record: Any) -> Entry:
-        """Read a record of a shard; raise ValueError if it is none."""
-        match record:
-            case {"video": str(video), "status": str(status)}:
-                return cls(video, status == "ok")
-        raise ValueError("not a record of a video")
+def _entry(record: Any) -> Entry:
+    """Read a record of a shard; raise ValueError if it is none."""
+    match record:
+        case {"video": str(video), "status": str(status)}:
+            return video, status == "ok"
+    raise ValueError("not a record of a video")
 
 
 class ShardFormat(ABC):
@@ -184,9 +180,8 @@ class ShardFormat(ABC):
         return None
 
 
-SHARD_FORMATS: Registry[type[ShardFormat]] = Registry(
-    "shard format", "capvid.output"
-)  # by "captions/parquet"
+# by "captions/parquet"
+SHARD_FORMATS: Registry[type[ShardFormat]] = Registry("shard format", "capvid.output")
 
 
 def not_a_shard(path: str) -> DataError:
@@ -206,11 +201,11 @@ class JsonLines(ShardFormat):
 
     def entries(self, storage: Storage, name: str) -> list[Entry]:
         """Read the lines."""
-        return [Entry.of(parse_json(line)) for line in storage.read(name).splitlines()]
+        return [_entry(parse_json(line)) for line in storage.read(name).splitlines()]
 
     def without_failed(self, data: bytes) -> bytes:
         """Leave out lines."""
-        return b"".join(line + b"\n" for line in data.splitlines() if Entry.of(parse_json(line)).ok)
+        return b"".join(line + b"\n" for line in data.splitlines() if _entry(parse_json(line))[1])
 
 
 @SHARD_FORMATS.register("captions/webdataset")
@@ -244,14 +239,14 @@ class WebDataset(ShardFormat):
             lines = storage.read(f"{name}.{INDEX}")
         except FileNotFoundError:
             lines = self.index_of(storage.read(name))
-        return [Entry.of(parse_json(line)) for line in lines.splitlines()]
+        return [_entry(parse_json(line)) for line in lines.splitlines()]
 
     def without_failed(self, data: bytes) -> bytes:
         """Leave out the records of videos that failed."""
         return _tar(
             (path, content)
             for path, content in _members(data)
-            if not path.endswith(".json") or Entry.of(parse_json(content)).ok
+            if not path.endswith(".json") or _entry(parse_json(content))[1]
         )
 
 
@@ -309,7 +304,7 @@ class Parquet(ShardFormat):
             with filesystem(protocol_of(path)).open(path, "rb") if remote else open_regular(path) as file:
                 try:
                     table = pyarrow_parquet().ParquetFile(file).read(columns=["video", "status"])
-                    return [Entry.of(row) for row in table.to_pylist()]
+                    return [_entry(row) for row in table.to_pylist()]
                 except (OSError, ValueError, KeyError, pa.ArrowException) as error:
                     # Arrow reports damage as OSError, too, but without a number.
                     if isinstance(error, OSError) and (remote or error.errno is not None):
@@ -485,12 +480,13 @@ class ShardFolder:
             for start in range(0, len(names), _CONCURRENT_READS):
                 group = names[start : start + _CONCURRENT_READS]
                 for name, entries in zip(group, pool.map(self._entries, group), strict=True):
-                    ok = [entry for entry in entries if entry.ok]
-                    if retry_failed and len(ok) < len(entries):
-                        self._drop_failed(name, every=not ok)
-                        entries = ok
-                    for entry in entries:
-                        digests.add(identity(entry.video))
+                    succeeded = [video for video, ok in entries if ok]
+                    videos = [video for video, _ in entries]
+                    if retry_failed and len(succeeded) < len(videos):
+                        self._drop_failed(name, every=not succeeded)
+                        videos = succeeded
+                    for video in videos:
+                        digests.add(identity(video))
         return digests
 
     def _entries(self, name: str) -> list[Entry]:

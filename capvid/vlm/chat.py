@@ -12,7 +12,6 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import KW_ONLY, asdict, dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -41,7 +40,7 @@ from capvid.utils.device import has_fast_path, resolve_device
 from capvid.utils.validation import limits
 from capvid.version import __version__
 from capvid.video.frame_sampling import Sampling, spread
-from capvid.vlm.git import LARGEST_RATIO, check_files, read_json
+from capvid.vlm.git import LARGEST_RATIO, check_files, first_line, quiet, read_json
 
 CONFIG = "config.json"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -411,22 +410,6 @@ def _metadata(clip: Clip) -> Any:
     )
 
 
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Silence the warnings and progress bars of transformers."""
-    from transformers.utils import logging as log
-
-    verbosity, bars = log.get_verbosity(), log.is_progress_bar_enabled()
-    log.set_verbosity_error()
-    log.disable_progress_bar()
-    try:
-        yield
-    finally:
-        log.set_verbosity(verbosity)
-        if bars:
-            log.enable_progress_bar()
-
-
 def is_chat_type(kind: str | None) -> bool:
     """Return whether transformers has chat models of this type."""
     if kind is None:
@@ -486,26 +469,19 @@ def load_chat_model(
                 empty = loader.from_config(transformers.AutoConfig.from_pretrained(folder, **local))
             if empty.get_memory_footprint() > LARGEST_RATIO * sum(path.stat().st_size for path in weights):
                 raise ValueError("the network is much larger than its weights")
-            model, info = loader.from_pretrained(
-                folder,
-                **settings,
-                use_safetensors=True,
-                output_loading_info=True,
-                **local,
-            )
+            settings |= {"use_safetensors": True, "output_loading_info": True}
+            model, info = loader.from_pretrained(folder, **settings, **local)
             if missing := sorted(info["missing_keys"]):
                 raise ValueError(f"{len(missing)} tensors are missing, such as {missing[0]}")
     except CapvidError:
         raise
     except ImportError as error:
-        reason = str(error).strip().splitlines()[0]
-        raise CheckpointError(f"{folder}: {reason}", remedy="pip install 'capvid[vlm]'") from error
+        raise CheckpointError(f"{folder}: {first_line(error)}", remedy="pip install 'capvid[vlm]'") from error
     except torch.OutOfMemoryError as error:
         remedy = "use a smaller model, --precision bf16 or --quantize 4bit"
         raise RunError(f"{target} has not enough memory for {folder}", remedy=remedy) from error
     except Exception as error:  # anything that the library raises for damaged files
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        problem = f"{folder}: damaged or incomplete ({reason})"
+        problem = f"{folder}: damaged or incomplete ({first_line(error)})"
         raise CheckpointError(problem, remedy="download it again") from error
     chosen = {"precision": precision} if precision != "auto" else {}
     chosen |= {"quantize": quantize} if quantize is not None else {}

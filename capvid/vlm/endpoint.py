@@ -84,16 +84,7 @@ class ServedModel:
         self.host = match["host"]
         self._url = url.rstrip("/")
         self._timeout = timeout or 600.0
-        self._opener = urllib.request.build_opener(_NoRedirect)
         self.model = model or self._first_model()
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Leave out the opener, which cannot be pickled."""
-        return {name: value for name, value in vars(self).items() if name != "_opener"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Make another opener."""
-        vars(self).update(state, _opener=urllib.request.build_opener(_NoRedirect))
 
     @property
     def label(self) -> str:
@@ -195,12 +186,13 @@ class ServedModel:
         if key := _api_key():
             headers["Authorization"] = f"Bearer {key}"
         data = None if body is None else json.dumps(body).encode()
+        opener = urllib.request.build_opener(_NoRedirect)
         for number in range(1, TRIES + 1):
             deadline = time.monotonic() + self._timeout
             pause = PAUSE * 2 ** (number - 1) * random.uniform(0.5, 1)
             try:
                 request = urllib.request.Request(f"{self._url}/{path}", data, headers)
-                with self._opener.open(request, timeout=self._timeout) as response:
+                with opener.open(request, timeout=self._timeout) as response:
                     return parse_json(_read(response, deadline).decode("utf-8"))
             except urllib.error.HTTPError as error:
                 with error:

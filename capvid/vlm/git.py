@@ -11,7 +11,8 @@ trained on, L locations, S = F * L image tokens, n words, H heads, d width of a 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -275,24 +276,34 @@ def load_git(folder: Path, *, name: str, device: torch.device) -> tuple[Checkpoi
 def _read_config(folder: Path) -> tuple[Any, Any]:
     """Read configuration and tokenizer by transformers; no code of the folder is ever run."""
     from transformers import BertTokenizerFast, GitConfig  # type: ignore[attr-defined]
-    from transformers.utils import logging
 
-    level = logging.get_verbosity()
-    logging.set_verbosity(logging.CRITICAL)
     try:
-        config = GitConfig.from_json_file(str(folder / GIT_CONFIG))
-        tokenizer = BertTokenizerFast.from_pretrained(str(folder), local_files_only=True)
-        return config, tokenizer
+        with quiet():
+            config = GitConfig.from_json_file(str(folder / GIT_CONFIG))
+            return config, BertTokenizerFast.from_pretrained(str(folder), local_files_only=True)
     except Exception as error:  # anything that the library raises for a damaged file
-        raise CheckpointError(
-            f"{folder}: not the files of a GIT ({_first_line(error)})",
-            remedy="copy it anew, or ask who published it",
-        ) from error
+        problem = f"{folder}: not the files of a GIT ({first_line(error)})"
+        raise CheckpointError(problem, remedy="copy it anew, or ask who published it") from error
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Silence the messages and progress bars of transformers."""
+    from transformers.utils import logging as log
+
+    verbosity, bars = log.get_verbosity(), log.is_progress_bar_enabled()
+    log.set_verbosity(log.CRITICAL)
+    log.disable_progress_bar()
+    try:
+        yield
     finally:
-        logging.set_verbosity(level)
+        log.set_verbosity(verbosity)
+        if bars:
+            log.enable_progress_bar()
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
+    """Return the first line of a message, or the name of an error without one."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
@@ -313,7 +324,7 @@ def _load_network(config: Any, path: Path, name: str) -> Any:
         network = network.to_empty(device="cpu")
     except (ValueError, TypeError, KeyError, RuntimeError, ZeroDivisionError) as error:
         raise CheckpointError(
-            f"{path.parent / GIT_CONFIG}: no such network ({_first_line(error)})",
+            f"{path.parent / GIT_CONFIG}: no such network ({first_line(error)})",
             remedy="ask who published it",
         ) from error
     for key, buffer in network.named_buffers():
