@@ -408,7 +408,7 @@ class _Run:
         """
         lines: list[str] = []
         if self.charts:
-            from capvid.output.attention_chart import attention_lines, levels_for
+            from capvid.output.report import attention_lines, levels_for
 
             try:
                 width = os.get_terminal_size(sys.stderr.fileno()).columns

@@ -7,16 +7,11 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import TYPE_CHECKING
 
 from capvid.datasets.annotation_files import first_ids
 from capvid.datasets.dataset import SPLITS, CaptionedVideo, LoadedData, load_data
-from capvid.features.feature_store import video_of_view
+from capvid.features.feature_store import FeatureStore, video_of_view
 from capvid.text.tokenization import words
-
-if TYPE_CHECKING:
-    from capvid.features.feature_store import FeatureStore
-
 
 _BINS = 10
 _BAR = 40  # characters
@@ -99,8 +94,6 @@ def check_data(specs: Sequence[str], *, features: Sequence[str] = (), min_count:
     report = DataReport(load_data(specs, skip_bad=True, keep_going=True), min_count)
     videos = report.data.videos
     if features:
-        from capvid.features.feature_store import FeatureStore
-
         report.features = _check_features(videos, FeatureStore(features))
     for video in videos:
         counts = report.splits.setdefault(video.split, SplitCounts())

@@ -25,20 +25,17 @@ from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
 from itertools import chain, islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from capvid.distributed.jobs import Job
 from capvid.errors import CapvidError, UsageError, VideoError
 from capvid.features.prefetch import DecodeStage, Video
 from capvid.output.shards import Row, ShardFolder
 from capvid.version import __version__
 from capvid.video.input_set import VideoInput
 from capvid.video.worker_pool import WorkerPool
-
-if TYPE_CHECKING:
-    from capvid.distributed.jobs import Job
-
 
 WAVE = 100_000  # inputs that are handed to Ray together
 _CONNECT_TIMEOUT = 10.0  # seconds for a cluster to answer

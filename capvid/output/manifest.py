@@ -17,17 +17,15 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from capvid.errors import CapvidError, DataError
+from capvid.output.results import CaptionResult
 from capvid.utils.escaping import utf8_text
 from capvid.utils.files import MANIFEST, atomic_write_text, cache_folder, read_regular, remove_leftovers
 from capvid.utils.storage import VideoPath
 from capvid.utils.validation import limits, parse_json
-
-if TYPE_CHECKING:
-    from capvid.output.results import CaptionResult
-    from capvid.video.input_set import VideoInput
+from capvid.video.input_set import VideoInput
 
 METADATA = "metadata.jsonl"  # of a folder of videos, as the library datasets reads it
 

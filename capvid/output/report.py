@@ -1,4 +1,4 @@
-"""HTML page of results: frames and captions to review, and what each word looked at.
+"""What a person reviews: an HTML page of results, and charts of attention in a terminal.
 
 The page is one file that fetches nothing. Each entry holds the JSON record of its video, which the page
 corrects and downloads. Results are written to a temporary file as they come, so that
@@ -13,24 +13,21 @@ import io
 import json
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from html import escape
 from pathlib import Path
 from string import Template
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from capvid.output.results import make_record
-from capvid.utils.escaping import json_text, json_value, utf8_text
+from capvid.output.results import CaptionResult, Segment, make_record
+from capvid.utils.escaping import json_text, json_value, terminal, utf8_text
 from capvid.utils.files import atomic_path, remove_leftovers
 
 if TYPE_CHECKING:
     from capvid.decoding.caption_generator import Caption
-    from capvid.output.results import CaptionResult, Segment
-
 
 COLUMNS = 60  # per segment; neighbouring frames share a column where there are more
 PICTURES = 2400  # per video, all segments together
@@ -114,9 +111,7 @@ class Report:
         self._digest.update(article.encode("utf-8", "replace"))
         self._state = (end, captioned + ok, failed + (not ok), doubtful + result.low_confidence)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         end, captioned, failed, doubtful = self._state
         if self._broken or (error is not None and not captioned + failed):
             self._stack.__exit__(kind, error, trace)
@@ -283,3 +278,81 @@ def _caption_data(caption: Caption, edges: np.ndarray) -> dict[str, Any]:
 
 def _rounded(values: np.ndarray) -> list[float]:
     return [round(float(value), _DECIMALS) for value in values]
+
+
+# Charts of attention. Array shapes: L words, T frames, C characters of a chart.
+
+BLOCKS = "▁▂▃▄▅▆▇█"
+ASCII = "_.-=+*#@"
+END = "(end)"
+
+_LONGEST_WORD = 18
+_NARROWEST = 4  # characters of a chart, however narrow the terminal
+
+
+def levels_for(encoding: str | None) -> str:
+    """Return the characters for low to high weights that a stream of this encoding can show."""
+    try:
+        BLOCKS.encode(encoding or "ascii")
+    except (UnicodeEncodeError, LookupError):
+        return ASCII
+    return BLOCKS
+
+
+def attention_lines(
+    result: CaptionResult, *, width: int, levels: str = BLOCKS, named: bool = False
+) -> list[str]:
+    """Return one line per word: the word, its chart over the frames, and where the weights peak.
+
+    The charts of a caption share one scale, from zero to its largest weight. Captions of a video with several
+    are headed by a line of their own.
+
+    Args:
+        result: result with traces; without attention traces there are no lines.
+        width: maximum width in columns; frames that do not fit are averaged with their neighbours.
+        levels: characters from low to high.
+        named: whether to head single captions, too, because there are several videos.
+    """
+    lines = []
+    named = named or result.paragraph or len(result.captions) > 1
+    for segment in result.segments:
+        times = None if result.times is None else result.times[segment.frames]
+        span = ""
+        if result.paragraph and segment.end is not None:
+            span = f" {segment.start:.1f}-{segment.end:.1f}s"
+        for caption in segment.captions:
+            attention = (caption.traces or {}).get("attention")
+            if attention is None:
+                continue
+            if named:
+                lines.append(f"{terminal(result.path)}{span}: {terminal(caption.text)}")
+            words = [*(terminal(each.word) for each in caption.words), END]
+            weights = np.nan_to_num(attention, posinf=0, neginf=0)
+            lines += _charts(words, weights, times, width=width, levels=levels)
+    return lines
+
+
+def _charts(
+    words: Sequence[str], weights: np.ndarray, times: np.ndarray | None, *, width: int, levels: str
+) -> list[str]:
+    """Return a line for each word, from weights (L, T) over frames at ``times`` (T,)."""
+    words = [word if len(word) <= _LONGEST_WORD else f"{word[: _LONGEST_WORD - 1]}~" for word in words]
+    peaks = []
+    for row in weights:
+        frame = int(row.argmax()) if row.max(initial=0) else None
+        if frame is None:
+            peaks.append("-")
+        else:
+            when = f"frame {frame + 1}" if times is None else f"{times[frame]:.1f}s"
+            peaks.append(f"{when} {row[frame]:4.0%}")
+    word_width, peak_width = max(map(len, words)), max(map(len, peaks))
+    columns = max(_NARROWEST, width - word_width - peak_width - 6)
+    count = weights.shape[1]
+    if count > columns:
+        edges = np.linspace(0, count, columns, endpoint=False).astype(int)
+        weights = np.add.reduceat(weights, edges, axis=1) / np.diff(np.append(edges, count))  # (L, C)
+    heights = np.ceil(weights / (weights.max() or 1.0) * len(levels)).astype(int).clip(1) - 1
+    return [
+        f"  {word:<{word_width}}  {''.join(levels[height] for height in row)}  {peak:>{peak_width}}"
+        for word, row, peak in zip(words, heights, peaks, strict=True)
+    ]

@@ -23,13 +23,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
 from capvid.errors import CapvidError, DataError, UsageError, input_error
-from capvid.features.feature_file import features_to_bytes
-from capvid.output.results import error_record, make_record
+from capvid.features.extraction import ExtractionResult
+from capvid.features.feature_file import Features, features_to_bytes
+from capvid.output.results import CaptionResult, error_record, make_record
 from capvid.utils.escaping import json_text, utf8_text
 from capvid.utils.files import open_regular
 from capvid.utils.registry import Registry
@@ -37,12 +38,6 @@ from capvid.utils.storage import Blob, Storage, fetch, filesystem, protocol_of, 
 from capvid.utils.validation import limits, parse_json
 from capvid.video.input_lists import Digests, pyarrow_parquet
 from capvid.video.input_set import identity
-
-if TYPE_CHECKING:
-    from capvid.features.extraction import ExtractionResult
-    from capvid.features.feature_file import Features
-    from capvid.output.results import CaptionResult
-
 
 HEAD = "capvid-shards.json"
 VERSION = 1

@@ -22,7 +22,7 @@ from test_records import SETTINGS, result
 from capvid.cli.score import write_scores
 from capvid.decoding.caption_generator import Caption, WordScore
 from capvid.errors import CapvidError
-from capvid.output.attention_chart import attention_lines
+from capvid.output.report import attention_lines
 from capvid.output.results import CaptionResult
 from capvid.output.shards import (
     JsonLines,

@@ -8,7 +8,7 @@ import pytest
 from test_records import looked, result
 
 from capvid.decoding.caption_generator import Caption, WordScore
-from capvid.output.attention_chart import ASCII, BLOCKS, attention_lines, levels_for
+from capvid.output.report import ASCII, BLOCKS, attention_lines, levels_for
 from capvid.output.results import CaptionResult
 
 
