@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Literal
 
 import typer
 
@@ -41,10 +40,7 @@ if TYPE_CHECKING:
     from capvid.video.input_set import VideoInput
 
 
-if TYPE_CHECKING:
-    Format: Any = Enum
-else:
-    Format = Enum("Format", [(name, name) for name in ("safetensors", "webdataset", "parquet")], type=str)
+Format = Literal["safetensors", "webdataset", "parquet"]
 
 
 @option_group("inputs", InputOptions)
@@ -137,7 +133,7 @@ def extract(
                 )
     chosen = read_sampling(sampling, frames=frames, clean=clean)
     input_set = read_inputs(inputs, timeout=runtime.timeout or None)
-    sharded = wants_shards(sharding, output, form and form.value)
+    sharded = wants_shards(sharding, output, form)
     batch = Batch(verb="extracted", many=input_set.many or sharded)
 
     def load_backbones(device: str) -> list[Backbone]:
@@ -158,10 +154,9 @@ def extract(
     if sharded:
         from capvid.distributed.jobs import ExtractJob
 
-        if form is Format.safetensors or views:
-            raise UsageError(
-                "shards take neither --format safetensors nor --views", remedy="use webdataset or parquet"
-            )
+        if form == "safetensors" or views:
+            problem = "shards take neither --format safetensors nor --views"
+            raise UsageError(problem, remedy="use webdataset or parquet")
         run_sharded(
             lambda device: ExtractJob(
                 backbones=load_backbones(device), sampling=chosen, batch_size=batch_size
@@ -169,7 +164,7 @@ def extract(
             input_set,
             batch,
             output,
-            form.value if form else Format.webdataset.value,
+            form or "webdataset",
             (runtime, sharding),
         )
         return

@@ -155,15 +155,6 @@ def dataset_help() -> str:
 
 
 @dataclass(frozen=True)
-class Spec:
-    """Parsed dataset spec."""
-
-    kind: str
-    path: Path
-    options: Mapping[str, str]
-
-
-@dataclass(frozen=True)
 class LoadedData:
     """Videos of the datasets, and what was left out.
 
@@ -192,13 +183,13 @@ def load_data(specs: Sequence[str], *, skip_bad: bool = False, keep_going: bool 
         DataError: an unusable file, or a bad row without ``skip_bad``.
         UsageError: an invalid spec.
     """
-    parsed = [parse_spec(spec) for spec in specs]
+    parsed = [parse_spec(spec) for spec in specs]  # before anything is read
     rows = Rows(skip_bad=skip_bad)
     videos: dict[str, tuple[Location, CaptionedVideo]] = {}
     failed: list[DataError] = []
-    for spec in parsed:
+    for kind, path, options in parsed:
         try:
-            _read_into(videos, spec, rows)
+            _read_into(videos, rows, kind, path, options)
         except DataError as error:
             if not keep_going:
                 raise
@@ -206,17 +197,23 @@ def load_data(specs: Sequence[str], *, skip_bad: bool = False, keep_going: bool 
     return LoadedData([video for _, video in videos.values()], rows.bad, rows.notes, failed)
 
 
-def _read_into(videos: dict[str, tuple[Location, CaptionedVideo]], spec: Spec, rows: Rows) -> None:
+def _read_into(
+    videos: dict[str, tuple[Location, CaptionedVideo]],
+    rows: Rows,
+    kind: str,
+    path: Path,
+    options: Mapping[str, str],
+) -> None:
     """Read a dataset and add its videos to ``videos``."""
-    path = spec.path
-    if DATASET_FORMATS[spec.kind].target == "FILE":
+    spec = f"{kind}:{path}"
+    if DATASET_FORMATS[kind].target == "FILE":
         if path.is_dir():
             raise DataError(f"{path}: is a folder", remedy=f"give a file, or one of {known_specs('DIR')}")
         packed = path.with_name(f"{path.name}.gz")
         if not path.exists() and packed.is_file():
             path = packed
     count, bad_count = len(videos), len(rows.bad)
-    for location, video in DATASET_FORMATS[spec.kind].read(path, rows, spec.options):
+    for location, video in DATASET_FORMATS[kind].read(path, rows, options):
         with rows.at(location):
             check_unicode(video.id)
             if video.id in videos:
@@ -228,11 +225,11 @@ def _read_into(videos: dict[str, tuple[Location, CaptionedVideo]], spec: Spec, r
     if len(videos) == count:
         all_bad = len(rows.bad) > bad_count
         why = f"none of its rows can be used ({rows.bad[-1]})" if all_bad else "no captions in this file"
-        raise DataError(f"{spec.path}: {why}", remedy=f"see capvid data check {spec.kind}:{spec.path}")
+        raise DataError(f"{spec.partition(':')[2]}: {why}", remedy=f"see capvid data check {spec}")
 
 
-def parse_spec(text: str) -> Spec:
-    """Parse a dataset spec.
+def parse_spec(text: str) -> tuple[str, Path, Mapping[str, str]]:
+    """Parse a dataset spec; return format, path and options.
 
     Raises:
         UsageError: an unknown format or option, or no path.
@@ -255,4 +252,4 @@ def parse_spec(text: str) -> Spec:
             options[key] = value
     if not rest:
         raise UsageError(f"{text}: no path", remedy=f"write {kind}:{known.target}")
-    return Spec(kind, Path(rest), options)
+    return kind, Path(rest), options

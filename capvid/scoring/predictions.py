@@ -14,6 +14,7 @@ import csv
 import re
 import reprlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -146,7 +147,10 @@ class _Reader:
         if first is None:
             return
         tabs = "\t" in lines[first]
-        header = _header(lines[first], tabs=tabs)
+        cells = lines[first].split("\t") if tabs else []
+        with suppress(csv.Error):  # not a row of a table
+            cells = cells or next(csv.reader([lines[first].rstrip("\r")]), [])
+        header = [cell.strip().lower() for cell in cells]  # names of the columns
         video_column = next((header.index(name) for name in IDS if name in header), None)
         caption_column = next((header.index(name) for name in _CAPTION_COLUMNS if name in header), None)
         remark_column = header.index("status") if "status" in header else None
@@ -229,15 +233,6 @@ def _is_record(row: dict[str, Any]) -> bool:
     return any(key in row and not isinstance(row[key], (list, dict)) for key in IDS) and any(
         key in row for key in ("caption", "captions", "segments", "sentences", "sentence", "text", "status")
     )
-
-
-def _header(line: str, *, tabs: bool) -> list[str]:
-    """Return the cells of a line in lower case, as column names; empty if it is no row of a table."""
-    try:
-        cells = line.split("\t") if tabs else next(csv.reader([line.rstrip("\r")]), [])
-    except csv.Error:
-        return []
-    return [cell.strip().lower() for cell in cells]
 
 
 def _table_rows(

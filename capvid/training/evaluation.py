@@ -33,12 +33,7 @@ from capvid.datasets.dataset import CaptionedVideo
 from capvid.decoding.beam_search import decode, decode_paragraphs
 from capvid.decoding.caption_generator import LOW_CONFIDENCE
 from capvid.decoding.decoding_options import DecodingOptions, Hypothesis
-from capvid.decoding.rescoring import (
-    NOTE,
-    Calibration,
-    average_logprobs,
-    signals,
-)
+from capvid.decoding.rescoring import NOTE, Calibration, average_logprobs, signals
 from capvid.errors import CapvidError, DataError
 from capvid.features.feature_store import NO_VIEWS, FeatureStore, Views
 from capvid.metrics.cider import CiderD
@@ -78,11 +73,7 @@ class Task:
     def sentences(self, videos: Sequence[CaptionedVideo]) -> list[list[str]]:
         """Return all sentences to learn from, as lists of words."""
         if not self.paragraphs:
-            return [
-                caption
-                for captions in tokenize_captions(videos, self.lengths).values()
-                for caption in captions
-            ]
+            return [c for captions in tokenize_captions(videos, self.lengths).values() for c in captions]
         tokens = tokenize_paragraphs(videos, self.lengths, max_segments=self.data.max_segments)
         return [sentence for paragraphs in tokens.values() for p in paragraphs for sentence in p]
 
@@ -173,11 +164,9 @@ class Task:
 
     def cider(self, videos: Sequence[CaptionedVideo]) -> Callable[[Mapping[str, Prediction]], float]:
         """Return a function that scores predictions for ``videos`` by CIDEr-D."""
-        if not self.paragraphs:
-            captions = CiderD(self._references(videos))
-            return lambda predictions: captions.score(predictions)[0]
-        scorer = CiderD(self._references(videos), tokenizer="none")
-        return lambda predictions: scorer.score({k: paragraph_text(p) for k, p in predictions.items()})[0]
+        scorer = CiderD(self._references(videos), tokenizer="none" if self.paragraphs else "builtin")
+        text = paragraph_text if self.paragraphs else str
+        return lambda predictions: scorer.score({k: text(p) for k, p in predictions.items()})[0]
 
     def score(
         self, predictions: Mapping[str, Prediction], videos: Sequence[CaptionedVideo]
