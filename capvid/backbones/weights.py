@@ -100,10 +100,8 @@ def fetch_torchvision(source: str) -> Path:
     if digest.startswith(expected):
         expected = record(url, digest)
     if not digest.startswith(expected):
-        raise WeightsError(
-            f"{path}: not the file of {url} (sha256 {digest[:12]}..., expected {expected[:12]}...)",
-            remedy="delete it and try again; if it stays so, do not trust the file",
-        )
+        problem = f"{path}: not the file of {url} (sha256 {digest[:12]}..., expected {expected[:12]}...)"
+        raise WeightsError(problem, remedy="delete it and try again; if it stays so, do not trust the file")
     return path
 
 

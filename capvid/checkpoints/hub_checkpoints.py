@@ -220,10 +220,8 @@ def check_repository(name: str) -> None:
         for part in (name, *name.split("/")):
             validate_repo_id(part)
     except HFValidationError as error:
-        raise UsageError(
-            f"{name}: not the name of a repository",
-            remedy="write it as OWNER/NAME, of letters, digits and . - _",
-        ) from error
+        problem = f"{name}: not the name of a repository"
+        raise UsageError(problem, remedy="write it as OWNER/NAME, of letters, digits and . - _") from error
 
 
 def known_backbone(stream: StreamHeader) -> BackboneEntry | None:

@@ -267,10 +267,8 @@ def _check_file(path: Path, run: Path) -> None:
         texts = (text for line in lines if line.strip() for text in _strings(_record(line, path)))
     for text in texts:
         if match := _LOCAL_PATH.search(text):
-            raise CheckpointError(
-                f"{path}: names a path of this machine ({match[1]})",
-                remedy="take it out of the file, so that it is not published",
-            )
+            problem = f"{path}: names a path of this machine ({match[1]})"
+            raise CheckpointError(problem, remedy="take it out of the file, so that it is not published")
 
 
 def _strings(value: Any) -> Iterator[str]:

@@ -113,24 +113,18 @@ def extract(
     already is skipped.
     """
     if layer and len(layer) != len(backbone):
-        raise UsageError(
-            f"{len(layer)} layers for {len(backbone)} backbones",
-            remedy="give --layer once for each --backbone",
-        )
+        problem = f"{len(layer)} layers for {len(backbone)} backbones"
+        raise UsageError(problem, remedy="give --layer once for each --backbone")
     if weights and len(backbone) > 1 and not weights.is_dir():
-        raise UsageError(
-            "one file of --weights for several backbones",
-            remedy="put their files into a folder and give that",
-        )
+        problem = "one file of --weights for several backbones"
+        raise UsageError(problem, remedy="put their files into a folder and give that")
     if views:
         from capvid.backbones.catalog import backbone_entry
 
         for name in backbone:
             if clip := backbone_entry(name).clip:  # its frames would each be augmented differently
-                raise UsageError(
-                    f"{name} sees clips of {clip.frames} frames, and --views are of single frames",
-                    remedy="leave out --views, or that backbone",
-                )
+                problem = f"{name} sees clips of {clip.frames} frames, and --views are of single frames"
+                raise UsageError(problem, remedy="leave out --views, or that backbone")
     chosen = read_sampling(sampling, frames=frames, clean=clean)
     input_set = read_inputs(inputs, timeout=runtime.timeout or None)
     sharded = wants_shards(sharding, output, form)
@@ -177,10 +171,8 @@ def extract(
     view_keys = {view_key(video.key, number): video for video in videos for number in range(1, views + 1)}
     for video in videos:
         if other := view_keys.get(video.key):
-            raise UsageError(
-                f"{video.path}: its features would have the name of a view of {other.path}",
-                remedy="rename the video, or extract it into another folder",
-            )
+            problem = f"{video.path}: its features would have the name of a view of {other.path}"
+            raise UsageError(problem, remedy="rename the video, or extract it into another folder")
     folder = Storage(output).local
     assert folder is not None  # otherwise there are shards
     check_writable_folder(folder)

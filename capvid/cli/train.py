@@ -128,20 +128,16 @@ def train(
             print_line(line)
         return
     if recipe is None or not data or output is None:
-        raise UsageError(
-            "capvid train needs a recipe, --data and -o",
-            remedy="see capvid train --help, and capvid train --list for the recipes",
-        )
+        problem = "capvid train needs a recipe, --data and -o"
+        raise UsageError(problem, remedy="see capvid train --help, and capvid train --list for the recipes")
     from capvid.training.recipe import load_recipe
 
     chosen = load_recipe(
         recipe, [*(settings or []), *([f"training.seed={seed}"] if seed is not None else [])]
     )
     if bool(features) == bool(videos):
-        raise UsageError(
-            f"{chosen.name} trains a captioner: it needs --features or --videos, and not both",
-            remedy="see capvid train --help",
-        )
+        problem = f"{chosen.name} trains a captioner: it needs --features or --videos, and not both"
+        raise UsageError(problem, remedy="see capvid train --help")
     if (backbone or sampling) and not videos:
         raise UsageError("--backbone and --sampling are for --videos", remedy="leave them out")
     from capvid.training import reporters

@@ -38,10 +38,8 @@ def find_file(folder: Path, *names: str) -> Path | None:
                 return folder / form
             below = sorted(path for path in folder.glob(f"*/{form}") if path.is_file())
             if len(below) > 1:
-                raise DataError(
-                    f"{folder}: {form} is in {below[0].parent.name} and in {below[1].parent.name}",
-                    remedy="give the folder of one of them",
-                )
+                problem = f"{folder}: {form} is in {below[0].parent.name} and in {below[1].parent.name}"
+                raise DataError(problem, remedy="give the folder of one of them")
             if below:
                 return below[0]
     return None
@@ -279,10 +277,8 @@ class JsonFile:
                 reader.value()
         if not complete or reader.peek() != opening:
             what = "list" if opening == "[" else "object"
-            raise DataError(
-                f"{self.path}: no {what} {'.'.join(steps) or 'of records'}",
-                remedy="give the file as it was published",
-            )
+            problem = f"{self.path}: no {what} {'.'.join(steps) or 'of records'}"
+            raise DataError(problem, remedy="give the file as it was published")
         return reader
 
 

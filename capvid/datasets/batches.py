@@ -205,10 +205,8 @@ class FrameReader:
         if frames is None:
             frames = torch.from_numpy(self.store.get(video).concatenated().astype(np.float16))
             if len(frames) != self.store.length(video):
-                raise FeatureFileError(
-                    f"{video}: {len(frames)} frames of features, {self.store.length(video)} when opened",
-                    remedy="do not change features while they are in use",
-                )
+                problem = f"{video}: {len(frames)} frames of features, {self.store.length(video)} when opened"
+                raise FeatureFileError(problem, remedy="do not change features while they are in use")
             size = frames.numel() * frames.element_size()
             if size <= self.memory:  # concurrent reads may subtract it twice: harmless
                 self.memory -= size
@@ -246,10 +244,8 @@ def segment_rows(video: str, segments: Sequence[Segment], store: FeatureStore) -
                 )
             rows.append(torch.from_numpy(np.flatnonzero((times >= segment.start) & (times < segment.end))))
         elif segment.end > length:
-            raise DataError(
-                f"{video}: a segment ends at frame {segment.end:g}, the features at {length}",
-                remedy="extract the frames that the segments refer to",
-            )
+            problem = f"{video}: a segment ends at frame {segment.end:g}, the features at {length}"
+            raise DataError(problem, remedy="extract the frames that the segments refer to")
         else:
             rows.append(torch.arange(int(segment.start), int(segment.end)))
     return tuple(rows)

@@ -127,10 +127,8 @@ def begin_ray(address: str | None) -> Any:
         _knock(address)
         ray.init(address=address, **options)
     except (OSError, ValueError, RuntimeError) as error:
-        raise UsageError(
-            f"no Ray cluster at {address} ({error})",
-            remedy="start one with: ray start --head",
-        ) from error
+        problem = f"no Ray cluster at {address} ({error})"
+        raise UsageError(problem, remedy="start one with: ray start --head") from error
     for name in ("ray", "ray.data"):  # errors that concern the user are raised by capvid
         logging.getLogger(name).setLevel(logging.CRITICAL)
     context = ray.data.DataContext.get_current()

@@ -131,10 +131,8 @@ def _download(repo: HubRepository, names: Sequence[str]) -> tuple[Path, str]:
 
     name = names[0]
     if constants.HF_HUB_OFFLINE:
-        raise HubError(
-            f"{repo}: {' or '.join(names)} is not in the cache, and HF_HUB_OFFLINE forbids downloads",
-            remedy=f"where there is a network {repo.remedy(name)}",
-        )
+        problem = f"{repo}: {' or '.join(names)} is not in the cache, and HF_HUB_OFFLINE forbids downloads"
+        raise HubError(problem, remedy=f"where there is a network {repo.remedy(name)}")
     try:
         with quiet():
             # one request without retries: the download itself retries for half a minute or more

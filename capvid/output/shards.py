@@ -424,10 +424,8 @@ class ShardFolder:
         if head is not None and head != self.head and not overwrite:
             keys = head.keys() | self.head.keys()
             differing = sorted(key for key in keys if head.get(key) != self.head.get(key))
-            raise UsageError(
-                f"{self.storage}: holds shards that were made otherwise ({', '.join(differing)})",
-                remedy="choose another folder, or --overwrite",
-            )
+            problem = f"{self.storage}: holds shards that were made otherwise ({', '.join(differing)})"
+            raise UsageError(problem, remedy="choose another folder, or --overwrite")
         if overwrite:
             for name in self.storage.names():
                 if re.fullmatch(r"(captions|features)-[0-9a-f]{16}\.[a-z.]+", name):
@@ -442,10 +440,8 @@ class ShardFolder:
             UsageError: it is another folder.
         """
         if self._read_head() != self.head:
-            raise UsageError(
-                f"{self.storage}: is not the same folder on {platform.node()}",
-                remedy="give an address, or a folder that all machines share",
-            )
+            problem = f"{self.storage}: is not the same folder on {platform.node()}"
+            raise UsageError(problem, remedy="give an address, or a folder that all machines share")
 
     def _read_head(self) -> Any:
         try:

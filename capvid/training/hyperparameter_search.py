@@ -239,10 +239,8 @@ def check_search(
         raise UsageError("--search and --self-critical exclude each other", remedy="give one of them")
     check_ranges(recipe)
     if resume and not searched and any((folder / name).exists() for name in ("best", "last")):
-        raise UsageError(
-            f"{folder}: holds a training run that is no search",
-            remedy="leave out --search, or choose another -o",
-        )
+        problem = f"{folder}: holds a training run that is no search"
+        raise UsageError(problem, remedy="leave out --search, or choose another -o")
 
 
 def with_values(recipe: Recipe, values: dict[str, Any]) -> Recipe:

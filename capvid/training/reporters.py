@@ -235,10 +235,8 @@ _MAX_DOTS = 40  # epochs; longer curves have no dots
 def check_plot(path: Path) -> None:
     """Raise UsageError unless an image can be drawn into such a file."""
     if path.suffix.lower() not in SUFFIXES:
-        raise UsageError(
-            f"{path}: no image format has the suffix {path.suffix!r}",
-            remedy=f"choose {', '.join(SUFFIXES)}; .png, say",
-        )
+        problem = f"{path}: no image format has the suffix {path.suffix!r}"
+        raise UsageError(problem, remedy=f"choose {', '.join(SUFFIXES)}; .png, say")
     if path.is_dir():
         raise UsageError(f"{path}: is a folder", remedy="give the name of a file")
 

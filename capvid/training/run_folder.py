@@ -222,10 +222,8 @@ def locked_run(folder: Path) -> Iterator[None]:
         process = ""
         with suppress(OSError, ValueError):
             process = f" (process {int(read_regular(owner, max_bytes=100))})"
-        raise UsageError(
-            f"{folder}: in use by another capvid train{process}",
-            remedy="wait until it ends, or choose another -o",
-        ) from None
+        problem = f"{folder}: in use by another capvid train{process}"
+        raise UsageError(problem, remedy="wait until it ends, or choose another -o") from None
     except (OSError, NotImplementedError):
         pass  # reported when the run is saved
     try:
@@ -268,7 +266,5 @@ def copy_weights(weights: Path, header: FeatureHeader, folder: Path) -> None:
             copied += 1
     if not copied:
         names = ", ".join(needed) or "unknown to capvid"
-        raise WeightsError(
-            f"{weights}: not the weights of the features' backbone ({names})",
-            remedy="give the file that the features were made with",
-        )
+        problem = f"{weights}: not the weights of the features' backbone ({names})"
+        raise WeightsError(problem, remedy="give the file that the features were made with")

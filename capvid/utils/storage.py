@@ -374,10 +374,8 @@ class _Download:
 
     def _check_size(self, size: int) -> None:
         if size > self._max_bytes:
-            raise StorageError(
-                f"{self._url}: larger than the limit of {self._max_bytes} bytes",
-                remedy="see the limits in the configuration",
-            )
+            problem = f"{self._url}: larger than the limit of {self._max_bytes} bytes"
+            raise StorageError(problem, remedy="see the limits in the configuration")
 
     def _write(self, block: bytes) -> None:
         if self._stop is not None:
@@ -386,10 +384,8 @@ class _Download:
         try:
             self._file.write(block)
         except OSError as error:
-            raise StorageError(
-                f"{self._url}: cannot be stored ({error.strerror})",
-                remedy="free space in the temporary folder, or set TMPDIR",
-            ) from error
+            problem = f"{self._url}: cannot be stored ({error.strerror})"
+            raise StorageError(problem, remedy="free space in the temporary folder, or set TMPDIR") from error
         self._position += len(block)
 
     def _copy_local(self) -> None:

@@ -220,10 +220,8 @@ def load_git(folder: Path, *, name: str, device: torch.device) -> tuple[Checkpoi
     first = [tokenizer.pad_token_id, config.bos_token_id, end, tokenizer.unk_token_id]
     rest = set(range(config.vocab_size))
     if len({*first} & rest) < len(first):
-        raise CheckpointError(
-            f"{config.model_type}: padding, start, end and unknown are the tokens {first}",
-            remedy="ask who published it",
-        )
+        problem = f"{config.model_type}: padding, start, end and unknown are the tokens {first}"
+        raise CheckpointError(problem, remedy="ask who published it")
     order = [*first, *sorted(rest - {*first})]
     network = _load_network(config, path, name).to(device).eval().requires_grad_(False)
     layer = Layer(width=vision.hidden_size, locations=(vision.image_size // vision.patch_size) ** 2 + 1)
@@ -323,10 +321,8 @@ def _load_network(config: Any, path: Path, name: str) -> Any:
             raise ValueError(f"it takes {needed} bytes, and {path.name} has {size}")
         network = network.to_empty(device="cpu")
     except (ValueError, TypeError, KeyError, RuntimeError, ZeroDivisionError) as error:
-        raise CheckpointError(
-            f"{path.parent / GIT_CONFIG}: no such network ({first_line(error)})",
-            remedy="ask who published it",
-        ) from error
+        problem = f"{path.parent / GIT_CONFIG}: no such network ({first_line(error)})"
+        raise CheckpointError(problem, remedy="ask who published it") from error
     for key, buffer in network.named_buffers():
         if key.endswith("position_ids"):
             buffer.copy_(torch.arange(buffer.shape[-1]))
