@@ -83,27 +83,15 @@ class Lengths:
         return tokens[: self.max_words] if self.cut else None
 
 
-def tokenize_captions(videos: Sequence[CaptionedVideo], lengths: Lengths) -> dict[str, list[list[str]]]:
-    """Return the words of the usable captions of each video."""
-    return {
-        video.id: [tokens for caption in video.captions if (tokens := lengths.words(caption))]
-        for video in videos
-    }
+def usable_captions(video: CaptionedVideo, lengths: Lengths) -> list[list[str]]:
+    """Return the words of the captions to learn from."""
+    return [tokens for caption in video.captions if (tokens := lengths.words(caption))]
 
 
-def tokenize_paragraphs(
-    videos: Sequence[CaptionedVideo], lengths: Lengths, *, max_segments: int
-) -> dict[str, list[list[list[str]]]]:
-    """Return the words of each sentence of each paragraph; a dropped sentence drops its paragraph."""
-    usable: dict[str, list[list[list[str]]]] = {}
-    for video in videos:
-        usable[video.id] = []
-        for paragraph in video.paragraphs:
-            sentences = [lengths.words(sentence) for sentence in paragraph[:max_segments]]
-            complete = [sentence for sentence in sentences if sentence]
-            if len(complete) == len(sentences):
-                usable[video.id].append(complete)
-    return usable
+def usable_paragraphs(video: CaptionedVideo, lengths: Lengths, max_segments: int) -> list[list[list[str]]]:
+    """Return the words of each sentence of the paragraphs; a dropped sentence drops its paragraph."""
+    paragraphs = ([lengths.words(text) for text in each[:max_segments]] for each in video.paragraphs)
+    return [[tokens for tokens in each if tokens] for each in paragraphs if all(each)]
 
 
 def check_features(videos: Sequence[CaptionedVideo], store: FeatureStore) -> None:
@@ -122,60 +110,38 @@ def make_examples(
     vocabulary: Vocabulary | None,
     lengths: Lengths,
     views: Views = NO_VIEWS,
-) -> list[Example]:
-    """Return an example for each video with usable captions, followed by its ``views``.
-
-    Without a ``vocabulary``, as for evaluation, all videos are kept, without captions.
-
-    Raises:
-        DataError: a video has no features.
-    """
-    check_features(videos, reader.store)
-    encoded: dict[str, tuple[list[int], ...]] = {}
-    if vocabulary is not None:
-        for name, captions in tokenize_captions(videos, lengths).items():
-            encoded[name] = tuple(map(vocabulary.encode, captions))
-    return [
-        Example(video.id, reader.store.length(key or video.id), encoded.get(video.id, ()), reader, key)
-        for video in videos
-        if vocabulary is None or encoded[video.id]
-        for key in ("", *views.get(video.id, ()))
-    ]
-
-
-def make_paragraph_examples(
-    videos: Sequence[CaptionedVideo],
-    reader: FrameReader,
-    vocabulary: Vocabulary | None,
-    lengths: Lengths,
-    views: Views = NO_VIEWS,
     *,
-    max_segments: int,
-) -> list[ParagraphExample]:
-    """Return an example for each video with usable paragraphs, followed by its ``views``.
+    max_segments: int | None = None,
+) -> list[Any]:
+    """Return an :class:`Example` for each video with usable captions, followed by its ``views``.
 
-    Without a ``vocabulary``, as for evaluation, all videos are kept, without paragraphs.
+    With ``max_segments``, return a :class:`ParagraphExample` for each video with usable paragraphs. Without a
+    ``vocabulary``, as for evaluation, all videos are kept, without captions.
 
     Raises:
         DataError: a video has no features, or a segment lies beyond them.
     """
     check_features(videos, reader.store)
-    encoded: dict[str, tuple[tuple[list[int], ...], ...]] = {}
-    if vocabulary is not None:
-        for name, texts in tokenize_paragraphs(videos, lengths, max_segments=max_segments).items():
-            encoded[name] = tuple(tuple(map(vocabulary.encode, paragraph)) for paragraph in texts)
-    return [
-        ParagraphExample(
-            video.id,
-            segment_rows(key or video.id, video.segments[:max_segments], reader.store),
-            encoded.get(video.id, ()),
-            reader,
-            key,
-        )
-        for video in videos
-        if vocabulary is None or encoded[video.id]
-        for key in ("", *views.get(video.id, ()))
-    ]
+    examples: list[Any] = []
+    for video in videos:
+        captions: tuple[Any, ...] = ()
+        if vocabulary is not None:
+            encode = vocabulary.encode
+            if max_segments is None:
+                captions = tuple(map(encode, usable_captions(video, lengths)))
+            else:
+                paragraphs = usable_paragraphs(video, lengths, max_segments)
+                captions = tuple(tuple(map(encode, sentences)) for sentences in paragraphs)
+            if not captions:
+                continue
+        for key in ("", *views.get(video.id, ())):
+            name = key or video.id
+            if max_segments is None:
+                examples.append(Example(video.id, reader.store.length(name), captions, reader, key))
+            else:
+                rows = segment_rows(name, video.segments[:max_segments], reader.store)
+                examples.append(ParagraphExample(video.id, rows, captions, reader, key))
+    return examples
 
 
 SHARE = 0.25  # of the free memory

@@ -24,10 +24,9 @@ from capvid.datasets.batches import (
     ParagraphBatches,
     TrainingBatches,
     make_examples,
-    make_paragraph_examples,
     teacher_tokens,
-    tokenize_captions,
-    tokenize_paragraphs,
+    usable_captions,
+    usable_paragraphs,
 )
 from capvid.datasets.dataset import CaptionedVideo
 from capvid.decoding.beam_search import decode, decode_paragraphs
@@ -73,9 +72,9 @@ class Task:
     def sentences(self, videos: Sequence[CaptionedVideo]) -> list[list[str]]:
         """Return all sentences to learn from, as lists of words."""
         if not self.paragraphs:
-            return [c for captions in tokenize_captions(videos, self.lengths).values() for c in captions]
-        tokens = tokenize_paragraphs(videos, self.lengths, max_segments=self.data.max_segments)
-        return [sentence for paragraphs in tokens.values() for p in paragraphs for sentence in p]
+            return [tokens for video in videos for tokens in usable_captions(video, self.lengths)]
+        segments = self.data.max_segments
+        return [s for v in videos for p in usable_paragraphs(v, self.lengths, segments) for s in p]
 
     def examples(
         self,
@@ -85,10 +84,8 @@ class Task:
         views: Views = NO_VIEWS,
     ) -> list[Any]:
         """Return the videos with usable sentences and their views; without a vocabulary, all videos."""
-        if not self.paragraphs:
-            return make_examples(videos, reader, vocabulary, self.lengths, views)
-        segments = self.data.max_segments
-        return make_paragraph_examples(videos, reader, vocabulary, self.lengths, views, max_segments=segments)
+        segments = self.data.max_segments if self.paragraphs else None
+        return make_examples(videos, reader, vocabulary, self.lengths, views, max_segments=segments)
 
     @torch.inference_mode()
     def teacher_forced(
