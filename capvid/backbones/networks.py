@@ -60,17 +60,25 @@ class OneLayer(Named):
 
 
 class Map(Named):
-    """The last feature map of a timm network, its locations flattened row by row."""
+    """The last feature map of a timm network, its locations flattened row by row, or their ``mean``."""
+
+    def __init__(self, network: Any, *, mean: bool) -> None:
+        super().__init__(network)
+        self.mean = mean
 
     def forward(self, images: Tensor) -> Tensor:
-        """Compute (N, L, D)."""
+        """Compute (N, L, D), or the mean (N, D)."""
         features = self.network.forward_features(images)  # (N, D, rows, columns), or tokens (N, L, D)
-        return features.flatten(2).transpose(1, 2) if features.ndim == 4 else features
+        locations = features.flatten(2).transpose(1, 2) if features.ndim == 4 else features
+        return locations.mean(1) if self.mean else locations
 
 
 @NETWORKS.register("timm")
 def build_timm(entry: BackboneEntry, layer: str) -> nn.Module:
-    """Build a network of timm up to its pooled output (fc7 of VGG), or up to its last map."""
+    """Build a network of timm up to its pooled output (fc7 of VGG), or up to its last map or the map's mean.
+
+    The mean over conv5_3 of VGG-16 is the frame feature of key-value memory (Jain et al. 2016, Section 5.1).
+    """
     import timm
 
     name = entry.architecture or entry.name
@@ -79,12 +87,13 @@ def build_timm(entry: BackboneEntry, layer: str) -> nn.Module:
     # the state dicts of these contain every tensor, so none needs to be initialised
     complete = family in ("resnet", "vgg", "inception_v3", "efficientnet")
     network = build_empty(make) if complete else make()
-    if entry.layers[layer].locations is None:
+    mean = layer.endswith("/mean")
+    if entry.layers[layer].locations is None and not mean:
         return Named(network)
     if type(network).__name__ == "VGG":  # the papers use the map before the last pooling
         network.features = network.features[:-1]
         network.pre_logits = nn.Identity()
-    return Map(network)
+    return Map(network, mean=mean)
 
 
 @NETWORKS.register("torchvision")

@@ -10,6 +10,10 @@ through one tanh layer. The encoder (Eq. 2) is an LSTM with dropout on its input
 recurrence, as in Zaremba et al. (2014), whom the paper names for it. Not in the paper: frame features and
 values may be projected first, and the frame features may serve as values where there are no others.
 
+The paper's values are region codes of DenseCap (Section 5.1), which is published for Torch 7 only. Any
+stream of features of the same frames can be the values; an image embedding of CLIP was learned from
+sentences, as theirs.
+
 Notation for tensor shapes: B batch, T frames, K key width, U value width; the rest as in
 :mod:`capvid.captioners.layers`.
 """

@@ -111,6 +111,19 @@ def test_every_layer(name: str, layer: str) -> None:
 
 
 @pytest.mark.slow
+@torch.inference_mode()
+def test_the_mean_of_conv5_3_is_that_of_its_places() -> None:
+    entry = backbones()["vgg16"]
+    maps, mean = (with_random_weights(build_network(entry, layer)) for layer in ("conv5_3", "conv5_3/mean"))
+    assert maps.state_dict().keys() == mean.state_dict().keys()
+    images = network_input(entry)
+    places = maps(images)[0]  # (196, 512)
+    assert (places >= 0).all()  # after the ReLU
+    expected = torch.stack([sum(places[:, d]) / 196 for d in range(0, 512, 37)])
+    torch.testing.assert_close(mean(images)[0][::37], expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted({name for name, _ in SHIPPED}))
 def test_layers_without_weights_of_their_own_need_none_of_what_lies_beyond(name: str) -> None:
     """The tensors of every layer are among those of the last: one file of weights serves all."""

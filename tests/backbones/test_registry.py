@@ -36,6 +36,7 @@ def test_the_papers_features_are_there() -> None:
         ("googlenet", "pool5/7x7_s1"): (None, 1024),
         ("vgg16", "fc7"): (None, 4096),
         ("vgg16", "conv5_3"): (196, 512),
+        ("vgg16", "conv5_3/mean"): (None, 512),
         ("vgg19", "fc7"): (None, 4096),
         ("inception-v3", "pool3"): (None, 2048),
         ("resnet50", "pool5"): (None, 2048),
