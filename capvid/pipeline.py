@@ -46,7 +46,7 @@ from capvid.features.prefetch import DecodeStage, Input, Video, decode_video, is
 from capvid.output.results import CaptionResult, Segment
 from capvid.utils.device import resolve_device
 from capvid.utils.storage import VideoPath
-from capvid.utils.validation import GIB, limits
+from capvid.utils.validation import GIB, checked_fields, limits
 from capvid.video.frame_sampling import (
     ChosenTimes,
     LimitedSampling,
@@ -64,11 +64,8 @@ if TYPE_CHECKING:
 
 DEFAULT_FRAMES = 28
 MAX_HELD = GIB  # bytes of features or frames that wait for a batch
-TRAINED_OPTIONS = (
-    "length_penalty",
-    "specificity",
-    "no_repeat_words",
-)  # decoding options stored in checkpoints
+# decoding options stored in checkpoints: captions are written as for validation
+TRAINED_OPTIONS = ("beam_size", "max_length", "length_penalty", "specificity", "no_repeat_words")
 Span = tuple[float, float | None]
 
 
@@ -187,17 +184,18 @@ def load(
             model=label,
             **common,
         )
-    decoding = DecodingOptions.from_dict(chosen)
+    checked_fields(DecodingOptions, chosen, what="decoding option")
     checkpoint, backbones, label = load_captioner(folder, published, weights=weights, device=torch_device)
     chat |= {"precision": precision} if precision != "auto" else {}
     if only_chat := [*chat, *(["quantize"] if quantize is not None else [])]:
         problem = f"{only_chat[0]}: only chat models have this option"
         raise UsageError(problem, remedy=f"leave out --{only_chat[0].replace('_', '-')}")
 
+    stored, trained_sampling = _trained_settings(checkpoint, label)
+    decoding = DecodingOptions(**{**stored, **chosen})
     max_words = int(checkpoint.info.get("max_words", decoding.max_length))
     if decoding.max_length > max_words:
         raise UsageError(f"{label}: its captions have {max_words} words at most", remedy="ask for no more")
-    stored, trained_sampling = _trained_settings(checkpoint, label)
     if segmentation is None and checkpoint.captioner.paragraphs:
         segmentation = _parse_segments("auto")
     if requested_sampling is not None:  # features of another sampling are accepted
@@ -207,7 +205,7 @@ def load(
             checkpoint,
             backbones,
             device=torch_device,
-            options=DecodingOptions(**{**stored, **chosen}),
+            options=decoding,
             batch_size=batch_size,
             attention=attention is not False,
             max_frames=max_frames,

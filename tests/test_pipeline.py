@@ -258,7 +258,11 @@ def test_decoding_options_default_to_those_of_the_checkpoint(toy: Toy, tmp_path:
         return folder
 
     assert load(toy.model).generator.options.specificity == 0
-    assert load(with_decoding({"beam_size": 3})).generator.options == DecodingOptions()
+    searched = load(with_decoding({"beam_size": 3, "max_length": 30, "num_captions": 2}))
+    assert searched.generator.options == DecodingOptions(beam_size=3, max_length=30)
+    assert load(folder, beam_size=2, min_length=25).generator.options == DecodingOptions(
+        beam_size=2, max_length=30, min_length=25
+    )
     assert load(with_decoding({"specificity": 0.25})).generator.options == DecodingOptions(specificity=0.25)
     assert load(folder).settings["specificity"] == 0.25
     assert load(folder, specificity=0).generator.options.specificity == 0

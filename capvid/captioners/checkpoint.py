@@ -36,7 +36,6 @@ class _Notes:
     recipe: str = ""
     max_frames: int = bounded(1, maximum=10_000)
     frames: str = choice("spread", "even", "first")
-    max_segments: int = 1
     max_words: int = 1
 
 

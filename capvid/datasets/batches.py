@@ -25,7 +25,7 @@ from capvid.datasets.annotation_files import first_ids
 from capvid.datasets.dataset import CaptionedVideo, Segment
 from capvid.errors import DataError, FeatureFileError
 from capvid.features.feature_store import NO_VIEWS, FeatureStore, Views
-from capvid.text.tokenization import words
+from capvid.text.tokenization import TOKENIZERS
 from capvid.text.vocabulary import BOS, EOS, PAD, Vocabulary
 
 
@@ -74,10 +74,11 @@ class Lengths:
 
     max_words: int
     cut: bool = False
+    tokenizer: str = "scorer"
 
     def words(self, text: str) -> list[str] | None:
         """Return the words of a sentence to train on; None if it is dropped."""
-        tokens = words(text)
+        tokens = TOKENIZERS[self.tokenizer](text)
         if len(tokens) <= self.max_words:
             return tokens or None
         return tokens[: self.max_words] if self.cut else None
@@ -116,13 +117,15 @@ def make_examples(
     """Return an :class:`Example` for each video with usable captions, followed by its ``views``.
 
     With ``max_segments``, return a :class:`ParagraphExample` for each video with usable paragraphs. Without a
-    ``vocabulary``, as for evaluation, all videos are kept, without captions.
+    ``vocabulary``, as for evaluation, all videos are kept, without captions but with all segments, since
+    captioning does not stop after ``max_segments`` either.
 
     Raises:
         DataError: a video has no features, or a segment lies beyond them.
     """
     check_features(videos, reader.store)
     examples: list[Any] = []
+    count = None if vocabulary is None else max_segments
     for video in videos:
         captions: tuple[Any, ...] = ()
         if vocabulary is not None:
@@ -139,7 +142,7 @@ def make_examples(
             if max_segments is None:
                 examples.append(Example(video.id, reader.store.length(name), captions, reader, key))
             else:
-                rows = segment_rows(name, video.segments[:max_segments], reader.store)
+                rows = segment_rows(name, video.segments[:count], reader.store)
                 examples.append(ParagraphExample(video.id, rows, captions, reader, key))
     return examples
 

@@ -31,9 +31,14 @@ class DecodingOptions:
     seed and the sample's number alone, not on the batch.
     """
 
-    beam_size: int = _option(5, "Beam width; 1 is greedy search.", minimum=1, shown="5; chat models: 1")
+    beam_size: int = _option(
+        5, "Beam width; 1 is greedy search.", minimum=1, shown="as in training; chat models: 1"
+    )
     max_length: int = _option(
-        20, "Maximum words per caption (chat models: tokens).", minimum=1, shown="20; chat models: 64"
+        20,
+        "Maximum words per caption (chat models: tokens).",
+        minimum=1,
+        shown="as in training; chat models: 64",
     )
     min_length: int = _option(0, "Minimum words per caption.")
     length_penalty: float = _option(  # n ** 1000 overflows

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Callable
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -79,7 +80,37 @@ def ptb_tokenize(caption: str) -> list[str]:
     return list(_tokens(caption))
 
 
-words = ptb_tokenize  # training captions are tokenized as by the scorer
+words = ptb_tokenize  # by default, training captions are tokenized as by the scorer
+
+
+def nltk_tokenize(caption: str) -> list[str]:
+    """Return NLTK's ``word_tokenize`` of a caption in lower case, punctuation included.
+
+    A caption counts as one sentence: NLTK's sentence splitter is a download of its own.
+    """
+    from nltk.tokenize import word_tokenize
+
+    return list(word_tokenize(caption.lower(), preserve_line=True))
+
+
+def nltk_words(caption: str) -> list[str]:
+    """Return the tokens of :func:`nltk_tokenize` that have a letter or digit (M3, Section 4.2)."""
+    return [token for token in nltk_tokenize(caption) if any(map(str.isalnum, token))]
+
+
+def wordpunct_tokenize(caption: str) -> list[str]:
+    """Return NLTK's ``wordpunct_tokenize`` of a caption in lower case (key-value memory, Section 5.1)."""
+    from nltk.tokenize import wordpunct_tokenize
+
+    return list(wordpunct_tokenize(caption.lower()))
+
+
+TOKENIZERS: dict[str, Callable[[str], list[str]]] = {
+    "scorer": ptb_tokenize,
+    "nltk": nltk_tokenize,
+    "nltk-words": nltk_words,
+    "wordpunct": wordpunct_tokenize,
+}
 
 
 @lru_cache(maxsize=1 << 17)

@@ -50,7 +50,7 @@ class Task:
 
     def __init__(self, data: DataOptions, *, paragraphs: bool) -> None:
         self.data, self.paragraphs = data, paragraphs
-        self.lengths = Lengths(data.max_words, cut=data.long_captions == "cut")
+        self.lengths = Lengths(data.max_words, cut=data.long_captions == "cut", tokenizer=data.tokenizer)
 
     def check(self, videos: Sequence[CaptionedVideo], name: str) -> None:
         """Raise DataError unless every video has references for the captioner ``name``."""
@@ -206,7 +206,6 @@ def task_of(checkpoint: Checkpoint) -> Task:
     data = DataOptions(
         max_frames=int(info["max_frames"]),
         frames=str(info.get("frames", "spread")),
-        max_segments=int(info.get("max_segments", DataOptions.max_segments)),
     )
     return Task(data, paragraphs=checkpoint.captioner.paragraphs)
 
@@ -264,7 +263,7 @@ def calibrate(
     x = np.array(
         [signals(hypothesis, unconditional[tuple(hypothesis.tokens)]) for hypothesis in best.values()]
     )
-    captions = [vocabulary.decode(hypothesis.tokens) for hypothesis in best.values()]
+    captions = [" ".join(vocabulary.decode(hypothesis.tokens)) for hypothesis in best.values()]
     scorer = CiderD({video.id: list(video.captions) for video in videos})
     right = np.array(scorer.score_captions(list(best), captions)) >= RIGHT_FROM
     intercept, (per_logprob, per_information) = fit(x, right)

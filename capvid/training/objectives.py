@@ -450,7 +450,10 @@ class SelfCritical:
 
         Augmented views of the same video do not count as other videos.
         """
-        captions = [self.vocabulary.decode(sample.tokens) for video in samples for sample in video]
+        decoded = [self.vocabulary.decode(sample.tokens) for video in samples for sample in video]
+        # words of another tokenizer than the scorer's are scored as text
+        ours = self.recipe.data.tokenizer == "scorer"
+        captions = decoded if ours else [" ".join(words) for words in decoded]
         count = len(captions) // len(ids)
 
         def scores(names: Sequence[str]) -> Tensor:

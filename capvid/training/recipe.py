@@ -11,6 +11,7 @@ from typing import Any
 
 from capvid.decoding.decoding_options import DecodingOptions
 from capvid.errors import UsageError
+from capvid.text.tokenization import TOKENIZERS
 from capvid.utils.files import read_regular
 from capvid.utils.registry import did_you_mean
 from capvid.utils.validation import LARGEST, MIB, checked_fields, option, parse_toml, short
@@ -41,9 +42,15 @@ class DataOptions:
     frame_dropout: float = _rate(0.0, "Rate of dropped frames in training; at least one is kept.")
     captions_per_video: int = option(20, "Captions, or paragraphs, per epoch for each video and view.")
     views: bool = option(True, "Train on augmented views of the videos, if the features hold any.")
-    max_segments: int = option(12, "Maximum segments per video, from the first (paragraphs only).")
+    max_segments: int = option(12, "Paragraphs: maximum segments per video to learn from, from the first.")
     max_words: int = option(30, "Maximum length of training captions.")
     long_captions: str = option("drop", "drop or cut longer captions.", choices=("drop", "cut"))
+    tokenizer: str = option(
+        "scorer",
+        "Words of training captions: the scorer's, or NLTK's word_tokenize (nltk; nltk-words without "
+        "punctuation) or wordpunct_tokenize.",
+        choices=tuple(TOKENIZERS),
+    )
     min_count: int = option(1, "Minimum occurrences of a word in the training captions.")
     max_vocabulary: int = _count(20_000, "Maximum words; the most frequent are kept.", maximum=LARGEST - 4)
     vocabulary: str = option("", "Run folder or bundled captioner whose vocabulary to use instead.")
@@ -154,7 +161,6 @@ class Recipe:
             "recipe": self.name,
             "max_frames": self.data.max_frames,
             "frames": self.data.frames,
-            "max_segments": self.data.max_segments,
             "decoding": asdict(self.decoding),
         }
 

@@ -23,10 +23,11 @@ from capvid.datasets.batches import (
     ParagraphBatches,
     ParagraphExample,
     TrainingBatches,
+    make_examples,
     prefetch,
     segment_rows,
 )
-from capvid.datasets.dataset import Segment
+from capvid.datasets.dataset import CaptionedVideo, Segment
 from capvid.errors import DataError, FeatureFileError
 from capvid.features.feature_file import FeatureHeader, Features, save_features
 from capvid.features.feature_store import FeatureStore
@@ -198,6 +199,19 @@ def test_paragraphs_keep_segments_and_sentences_together() -> None:
                 assert words == [20 + 10 * video + segment] * (segment + 1) + [EOS]
                 assert batch.inputs[row, segment, : len(words)].tolist() == [BOS, *words[:-1]]
     assert rows == epoch_batches.captions == 8
+
+
+def test_evaluation_takes_all_segments(tmp_path: Path) -> None:
+    store = save_timed_features(tmp_path, None)
+    segments = tuple(Segment(n, n + 1) for n in range(5))
+    video = CaptionedVideo("v", "val", (), segments, (("a dog",) * 5,))
+    options = {"reader": FrameReader(store), "lengths": Lengths(9), "max_segments": 2}
+    learned = make_examples(
+        [video], vocabulary=Vocabulary.build([["a"]], min_count=1, max_size=9), **options
+    )[0]
+    assert (len(learned.segments), len(learned.paragraphs[0])) == (2, 2)
+    evaluated = make_examples([video], vocabulary=None, **options)[0]
+    assert len(evaluated.segments) == 5
 
 
 def save_timed_features(folder: Path, times: list[float] | None) -> FeatureStore:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from capvid.text import tokenization as tokenize
-from capvid.text.tokenization import ptb_tokenize, words
+from capvid.text.tokenization import TOKENIZERS, ptb_tokenize, words
 
 
 @pytest.mark.parametrize(
@@ -102,3 +102,17 @@ def test_agreement_with_the_published_tokenizer(shared_data: Path) -> None:
     same = sum(" ".join(ptb_tokenize(raw)) == tokens for raw, tokens in pairs)
     assert len(pairs) > 20_000
     assert same >= 0.9995 * len(pairs)
+
+
+@pytest.mark.parametrize(
+    ("name", "tokens"),
+    [
+        ("scorer", "the girl 's hat is n't red she said"),
+        ("nltk", "the girl 's hat is n't red , she said ."),
+        ("nltk-words", "the girl 's hat is n't red she said"),
+        ("wordpunct", "the girl ' s hat isn ' t red , she said ."),
+    ],
+)
+def test_tokenizers_of_training_captions(name: str, tokens: str) -> None:
+    assert TOKENIZERS[name]("The girl's hat isn't red, she said.") == tokens.split()
+    assert TOKENIZERS[name](" ") == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -130,3 +131,22 @@ def test_features_of_another_rate_are_noted(tmp_path: Path) -> None:
     store, videos = FeatureStore([tmp_path]), [CaptionedVideo("v", "train", ("a dog",))]
     assert sampling_mismatch("fps:1", store, videos) == ""
     assert "frames sampled by fps:1; the recipe expects" in sampling_mismatch("fps:2", store, videos)
+
+
+def test_captions_are_learned_in_the_words_of_the_recipes_tokenizer(tmp_path: Path) -> None:
+    videos, _ = write_dataset(tmp_path)
+    videos = [
+        replace(video, captions=tuple(f"{text}, isn't it?" for text in video.captions)) for video in videos
+    ]
+    features = [tmp_path / "features.safetensors"]
+    settings = [*SETTINGS, "training.epochs=1"]
+    wordpunct = [*settings, "data.tokenizer=wordpunct"]
+    for name, own, others in (("scorer", "n't", "?"), ("wordpunct", "?", "n't")):
+        chosen = [*settings, f"data.tokenizer={name}"]
+        capvid.train("m3-small", videos, features, tmp_path / name, settings=chosen)
+        known = load_checkpoint(tmp_path / name).vocabulary.words
+        assert own in known and others not in known
+    # sampled captions are rewarded as text: their punctuation costs nothing
+    start = tmp_path / "wordpunct"
+    critical = [*wordpunct, "self_critical.epochs=1"]
+    capvid.train("m3-small", videos, features, tmp_path / "b", settings=critical, self_critical=start)
