@@ -14,7 +14,7 @@ from recurrent_reference import Matrix, Vector, Weights, dot, product, rows, sig
 from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn import functional as F
-from variants import all_real, clip, make, weights
+from variants import all_real, clip, make, padded_pair, weights
 
 from capvid.captioners.base import build
 from capvid.captioners.checkpoint import load_checkpoint
@@ -140,6 +140,33 @@ def test_steps_match_the_reference(addressing: str, encoder: str, streams: str) 
         logits, state, trace = captioner.step(torch.tensor([token]), state)
         torch.testing.assert_close(trace["attention"][0].tolist(), alpha, atol=1e-5, rtol=0)
         torch.testing.assert_close(logits[0].log_softmax(-1).tolist(), logprobs, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("streams", STREAMS)
+@pytest.mark.parametrize("encoder", ["lstm", "none"])
+@pytest.mark.parametrize("addressing", ["memory-lstm", "last-read", "none"])
+def test_two_padded_videos_match_the_reference_of_each(addressing: str, encoder: str, streams: str) -> None:
+    options = STREAMS[streams]
+    captioner = make(f"kv-memory-{addressing}-{encoder}", **options)
+    if captioner.config.standardise:
+        captioner.standardise.fit([torch.randn(50, 5) * 3 + 1])
+    features, mask, lengths = padded_pair(captioner)
+    sentences, w = [TOKENS, [1, 3, 9]], weights(captioner)
+    both = [
+        kv_memory(w, video[:length].tolist(), sentence, addressing, options.get("value_width", 0))
+        for video, length, sentence in zip(features, lengths, sentences, strict=True)
+    ]
+    expected = [logprobs for logprobs, _ in both]
+    tokens = torch.tensor(sentences)
+    forced = captioner(features, mask, tokens).log_softmax(-1)  # (2, L, V)
+    torch.testing.assert_close(forced.tolist(), expected, atol=1e-10, rtol=0)
+    state = captioner.encode(features, mask)
+    for position in range(len(TOKENS)):
+        logits, state, trace = captioner.step(tokens[:, position], state)
+        by_step = [video[position] for video in expected]
+        torch.testing.assert_close(logits.log_softmax(-1).tolist(), by_step, atol=1e-10, rtol=0)
+        alpha = [attention[position] + [0.0] * (4 - len(attention[position])) for _, attention in both]
+        torch.testing.assert_close(trace["attention"].tolist(), alpha, atol=1e-10, rtol=0)
 
 
 @pytest.mark.parametrize("width", [5, 6])

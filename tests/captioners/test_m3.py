@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from recurrent_reference import m3, soft_attention
-from variants import all_real, clip, make, weights
+from variants import all_real, clip, make, padded_pair, weights
 
 from capvid.captioners.base import build
 
@@ -70,3 +70,27 @@ def test_dropout_spares_the_features_of_the_cnn(name: str, projection: int) -> N
         assert (frames == 0).float().mean() > 0.5
     else:
         torch.testing.assert_close(frames, features, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("options", [{}, {"projection": 4, "standardise": True}])
+@pytest.mark.parametrize("name", ["soft-attention", "m3"])
+def test_two_padded_videos_match_the_reference_of_each(name: str, options: dict) -> None:
+    captioner = make(name, **options)
+    if options:
+        captioner.standardise.fit(torch.randn(50, 5) * 3 + 1)
+    features, mask, lengths = padded_pair(captioner)
+    sentences = [TOKENS, [1, 3, 9]]
+    expected = []
+    for video, length, sentence in zip(features, lengths, sentences, strict=True):
+        frames = video[:length].tolist()
+        w = weights(captioner)
+        expected.append(soft_attention(w, frames, sentence) if name != "m3" else m3(w, frames, sentence)[0])
+    tokens = torch.tensor(sentences)
+    forced = captioner(features, mask, tokens).log_softmax(-1)  # (2, L, V)
+    torch.testing.assert_close(forced.tolist(), expected, atol=1e-10, rtol=0)
+    state = captioner.encode(features, mask)
+    for position in range(len(TOKENS)):
+        logits, state, trace = captioner.step(tokens[:, position], state)
+        by_step = [video[position] for video in expected]
+        torch.testing.assert_close(logits.log_softmax(-1).tolist(), by_step, atol=1e-10, rtol=0)
+        assert not trace["attention"][~mask].any()

@@ -80,6 +80,14 @@ def all_real(*shape: int) -> Tensor:
     return torch.ones(*shape, dtype=torch.bool)
 
 
+def padded_pair(captioner: Captioner) -> tuple[Tensor, Tensor, list[int]]:
+    """Return features (2, 4, D) of videos of 2 and 4 frames, padded with large numbers; mask, lengths."""
+    features, lengths = clip(captioner, 2, 4), [2, 4]
+    mask = torch.arange(4) < torch.tensor(lengths).unsqueeze(-1)
+    features[~mask] = 1e3
+    return features, mask, lengths
+
+
 def weights(captioner: Captioner) -> dict[str, list]:
     """Return all tensors by name, as nested lists."""
     return {name: tensor.tolist() for name, tensor in captioner.state_dict().items()}
