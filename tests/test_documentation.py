@@ -17,11 +17,15 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 import pytest
 from toy import Run, capvid
+
+from capvid.captioners.base import CAPTIONERS
+from capvid.decoding.decoding_options import DecodingOptions
+from capvid.training.recipe import DataOptions, TrainingOptions
 
 __all__ = ["capvid"]
 
@@ -188,3 +192,19 @@ def test_links_have_targets() -> None:
 
 def test_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 90
+
+
+def test_options_named_beside_the_papers_exist() -> None:
+    """The last column of the table of deviations, with or without wildcards."""
+    known = {"--values", "none"}
+    sections = {"data": DataOptions, "training": TrainingOptions, "decoding": DecodingOptions}
+    for name, section in sections.items():
+        known |= {f"{name}.*", *(f"{name}.{field.name}" for field in fields(section))}
+    for captioner in CAPTIONERS.values():
+        known |= {f"model.{field.name}" for field in fields(captioner.config_class)}
+    table = (ROOT / "docs" / "papers.md").read_text(encoding="utf-8")
+    rows = [line.split("|") for line in table.splitlines() if line.startswith("|")][2:]
+    assert len(rows) > 40
+    for row in rows:
+        assert len(row) == 7, row
+        assert {option.strip(" `") for option in row[5].split(",")} <= known, row

@@ -16,6 +16,7 @@ Where the print leaves room or is departed from:
 - Eq. 25 prints no bias, and there is none.
 - Only the hidden state is densely connected; the cell state is the ordinary one. Of s_0 and c_0 nothing is
   said: a tanh layer makes them of the mean encoded frame.
+- Section 4.2 pads videos below 40 frames with zeros, which take part; here padded frames are masked.
 - Dropout falls, as in Zaremba et al. (2014), on what goes into and comes out of the LSTMs, never on
   what goes from step to step: on words, embedded frames, encoded frames, and s_t before Eq. 25.
 

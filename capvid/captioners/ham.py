@@ -22,6 +22,7 @@ Where the print leaves room or is departed from:
   state that stands in for it, is zero there, and Eq. 6-9 begin with the first word.
 - The LSTM of Eq. 5 is printed without biases and has none; those of f_m and f_g are not printed and have
   them. Eq. 6, 7 and 11 have no biases.
+- Eq. 12 lists the parameters of its L2 term without those of the decoder and the words; here it covers all.
 - Eq. 6 prints K x K for W_v and W_g; ``attention`` may be other than K here, and so may be the width of H_v
   without temporal model. With ``projection``, frames go through a linear layer first (not printed).
 - Since the weights of Eq. 2 sum to 1, standardising and projecting the attended location F^t of Eq. 3 equals

@@ -7,7 +7,8 @@ video and text. ``recurrent_gradient`` leaves out the stop-gradient SG.
 Positions are relative: Eq. (c) and (d) below are the terms of Dai et al., Section 3.3, beside the content
 terms (a) and (b). A distance counts real tokens only, padding of frames or words moves nothing; as the video
 sees itself whole, a key may also lie behind its query, at a negative distance. The text's distance
-to the video and to the previous segment goes on where the video's ends. What is common to the transformers
+to the video and to the previous segment goes on where the video's ends. Each layer has a u and a v of its
+own, while those of Dai et al. carry no index of a layer. What is common to the transformers
 is described in :mod:`capvid.captioners.transformer`, the notation too; P are the previous segment's tokens.
 """
 
