@@ -33,6 +33,7 @@ BUNDLED = _PACKAGE / "bundled"  # weights in half precision, and model cards
 MODELS_FILE = _PACKAGE / "models.toml"
 if not MODELS_FILE.is_file():  # a source checkout, not an installed package
     MODELS_FILE = _PACKAGE.parent / "models.toml"
+_FREE = re.compile(r"(apache-2\.0|bsd-[23]-clause|mit|cc0-1\.0|bvlc googlenet: unrestricted use)(?![\w.-])")
 _CLIP_RATE = 30  # frames per second of the videos to which a clip's stride refers
 
 
@@ -107,7 +108,12 @@ class BackboneEntry:
     clip: Clip | None = None  # None for a network of single frames
     half: bool | None = None
     alternatives: tuple[str, ...] = ()  # other files of the same Hub repository to try
-    config: Mapping[str, Any] = field(default_factory=dict)  # arguments of transformers' configuration class
+    config: Mapping[str, Any] = field(default_factory=dict)  # options of timm or transformers
+
+    @property
+    def is_free(self) -> bool:
+        """Whether the licence of the weights is a free one."""
+        return _FREE.match(self.licence.lower()) is not None
 
     def describe_input(self) -> str:
         """Return the description of the network's input that feature headers contain."""

@@ -24,8 +24,13 @@ if TYPE_CHECKING:
 
 _MAX_NAME_LENGTH = 500  # characters of a tensor's name
 _MAX_LISTED = 3  # tensors listed in a message
-# text in the tensor names of these networks; without it they are not tried, since they are slow to import
-_MARKERS = {"clip": "visual_projection", "videomae": "patch_embeddings"}
+# text in the tensor names of these networks; without it they are not tried, since they are slow to build
+_MARKERS = {
+    "clip": "visual_projection",
+    "videomae": "patch_embeddings",
+    "vjepa2": "patch_embeddings",
+    "vit": "patch_embed",
+}
 # names of EfficientNet-Lite0's modules, lukemelas' and timm's: outside blocks, in a block, in the first block
 _LITE0_NAMES = [
     dict(pair.split(":") for pair in pairs.split())
@@ -83,7 +88,8 @@ def convert(path: Path, *, backbone: str | None = None) -> Conversion:
         return match
     fits = []
     for candidate in backbones().values():
-        marker = _MARKERS.get(candidate.kind, "")
+        family = (candidate.architecture or candidate.kind).partition("_")[0]
+        marker = _MARKERS.get(family, "")
         if candidate.source != "none" and any(marker in name for name in tensors):
             match = _match(candidate, tensors)
             if isinstance(match, Conversion):

@@ -67,9 +67,12 @@ class Map(Named):
         self.mean = mean
 
     def forward(self, images: Tensor) -> Tensor:
-        """Compute (N, L, D), or the mean (N, D)."""
-        features = self.network.forward_features(images)  # (N, D, rows, columns), or tokens (N, L, D)
-        locations = features.flatten(2).transpose(1, 2) if features.ndim == 4 else features
+        """Compute (N, L, D), or the mean (N, D); class and register tokens are left out."""
+        features = self.network.forward_features(images)  # (N, D, rows, columns), or tokens (N, P + L, D)
+        if features.ndim == 4:
+            locations = features.flatten(2).transpose(1, 2)
+        else:
+            locations = features[:, getattr(self.network, "num_prefix_tokens", 0) :]
         return locations.mean(1) if self.mean else locations
 
 
@@ -81,12 +84,11 @@ def build_timm(entry: BackboneEntry, layer: str) -> nn.Module:
     """
     import timm
 
-    name = entry.architecture or entry.name
-    make: Callable[[], Any] = partial(timm.create_model, name, pretrained=False, num_classes=0)
-    family = timm.models.model_entrypoint(name).__module__.rpartition(".")[2]
-    # the state dicts of these contain every tensor, so none needs to be initialised
-    complete = family in ("resnet", "vgg", "inception_v3", "efficientnet")
-    network = build_empty(make) if complete else make()
+    options = {"num_classes": 0, **entry.config}
+    network = build_empty(partial(timm.create_model, entry.architecture or entry.name, **options))
+    for module in network.modules():  # buffers that no weights file contains, such as rotary positions
+        if hasattr(module, "init_non_persistent_buffers"):
+            module.init_non_persistent_buffers()
     mean = layer.endswith("/mean")
     if entry.layers[layer].locations is None and not mean:
         return Named(network)
@@ -177,6 +179,26 @@ def build_videomae(entry: BackboneEntry, layer: str) -> nn.Module:
     from transformers import VideoMAEConfig, VideoMAEModel
 
     return VideoMaeEncoder(build_empty(lambda: VideoMAEModel(VideoMAEConfig(**entry.config))))
+
+
+class VJepa2Encoder(Named):
+    """The mean over V-JEPA 2's tokens of a clip."""
+
+    def published_name(self, name: str) -> str:
+        """Return the name in the published file, where the predictor stands beside the encoder."""
+        return f"encoder.{name}"
+
+    def forward(self, clips: Tensor) -> Tensor:
+        """Compute the mean token of clips (N, 3, C, h, w): (N, D)."""
+        return self.network(pixel_values_videos=clips.transpose(1, 2)).last_hidden_state.mean(1)
+
+
+@NETWORKS.register("vjepa2")
+def build_vjepa2(entry: BackboneEntry, layer: str) -> nn.Module:
+    """Build V-JEPA 2's encoder in transformers (Assran et al., 2025, arXiv:2506.09985)."""
+    from transformers import VJEPA2Config, VJEPA2Model
+
+    return VJepa2Encoder(build_empty(lambda: VJEPA2Model(VJEPA2Config(**entry.config)).encoder))
 
 
 @NETWORKS.register("grid")

@@ -6,6 +6,7 @@ is recorded at the first use, as for files of the Hub. ``HF_HUB_OFFLINE`` forbid
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import sys
@@ -72,6 +73,9 @@ def _remote_weights(entry: BackboneEntry, *, download: bool) -> Path | None:
 
         if not download:
             return hub.cached(entry.source, entry.file, alternatives=entry.alternatives)
+        if not entry.is_free and _remote_weights(entry, download=False) is None:
+            message = "note: the weights of %s have a licence of their own: %s"
+            logging.getLogger("capvid").warning(message, entry.name, entry.licence)
         return hub.fetch(entry.source, entry.file, sha256=entry.sha256, alternatives=entry.alternatives)
     if entry.source.startswith("torchvision:"):
         return fetch_torchvision(entry.source) if download else _cached_torchvision(entry.source)

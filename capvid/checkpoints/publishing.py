@@ -26,7 +26,6 @@ CARD = "README.md"
 RECIPE, METRICS, TEST = "recipe.json", "metrics.jsonl", "test.json"
 _LICENCE = re.compile(r"[a-z0-9][a-z0-9.-]*")
 _TAG = re.compile(r"[\w.-]+", re.ASCII)
-_FREE = re.compile(r"(apache-2\.0|bsd-[23]-clause|mit|cc0-1\.0|bvlc googlenet: unrestricted use)(?![\w.-])")
 _LOCAL_PATH = re.compile(
     r"(?:^|[\s\"'=:(,\[])"  # what a path may stand after
     r"((?:/[^/\s\"']+){2,}|~/[^\s\"']+|[A-Za-z]:[\\/][^\s\"'/]+|\\\\\w[^\s\"']+)"
@@ -240,7 +239,7 @@ def _weights(run: Run) -> tuple[dict[str, Path], dict[str, str]]:
         sha256 = stream.weights_sha256 or entry.sha256
         if not published_apart(entry):
             left_out[name] = "comes with capvid"
-        elif not _FREE.match(entry.licence.lower()):
+        elif not entry.is_free:
             left_out[name] = f"licence: {entry.licence}"
         elif sha256 is not None and sha256_file(path) != sha256:
             left_out[name] = "not those that the captioner was trained with"

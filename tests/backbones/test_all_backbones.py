@@ -9,6 +9,7 @@ import sys
 import numpy as np
 import pytest
 import torch
+from encoders import shallow
 from fast_paths import is_fast
 from torch import Tensor, nn
 
@@ -43,7 +44,7 @@ def with_random_weights(module: nn.Module) -> nn.Module:
             values = noise.repeat(tensor.numel() // len(noise) + 1)[: tensor.numel()]
             tensor.copy_(values.view(tensor.shape)).mul_((2 / tensor[0].numel()) ** 0.5)
         else:
-            tensor.fill_(1.0 if "norm" in name or name.endswith((".weight",)) else 0.0)
+            tensor.fill_(1.0 if "norm" in name or name.endswith((".weight", "gamma_1", "gamma_2")) else 0.0)
     return module.eval().requires_grad_(False)
 
 
@@ -82,7 +83,7 @@ def network_input(entry: BackboneEntry) -> Tensor:
 @pytest.mark.parametrize(("name", "layer"), SHIPPED)
 @torch.inference_mode()
 def test_every_layer(name: str, layer: str) -> None:
-    entry = backbones()[name]
+    entry = shallow(backbones()[name], 2)
     size = entry.layers[layer]
     module = with_random_weights(build_network(entry, layer))
     frames = np.random.default_rng(0).integers(0, 256, (1, 48, 64, 3), dtype=np.uint8)
