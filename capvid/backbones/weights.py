@@ -74,8 +74,8 @@ def _remote_weights(entry: BackboneEntry, *, download: bool) -> Path | None:
         if not download:
             return hub.cached(entry.source, entry.file, alternatives=entry.alternatives)
         if not entry.is_free and _remote_weights(entry, download=False) is None:
-            message = "note: the weights of %s have a licence of their own: %s"
-            logging.getLogger("capvid").warning(message, entry.name, entry.licence)
+            message = "note: the weights of %s have a licence of their own: %s; `capvid models %s` says more"
+            logging.getLogger("capvid").warning(message, entry.name, entry.licence, entry.name)
         return hub.fetch(entry.source, entry.file, sha256=entry.sha256, alternatives=entry.alternatives)
     if entry.source.startswith("torchvision:"):
         return fetch_torchvision(entry.source) if download else _cached_torchvision(entry.source)

@@ -100,8 +100,10 @@ def test_a_licence_of_its_own_is_stated_before_the_download(
     monkeypatch.setattr(client, "cached", lambda *_, **__: Path(__file__) if cached else None)
     monkeypatch.setattr(client, "fetch", fetch)
     find_weights(entry, None, ())
-    note = f"note: the weights of {name} have a licence of their own: {entry.licence}"
-    assert stated == ([] if cached or name == "siglip2-base" else [note])
+    note = f"note: the weights of {name} have a licence of their own: {entry.licence}; `capvid models {name}`"
+    assert [text.removesuffix(" says more") for text in stated] == (
+        [] if cached or name == "siglip2-base" else [note]
+    )
 
 
 def test_sizes_are_those_of_the_configurations_of_transformers() -> None:
