@@ -1,10 +1,11 @@
-"""Seconds of tokenizer, BLEU, ROUGE_L and CIDEr-D, in capvid and in pycocoevalcap.
+"""Seconds of tokenizer, BLEU, ROUGE_L and CIDEr-D, in capvid and in pycocoevalcap, and of the processes.
 
 python benchmarks/scoring.py CASE.json PYTHON [VIDEOS] [REFERENCES]
 
 CASE.json holds ``{"references": {id: [caption]}, "predictions": {id: caption}}``; its captions are resampled
 to 2990 videos with 20 references. PYTHON is an interpreter with pycocoevalcap and Java;
-both score the same captions, alternating, three times; the best time of each part counts.
+both score the same captions, alternating, three times; the best time of each part counts. The last line
+compares all of ``capvid score`` with a process of pycocoevalcap, start and reading included.
 """
 
 from __future__ import annotations
@@ -91,6 +92,20 @@ def in_process(python: str, path: str, which: str) -> dict[str, tuple[float, flo
     return json.loads(done.stdout.splitlines()[-1])
 
 
+def command(folder: str, case: dict[str, Any]) -> list[str]:
+    """Write the case as files and return the command that scores them."""
+    for name, captions in case.items():
+        Path(folder, f"{name}.json").write_text(json.dumps(captions), encoding="utf-8")
+    files = [f"{folder}/predictions.json", f"{folder}/references.json"]
+    return [sys.executable, "-m", "capvid", "score", *files, "--metrics", "bleu,rouge,cider", "--json"]
+
+
+def seconds(arguments: list[str]) -> float:
+    start = time.perf_counter()
+    subprocess.run(arguments, capture_output=True, check=True)
+    return time.perf_counter() - start
+
+
 def main() -> None:
     if sys.argv[1] in ("--ours", "--theirs"):
         case = json.loads(Path(sys.argv[2]).read_text(encoding="utf-8"))
@@ -106,6 +121,8 @@ def main() -> None:
             (in_process(python, path, "theirs"), in_process(sys.executable, path, "ours"))
             for _ in range(RUNS)
         ]
+        score = command(folder, case)
+        whole = [(seconds([python, __file__, "--theirs", path]), seconds(score)) for _ in range(RUNS)]
     best = [{part: min(run[side][part][0] for run in runs) for part in runs[0][side]} for side in (0, 1)]
     print(f"{videos} videos, {count} references each; seconds, best of {RUNS}")
     for part in best[0]:
@@ -113,6 +130,9 @@ def main() -> None:
         print(f"{part:10} {best[0][part]:6.2f} {best[1][part]:6.2f}{agree}")
     totals = [sum(parts.values()) for parts in best]
     print(f"{'total':10} {totals[0]:6.2f} {totals[1]:6.2f}  {totals[0] / totals[1]:.1f} times as fast")
+    theirs_best, ours_best = (min(run[side] for run in whole) for side in (0, 1))
+    ratio = theirs_best / ours_best
+    print(f"{'process':10} {theirs_best:6.2f} {ours_best:6.2f}  {ratio:.1f} times as fast")
 
 
 if __name__ == "__main__":

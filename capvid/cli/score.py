@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import csv
+import gc
 import io
 import platform
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -36,6 +38,19 @@ Evaluator = Literal["2018", "2019"]
 Form = Literal["coco", "msrvtt", "msvd", "activitynet", "youcook2", "captions", "paragraphs", "jsonl"]
 
 
+@contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """Disable the garbage collector: captions are many, and hold no cycles to look for."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+@_no_garbage_collection()
 def score(
     predictions: Annotated[Path, typer.Argument(metavar="PREDICTIONS", show_default=False)],
     references: Annotated[list[str], typer.Argument(metavar="REFERENCES", show_default=False)],

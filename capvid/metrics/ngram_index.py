@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 
 import numpy as np
 from numpy.typing import NDArray
@@ -73,12 +75,15 @@ class ReferenceIndex:
         self.rows = {video: row for row, video in enumerate(references)}
         counts = [len(lines) for lines in references.values()]
         self.first: Ints = np.concatenate(([0], np.cumsum(counts))).astype(np.int64)
-        self._numbers: dict[str, int] = {}
+        self._numbers: dict[str, int] = defaultdict(count().__next__)
         self.words, words = self._read([line for lines in references.values() for line in lines])
         keys_by_order: list[Ints] = []
 
         def number(n: int, keys: Ints) -> Ints:
-            distinct, gram = np.unique(keys, return_inverse=True)
+            if n == 1:  # words are numbered without gaps
+                distinct, gram = np.arange(len(self._numbers)), keys
+            else:
+                distinct, gram = np.unique(keys, return_inverse=True)
             keys_by_order.append(distinct)
             return gram.reshape(-1)
 
@@ -104,12 +109,13 @@ class ReferenceIndex:
 
     def _read(self, lines: Sequence[str]) -> tuple[Ints, Ints]:
         """Return the number of words per line, and the ids of all words in order."""
-        numbers = self._numbers
-        lengths, ids = [], []
+        number = self._numbers.__getitem__
+        lengths: list[int] = []
+        ids: list[int] = []
         for line in lines:
             words = line.split()
             lengths.append(len(words))
-            ids += [numbers.setdefault(word, len(numbers)) for word in words]
+            ids += map(number, words)
         return np.array(lengths, dtype=np.int64), np.array(ids, dtype=np.int64)
 
 

@@ -130,7 +130,11 @@ def caption_texts(
             [next(ready) if isinstance(caption, str) else " ".join(caption) for caption in captions]
         )
     else:
-        tokens = iter([tokenize(caption, tokenizer=tokenizer) for caption in captions])
+        distinct = {caption for caption in captions if isinstance(caption, str)}
+        known = {caption: tokenize(caption, tokenizer=tokenizer) for caption in distinct}
+        tokens = iter(
+            [known[caption] if isinstance(caption, str) else " ".join(caption) for caption in captions]
+        )
     return Texts(
         predictions={video: next(tokens) for video in references},
         references={video: [next(tokens) for _ in texts] for video, texts in references.items()},

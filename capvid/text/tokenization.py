@@ -31,7 +31,8 @@ _ABBREVIATIONS = (
 )
 _MAY_KEEP_DOT = re.compile(rf"{_ABBREVIATIONS}|[a-z]")
 
-_PLAIN = re.compile(r"\s*[a-z0-9]+(?:\s+[a-z0-9]+)*\s*[.]?\s*", re.ASCII)
+_WORD = "[a-z0-9]+(?:-[a-z]+)*"
+_PLAIN = re.compile(rf"\s*{_WORD}(?:\s+(?:{_WORD}|'s))*\s*[.]?\s*", re.ASCII)
 _MAY_JOIN = re.compile(r"[0-9]\s+[0-9]")  # telephone numbers are one token
 _CHARACTERS = str.maketrans(
     dict.fromkeys("\u2019\u201b", "'")
@@ -119,7 +120,8 @@ def _tokens(caption: str) -> tuple[str, ...]:
     if _PLAIN.fullmatch(text) and not _MAY_JOIN.search(text):
         plain = text.replace(".", " ").split()
         keeps_dot = "." in text and _MAY_KEEP_DOT.fullmatch(plain[-1])
-        if not keeps_dot and _SPLIT_WORDS.isdisjoint(plain):
+        parts = " ".join(plain).replace("-", " ").split() if "-" in text else plain
+        if not keeps_dot and _SPLIT_WORDS.isdisjoint(parts):
             return tuple(plain)
     return tuple(_treebank_tokens(text))
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import random
 import subprocess
 import sys
 from pathlib import Path
@@ -116,3 +117,30 @@ def test_agreement_with_the_published_tokenizer(shared_data: Path) -> None:
 def test_tokenizers_of_training_captions(name: str, tokens: str) -> None:
     assert TOKENIZERS[name]("The girl's hat isn't red, she said.") == tokens.split()
     assert TOKENIZERS[name](" ") == []
+
+
+def test_plain_words_need_no_rules() -> None:
+    """Captions of plain words are split without NLTK into the same tokens."""
+    draw = random.Random(0)
+    parts = [
+        "a",
+        "x-ray",
+        "gonna",
+        "gonna-be",
+        "wan-na",
+        "'s",
+        "3",
+        "3-wheel",
+        "dr",
+        "a-mr",
+        "cannot",
+        "t",
+        "d-ye",
+    ]
+    plain = 0
+    for _ in range(3000):
+        caption = draw.choice([" ", "  "]).join(draw.choices(parts, k=draw.randint(1, 6)))
+        caption += draw.choice(["", ".", " ."])
+        plain += bool(tokenize._PLAIN.fullmatch(caption))
+        assert ptb_tokenize(caption) == tokenize._treebank_tokens(caption), caption
+    assert plain > 1000
