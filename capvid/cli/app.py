@@ -13,7 +13,7 @@ from enum import Enum
 from importlib import import_module
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import typer
 from typer.completion import completion_init
@@ -217,43 +217,32 @@ def _act(context: typer.Context, parameter: typer.CallbackParam, value: Any) -> 
 
 @app.callback()
 def options(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_act, is_eager=True, help="Show the version.")
-    ] = False,
-    config: Annotated[
-        Path | None,
-        typer.Option(
-            callback=_act,
-            is_eager=True,
-            envvar="CAPVID_CONFIG",
-            show_envvar=False,
-            show_default=False,
-            metavar="PATH",
-            help="TOML file with option values, one table per command (also CAPVID_CONFIG). Environment "
-            "variables such as CAPVID_CAPTION_BEAM override it, the command line overrides both.",
-        ),
-    ] = None,
-    show_completion: Annotated[
-        Shell | None,
-        typer.Option(
-            callback=_act,
-            is_eager=True,
-            show_default=False,
-            help="Print a shell's script for completing names with Tab, and exit.",
-        ),
-    ] = None,
-    install_completion: Annotated[
-        Shell | None,
-        typer.Option(
-            callback=_act,
-            is_eager=True,
-            show_default=False,
-            help="Put that script where the shell reads it when it starts, and exit.",
-        ),
-    ] = None,
-    debug: Annotated[
-        bool, typer.Option("--debug", help="Show tracebacks (also CAPVID_DEBUG=1, and after any command).")
-    ] = False,
+    version: bool = typer.Option(False, "--version", callback=_act, is_eager=True, help="Show the version."),
+    config: Path | None = typer.Option(
+        None,
+        callback=_act,
+        is_eager=True,
+        envvar="CAPVID_CONFIG",
+        show_envvar=False,
+        metavar="PATH",
+        help="TOML file with option values, one table per command (also CAPVID_CONFIG). Environment "
+        "variables such as CAPVID_CAPTION_BEAM override it, the command line overrides both.",
+    ),
+    show_completion: Shell | None = typer.Option(
+        None,
+        callback=_act,
+        is_eager=True,
+        help="Print a shell's script for completing names with Tab, and exit.",
+    ),
+    install_completion: Shell | None = typer.Option(
+        None,
+        callback=_act,
+        is_eager=True,
+        help="Put that script where the shell reads it when it starts, and exit.",
+    ),
+    debug: bool = typer.Option(
+        False, "--debug", help="Show tracebacks (also CAPVID_DEBUG=1, and after any command)."
+    ),
 ) -> None:
     """Turn videos into sentences: memory-augmented video captioning."""
     limits()  # a wrong limit in the environment concerns the command, not each of its inputs
