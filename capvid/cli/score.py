@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import gc
 import io
+import os
 import platform
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
     from capvid.metrics import Texts
     from capvid.scoring.comparison import Comparison, Ranking
+    from capvid.scoring.comparison_page import Table
     from capvid.scoring.diversity import Diversity
     from capvid.scoring.references import MatchedPredictions, ReferenceSet
     from capvid.scoring.scorer import Scores
@@ -101,6 +103,19 @@ def score(
             "--compare", metavar="FILE", show_default=False, help="Other predictions. May be repeated."
         ),
     ] = None,
+    page: Annotated[
+        Path | None,
+        typer.Option(
+            "--report",
+            metavar="FILE",
+            show_default=False,
+            help="HTML page of the videos on which the systems of --compare differ most.",
+        ),
+    ] = None,
+    videos: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", show_default=False, help="The videos, for frames in --report."),
+    ] = None,
     training: Annotated[
         list[str] | None,
         typer.Option(
@@ -121,6 +136,15 @@ def score(
     if per_video is not None:
         check_suffix(per_video)
         check_writable_file(per_video)
+    if page is not None:
+        check_writable_file(page)
+        if not others:
+            raise UsageError("--report needs several systems", remedy="add --compare FILE")
+    if videos is not None:
+        if page is None:
+            raise UsageError("--videos is for the frames of --report", remedy="add --report FILE")
+        if not videos.exists():
+            raise UsageError(f"{videos}: no such folder", remedy="give the folder of the videos")
     if dense:
         unused = {
             "--paragraph": paragraph,
@@ -192,6 +216,8 @@ def score(
     )
     if per_video is not None:
         write_videos(per_video, scored)
+    if page is not None:
+        _write_page(page, scored, videos)
     if as_json:
         typer.echo(json_text(report(scored), indent=2))
     else:
@@ -445,10 +471,10 @@ def print_report(scored: Scored, console: Console | None = None) -> None:
     from rich.console import Console
 
     out = console or Console(highlight=False, emoji=False)
-    count = len(scored.texts.references)
-    references = sum(map(len, scored.texts.references.values()))
     if scored.ranking is not None:
-        _print_ranking(out, scored, scored.ranking)
+        _print_paths(out, scored.paths)
+        _table(out, *_score_table(scored))
+        _print_diversity(out, scored.diversity)
     elif scored.comparison is None:
         names = list(scored.scores.corpus)
         repeated = [name for name in names if name.startswith("R@")]
@@ -458,11 +484,73 @@ def print_report(scored: Scored, console: Console | None = None) -> None:
         _print_diversity(out, scored.diversity)
     else:
         _print_comparison(out, scored, scored.comparison)
-    out.print(f"{_count_videos(count)}, {references} references; scores are times 100", soft_wrap=True)
+    out.print(_counts(scored), soft_wrap=True)
 
 
-def _print_comparison(out: Console, scored: Scored, comparison: Comparison) -> None:
-    _print_paths(out, scored.paths)
+def _write_page(path: Path, scored: Scored, folder: Path | None) -> None:
+    """Write the page of the videos that differ most, with the frames of those that can be found."""
+    from capvid.datasets.annotation_files import first_ids
+    from capvid.scoring import comparison_page
+    from capvid.scoring.predictions import match_ids
+
+    if scored.ranking is not None:
+        by, all_scores = scored.ranking.by, scored.ranking.scores
+    else:
+        assert scored.comparison is not None
+        by, all_scores = scored.comparison.by, [scored.comparison.first, scored.comparison.second]
+    chosen = comparison_page.most_different([one.per_video for one in all_scores], by)
+    names = {video: [one.names.get(video, "") for one in scored.predicted] for video in chosen}
+    paths = {
+        video: Path(name)
+        for video in chosen
+        for name in names[video]
+        if os.path.isfile(name)  # noqa: PTH113  # Path.is_file raises for long names
+    }
+    if folder is not None:
+        files = comparison_page.locate_videos(folder)
+        matched = match_ids(files, scored.wanted.texts, scored.wanted.aliases).videos
+        paths.update({video: files[matched[video]] for video in chosen if video in matched})
+    frames, unreadable = comparison_page.read_thumbnails(paths)
+    if unreadable:
+        print_line(f"note: no frames of {len(unreadable)} videos: {first_ids(unreadable)}", err=True)
+    compared = []
+    for video in chosen:
+        captions = [
+            (_letter(which), one.per_video[video].get(by, 0.0), scored.caption(which, video))
+            for which, one in enumerate(all_scores)
+        ]
+        compared.append(
+            comparison_page.ComparedVideo(
+                name=video,
+                captions=sorted(captions, key=lambda each: -each[1]),
+                references=scored.wanted.texts[video],
+                frames=frames.get(video, ()),
+            )
+        )
+    comparison_page.write_page(
+        path,
+        systems=[(_letter(which), name) for which, name in enumerate(scored.paths)],
+        tables=[_score_table(scored), _diversity_table(scored.diversity)],
+        by=by,
+        counts=_counts(scored),
+        videos=compared,
+    )
+
+
+def _counts(scored: Scored) -> str:
+    references = sum(map(len, scored.texts.references.values()))
+    return f"{_count_videos(len(scored.texts.references))}, {references} references; scores are times 100"
+
+
+def _score_table(scored: Scored) -> Table:
+    """Return the table of scores of several systems."""
+    if scored.ranking is not None:
+        return _ranking_table(scored, scored.ranking)
+    assert scored.comparison is not None
+    return _comparison_table(scored.comparison)
+
+
+def _comparison_table(comparison: Comparison) -> Table:
     rows = []
     for name, one in comparison.differences.items():
         first, second = (100 * scores.corpus[name] for scores in (comparison.first, comparison.second))
@@ -470,7 +558,12 @@ def _print_comparison(out: Console, scored: Scored, comparison: Comparison) -> N
         rows.append(
             [name, f"{first:.1f}", f"{second:.1f}", f"{100 * one.difference:+.1f}", interval, f"{one.p:.3f}"]
         )
-    _table(out, ["", "A", "B", "A - B", "95 % interval", "p"], rows)
+    return ["", "A", "B", "A - B", "95 % interval", "p"], rows
+
+
+def _print_comparison(out: Console, scored: Scored, comparison: Comparison) -> None:
+    _print_paths(out, scored.paths)
+    _table(out, *_score_table(scored))
     _print_diversity(out, scored.diversity)
     videos = _most(comparison)
     if videos:
@@ -481,9 +574,8 @@ def _print_comparison(out: Console, scored: Scored, comparison: Comparison) -> N
             out.print(terminal(f"  {letter}: {scored.caption(which, video)}"), markup=False, soft_wrap=True)
 
 
-def _print_ranking(out: Console, scored: Scored, ranking: Ranking) -> None:
-    """Print the systems, best first, each with an interval and the p-value of its lead over the next."""
-    _print_paths(out, scored.paths)
+def _ranking_table(scored: Scored, ranking: Ranking) -> Table:
+    """Return the systems, best first, each with an interval and the p-value of its lead over the next."""
     names = [name for name in scored.scores.corpus if not name.startswith("BLEU-") or name == "BLEU-4"]
     names.sort(key=lambda name: name != ranking.by)
     rows = []
@@ -493,8 +585,7 @@ def _print_ranking(out: Console, scored: Scored, ranking: Ranking) -> None:
         values = [f"{100 * ranking.scores[which].corpus[name]:.1f}" for name in names]
         interval = " to ".join(f"{100 * end:.1f}" for end in ranking.intervals[which][ranking.by])
         rows.append([_letter(which), values[0], interval, next_p, *values[1:]])
-    _table(out, ["", names[0], "95 % interval", "p of lead", *names[1:]], rows)
-    _print_diversity(out, scored.diversity)
+    return ["", names[0], "95 % interval", "p of lead", *names[1:]], rows
 
 
 def _letter(which: int) -> str:
@@ -508,6 +599,10 @@ def _print_paths(out: Console, paths: Sequence[str]) -> None:
 
 
 def _print_diversity(out: Console, of_files: Sequence[Diversity]) -> None:
+    _table(out, *_diversity_table(of_files))
+
+
+def _diversity_table(of_files: Sequence[Diversity]) -> Table:
     head, rows = ["distinct", "words", "distinct-1", "distinct-2", "length", "in training"], []
     for one in of_files:
         shares = (one.distinct, one.distinct_1, one.distinct_2, one.in_training)
@@ -517,7 +612,7 @@ def _print_diversity(out: Console, of_files: Sequence[Diversity]) -> None:
         head, rows = head[:-1], [row[:-1] for row in rows]
     if len(of_files) > 1:
         head, rows = ["", *head], [[_letter(which), *row] for which, row in enumerate(rows)]
-    _table(out, head, rows)
+    return head, rows
 
 
 def _table(out: Console, head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

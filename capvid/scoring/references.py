@@ -236,12 +236,14 @@ class MatchedPredictions:
         missing: videos of the references without a prediction.
         extra: ids of predictions without a video in the references.
         notes: further remarks, one line each.
+        names: id of the prediction by video.
     """
 
     sentences: dict[str, list[str]]
     missing: list[str]
     extra: list[str]
     notes: list[str]
+    names: dict[str, str]
 
 
 def load_references(specs: Sequence[str], *, form: str = "", paragraphs: bool = False) -> ReferenceSet:
@@ -327,4 +329,4 @@ def load_predictions(
         notes.append(f"{path}: {len(failed)} failed to be captioned: {first_ids(failed)}")
     if predictions.dropped:
         notes.append(f"{path}: {predictions.dropped} captions are not the first of their video, left out")
-    return MatchedPredictions(sentences, unpredicted, extra, notes)
+    return MatchedPredictions(sentences, unpredicted, extra, notes, matches.videos)

@@ -69,6 +69,26 @@ def test_copies_of_training_captions(capvid: Run, files: Path) -> None:
     assert [row[-1] for row in rows] == ["66.7", "33.3"]
 
 
+def test_page_of_a_comparison(capvid: Run, files: Path) -> None:
+    page = files / "page.html"
+    command = ["score", files / "predictions.json", files / "references.json", "--metrics", "cider"]
+    code, out, err = capvid(*command, "--report", page)
+    assert code == 2 and "--report needs several systems" in err and not page.exists()
+    command += ["--compare", files / "other.json"]
+    for options, message in (
+        (["--videos", files], "--videos is for the frames of --report"),
+        (["--videos", files / "absent", "--report", page], "absent: no such folder"),
+    ):
+        code, out, err = capvid(*command, *options)
+        assert code == 2 and message in err
+    code, out, err = capvid(*command, "--report", page)
+    assert code == 0, err
+    text = page.read_text()
+    assert text.count("<article") == 2 and "The 2 videos that differ most in CIDEr-D" in text
+    assert "a man slices a potato" not in text  # both systems say the same of this video
+    assert out.splitlines()[-1] in text
+
+
 def test_ranking_of_several_systems(capvid: Run, files: Path) -> None:
     (files / "constant.json").write_text(json.dumps(dict.fromkeys(PREDICTIONS, "a man")))
     command = ["score", files / "predictions.json", files / "references.json", "--metrics", "cider,rouge"]
