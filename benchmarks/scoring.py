@@ -122,7 +122,7 @@ def main() -> None:
             for _ in range(RUNS)
         ]
         score = command(folder, case)
-        whole = [(seconds([python, __file__, "--theirs", path]), seconds(score)) for _ in range(RUNS)]
+        processes = [(seconds([python, __file__, "--theirs", path]), seconds(score)) for _ in range(RUNS)]
     best = [{part: min(run[side][part][0] for run in runs) for part in runs[0][side]} for side in (0, 1)]
     print(f"{videos} videos, {count} references each; seconds, best of {RUNS}")
     for part in best[0]:
@@ -130,7 +130,7 @@ def main() -> None:
         print(f"{part:10} {best[0][part]:6.2f} {best[1][part]:6.2f}{agree}")
     totals = [sum(parts.values()) for parts in best]
     print(f"{'total':10} {totals[0]:6.2f} {totals[1]:6.2f}  {totals[0] / totals[1]:.1f} times as fast")
-    theirs_best, ours_best = (min(run[side] for run in whole) for side in (0, 1))
+    theirs_best, ours_best = (min(run[side] for run in processes) for side in (0, 1))
     ratio = theirs_best / ours_best
     print(f"{'process':10} {theirs_best:6.2f} {ours_best:6.2f}  {ratio:.1f} times as fast")
 

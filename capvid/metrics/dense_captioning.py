@@ -217,9 +217,9 @@ def _language(pairs: _Pairs, videos: int, pair_scorer: PairScorer | None) -> dic
         groups = pairs.video[rows]
         bleu = bleu_of_counts(_sum_rows(counts[rows], groups, videos))
         size = np.bincount(groups, minlength=videos)
-        some = size > 0
+        scored = size > 0
         for n in range(MAX_N):
-            scores[f"BLEU-{n + 1}"][some, column] = bleu[some, n]
+            scores[f"BLEU-{n + 1}"][scored, column] = bleu[scored, n]
         if meteor is not None and pair_scorer is not None:
             sums = _sum_rows(meteor[rows], groups, videos).astype(int).tolist()
             scores["METEOR"][:, column] = [pair_scorer.score(each) for each in sums]
@@ -246,15 +246,15 @@ def _cosines(order: Order, shared: Shared, video: Ints, kept: NDArray[np.bool_],
     keys, inverse, frequency = np.unique(
         video[order.line[entries]] << _BITS | order.gram[entries], return_inverse=True, return_counts=True
     )
-    whole = np.log(np.maximum(1, size))
+    max_idf = np.log(np.maximum(1, size))
     weight = np.zeros(len(order.line))
-    idf = whole[keys >> _BITS] - np.log(frequency)
+    idf = max_idf[keys >> _BITS] - np.log(frequency)
     weight[entries] = idf[inverse.reshape(-1)]
     own_keys = video[shared.line] << _BITS | shared.gram
-    place = np.minimum(np.searchsorted(keys, own_keys), len(keys) - 1)
-    known = keys[place] == own_keys if len(keys) else np.zeros(len(own_keys), dtype=bool)
-    own_weight = whole[video[shared.line]]
-    own_weight[known] = idf[place[known]]
+    position = np.minimum(np.searchsorted(keys, own_keys), len(keys) - 1)
+    known = keys[position] == own_keys if len(keys) else np.zeros(len(own_keys), dtype=bool)
+    own_weight = max_idf[video[shared.line]]
+    own_weight[known] = idf[position[known]]
     norms = [
         np.sqrt(np.bincount(line, (count * weights) ** 2, minlength=len(video)))
         for line, count, weights in (
