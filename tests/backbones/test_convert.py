@@ -98,6 +98,9 @@ def test_tensors_beside_other_things(tmp_path: Path, nest: str) -> None:
         "x3d-xs",
         "mc3-18",
         "s3d",
+        "siglip2-base",
+        "pe-core-tiny",
+        "dinov3-small",
     ],
 )
 def test_a_backbone_is_recognised_by_its_names(tmp_path: Path, name: str) -> None:
@@ -107,7 +110,7 @@ def test_a_backbone_is_recognised_by_its_names(tmp_path: Path, name: str) -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["clip-vit-b32", "videomae-base"])
+@pytest.mark.parametrize("name", ["clip-vit-b32", "clip-vit-l14", "videomae-base", "vjepa2-large"])
 def test_backbones_of_transformers(tmp_path: Path, name: str) -> None:
     tensors = tensors_of(name) | {"decoder.norm.weight": torch.zeros(4)}
     assert convert(saved(tensors, tmp_path / "pytorch_model.bin")).entry.name == name
