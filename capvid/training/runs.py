@@ -173,14 +173,15 @@ def train(
 
 def sampling_mismatch(expected: str, store: FeatureStore, videos: Sequence[CaptionedVideo]) -> str:
     """Return in which way the features of ``videos`` lack frames of the ``expected`` sampling, if they do."""
-    sampling = parse_sampling(expected) if expected else None
+    if not expected or store.header.sampling == expected:
+        return ""
+    sampling, actual = parse_sampling(expected), ""
     if isinstance(sampling, UniformSampling):
         longest = max((store.length(video.id) for video in videos if video.id in store), default=0)
-        lacking = longest < sampling.num_frames
-        actual = f"at most {longest} frames per video"
-    else:
-        lacking = sampling is not None and store.header.sampling not in (None, expected)
+        if longest < sampling.num_frames:
+            actual = f"at most {longest} frames per video"
+    elif store.header.sampling is not None:
         actual = f"frames sampled by {store.header.sampling}"
-    if not lacking:
+    if not actual:
         return ""
     return f"the features have {actual}; the recipe expects capvid extract --sampling {expected}"

@@ -61,6 +61,18 @@ def test_train_extracts_features_from_videos(capvid: Run, toy: Toy, videos: Path
     assert code == 0 and "0 extracted, 6 skipped (already done), 1 failed" in err.splitlines()
 
 
+def test_videos_are_sampled_as_the_recipe_says(capvid: Run, toy: Toy, videos: Path, tmp_path: Path) -> None:
+    command = ["train", "m3-small", "--data", tmp_path / "data.jsonl", "--videos", videos, *SET]
+    command += ["--backbone", "toy", "--weights", toy.weights, "--set", "data.sampling=uniform:4"]
+    code, _, err = capvid(*command, "-o", tmp_path / "run")
+    assert code == 0 and "note: " not in err, err
+    header = json.loads((tmp_path / "run" / "best" / "captioner.json").read_text())["features"]
+    assert header["sampling"] == "uniform:4"
+    code, _, err = capvid(*command, "-o", tmp_path / "other", "--sampling", "uniform:2")
+    assert code == 0
+    assert "note: the features have at most 2 frames per video; the recipe expects capvid extract" in err
+
+
 def test_conflicting_data_options(capvid: Run, toy: Toy, videos: Path, tmp_path: Path) -> None:
     data = ["train", "m3-small", "--data", tmp_path / "data.jsonl", "-o", tmp_path / "run"]
     for options in (["--features", "f", "--videos", videos], []):
