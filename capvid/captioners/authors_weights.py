@@ -1,14 +1,35 @@
-"""Weights of the MART authors' code, named as the captioners of ``layout = "authors"`` name them."""
+"""Checkpoints of the MART authors' code (``.chkpt``) as captioners with ``layout = "authors"``.
+
+Supported are MART and MART without recurrence, if word and output weights are not shared. ``model_cfg`` and
+``opt`` of a checkpoint are an EasyDict and a Namespace; an OrderedDict and an empty class stand in for them
+while the file is read, and nothing else but tensors and plain values is unpickled. The vocabulary is not in
+the checkpoint but in their ``word2idx.json``.
+"""
 
 from __future__ import annotations
 
 import re
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from capvid.backbones.catalog import StreamHeader
+from capvid.captioners.base import sketch
+from capvid.captioners.checkpoint import Checkpoint
+from capvid.errors import CapvidError, CheckpointError, UsageError
+from capvid.features.feature_file import FeatureHeader
+from capvid.text.vocabulary import Vocabulary
+from capvid.utils.files import read_regular
+from capvid.utils.tensor_files import load_plain
+from capvid.utils.validation import MIB, parse_json
+from capvid.version import __version__
+
 PAD, CLS, SEP, VID, BOS, EOS, UNK = range(7)  # the authors' special tokens
+_SPECIAL = ("[PAD]", "[CLS]", "[SEP]", "[VID]", "[BOS]", "[EOS]", "[UNK]")
 SPECIAL_ROWS = (PAD, BOS, EOS, UNK)  # of these capvid has four, and the others are no words
 _UNUSED = re.compile(
     r"loss_func\.one_hot|embeddings\.position_embeddings\.pe|encoder\.pos_emb\.inv_freq|.*\.memory_intermediate\..*"
@@ -73,3 +94,93 @@ def from_authors(tensors: Mapping[str, Tensor], rows: Sequence[int]) -> dict[str
         else:
             raise ValueError(f"unknown tensor {name[:100]!r}")
     return result
+
+
+class StandIn:
+    """Values of a Namespace."""
+
+
+_STAND_INS = {"easydict.EasyDict": OrderedDict, "argparse.Namespace": StandIn}
+# our option by the name in model_cfg
+_OPTIONS = {
+    "hidden_size": "hidden",
+    "num_attention_heads": "heads",
+    "num_hidden_layers": "layers",
+    "intermediate_size": "feed_forward",
+    "word_vec_size": "word_width",
+    "hidden_dropout_prob": "dropout",
+    "n_memory_cells": "memory_length",
+    "video_feature_size": "feature_width",
+    "max_v_len": "text_start",
+    "max_t_len": "text_length",
+}
+_FEATURES = {3072: (2048, 1024)}  # streams of the authors' features: ResNet-200, BN-Inception
+
+
+def read_words(path: Path) -> tuple[Vocabulary, list[int]]:
+    """Return the vocabulary of a ``word2idx.json``, and the authors' number of each word.
+
+    Raises:
+        UsageError: the file cannot be read or is no such file.
+    """
+    try:
+        content = parse_json(read_regular(path, max_bytes=32 * MIB).decode("utf-8"))
+        words = sorted(content, key=content.__getitem__)
+        if [content[word] for word in words] != list(range(len(words))) or tuple(words[:7]) != _SPECIAL:
+            raise ValueError(f"expected the numbers from 0 on, {', '.join(_SPECIAL)} first")
+        vocabulary = Vocabulary.checked(Vocabulary(words[len(_SPECIAL) :]).words)
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read ({error.strerror})") from error
+    except (ValueError, TypeError, AttributeError, IndexError) as error:
+        raise UsageError(f"{path}: not a word2idx.json of the MART authors ({error})") from error
+    return vocabulary, [*SPECIAL_ROWS, *range(len(_SPECIAL), len(words))]
+
+
+def read_authors_checkpoint(path: Path, words: Path) -> Checkpoint:
+    """Read a checkpoint of the authors' code as a captioner.
+
+    Args:
+        path: the ``.chkpt`` file.
+        words: their ``word2idx.json``.
+
+    Raises:
+        CheckpointError: another file, a model that is not supported, or one of other words.
+        UsageError: ``words`` cannot be read.
+    """
+    vocabulary, rows = read_words(words)
+    content = load_plain(path, _STAND_INS)
+    try:
+        tensors, stored = content["model"], content["model_cfg"]
+        config: dict[str, Any] = {ours: stored[theirs] for theirs, ours in _OPTIONS.items()}
+        count = len(tensors["embeddings.word_embeddings.weight"])
+        if len(rows) + 3 != count:
+            raise ValueError(f"it has {count} words, and {words.name} {len(rows) + 3}")
+        if min(config["text_start"], config["text_length"]) < 3:
+            raise ValueError("no room for frames or words")
+        recurrence = any("memory_updater" in name for name in tensors)
+        config |= {"layout": "authors", "vocabulary_size": len(vocabulary), "recurrence": recurrence}
+        captioner = sketch("mart", config)
+        captioner.load_state_dict(from_authors(tensors, rows), assign=True)
+    except (KeyError, ValueError, TypeError, RuntimeError, CapvidError, AttributeError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise CheckpointError(
+            f"{path}: not a checkpoint of MART by its authors' code ({reason})",
+            remedy="their Transformer-XL and masked transformer are not supported",
+        ) from error
+    captioner.function_words = vocabulary.function_words
+    widths = _FEATURES.get(config["feature_width"], (config["feature_width"],))
+    streams = tuple([StreamHeader(backbone=None, layer=None, width=width) for width in widths])
+    header = FeatureHeader(
+        streams=streams, sampling=None, reader=None, dtype="float32", capvid_version=__version__
+    )
+    info = {
+        "recipe": "mart-activitynet",
+        "max_frames": config["text_start"] - 2,
+        "frames": "even",
+        "max_segments": 10_000,
+        "max_words": config["text_length"] - 2,
+        "decoding": {"beam_size": 1, "max_length": config["text_length"] - 1},
+    }
+    return Checkpoint(
+        captioner=captioner.eval(), vocabulary=vocabulary, header=header, name="mart", info=info
+    )

@@ -56,6 +56,7 @@ class TransformerConfig(CaptionerConfig):
         layers: of the stack (vanilla transformer: of the encoder, and of the decoder).
         feed_forward: width inside the feed-forward layers.
         word_width: width of a word vector, projected to ``hidden``.
+        word_vectors: text file of word vectors to begin with, such as GloVe; read when training begins.
         layout: ``paper``, or ``authors`` as in the MART authors' code.
         text_start: position of the first word (authors' layout).
         text_length: words that are remembered at most, start and end included (authors' layout).
@@ -67,6 +68,7 @@ class TransformerConfig(CaptionerConfig):
     feed_forward: int = 768
     word_width: int = 300
     dropout: float = bounded(0.1, minimum=0, maximum=0.99)
+    word_vectors: str = ""
     layout: str = choice("paper", "authors")
     text_start: int = bounded(100, maximum=10_000)
     text_length: int = bounded(22, maximum=10_000)
@@ -107,7 +109,9 @@ class Attention(nn.Module):
 
     def keys_values(self, x: Tensor) -> KeysValues:
         """Return keys and values of ``x`` (B, N, H), each (B, heads, N, h)."""
-        return self.split(self.key(x)), self.split(self.value(x))
+        keys, values = self.split(self.key(x)), self.split(self.value(x))
+        # Contiguous for decoding: the products of every word would copy them.
+        return (keys, values) if self.training else (keys.contiguous(), values.contiguous())
 
     def queries(self, x: Tensor, distances: Distances | None) -> tuple[Tensor, Tensor | None]:
         """Return queries (B, heads, Q, h) of ``x`` (B, Q, H), and a bias of the scores (B, heads, Q, N)."""

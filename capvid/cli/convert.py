@@ -1,4 +1,4 @@
-"""``capvid convert``: a downloaded checkpoint into a backbone's weights file."""
+"""``capvid convert``: a downloaded checkpoint into a backbone's weights file, or into a captioner."""
 
 from __future__ import annotations
 
@@ -28,14 +28,23 @@ def convert(
         "-o",
         "--output",
         show_default="beside FILE, as --weights FOLDER finds it",
-        help="The file to write (.safetensors).",
+        help="The file to write (.safetensors); with --words, the folder.",
+    ),
+    words: Path | None = typer.Option(
+        None,
+        "--words",
+        show_default=False,
+        help="FILE is a captioner of the MART authors' code, and this its word2idx.json.",
     ),
 ) -> None:
-    """Turn a downloaded checkpoint into a weights file of a backbone.
+    """Turn a downloaded checkpoint into a weights file of a backbone, or into a captioner.
 
     Takes .pth, .pt, .bin, .tar, .pickle and .safetensors, with tensors wrapped or named as other tools do.
     Nothing but tensors is ever unpickled. Prints the path of the file.
     """
+    if words is not None:
+        _convert_captioner(file, words, output or file.with_suffix(""))
+        return
     if output is not None:
         _check(output, file)
     from capvid.backbones.conversion import convert
@@ -57,6 +66,25 @@ def convert(
     if known is not None and known != digest:
         print_line(f"warning: {conversion.entry.name} takes only the file with sha256 {known}", err=True)
     print_line(output)
+
+
+def _convert_captioner(file: Path, words: Path, folder: Path) -> None:
+    """Write the captioner of the MART authors' code in ``file`` to a folder, and print its path.
+
+    Raises:
+        UsageError: the folder exists already.
+    """
+    from capvid.captioners.authors_weights import read_authors_checkpoint
+    from capvid.captioners.checkpoint import save_checkpoint
+
+    if folder.exists():
+        raise UsageError(f"{folder}: exists already", remedy="give another folder with -o")
+    converted = read_authors_checkpoint(file, words)
+    try:
+        save_checkpoint(folder, converted.captioner, converted.vocabulary, converted.header, converted.info)
+    except OSError as error:
+        raise UsageError(f"{folder}: cannot be written ({error.strerror or error})") from error
+    print_line(folder)
 
 
 def _check(output: Path, file: Path) -> None:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import math
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 
+from capvid.errors import UsageError
+from capvid.utils.files import open_regular
 from capvid.utils.validation import short
 
 PAD, BOS, EOS, UNK = range(4)
 SPECIAL = ("<pad>", "<bos>", "<eos>", "<unk>")
 LONGEST = 200  # characters of a word
+_LONGEST_LINE = 2**18  # bytes of a line of word vectors
 _BIDIRECTIONAL = set("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 
 
@@ -97,3 +102,36 @@ _AUXILIARIES = "am are be been being can do does has have is not s was were will
 FUNCTION_WORDS = frozenset(
     " ".join((_ARTICLES, _PREPOSITIONS, _CONJUNCTIONS, _PRONOUNS, _AUXILIARIES)).split()
 )
+
+
+def read_word_vectors(path: Path, vocabulary: Vocabulary, width: int) -> Iterator[tuple[int, list[float]]]:
+    """Yield the number and the vector of each word of the vocabulary in a text file such as GloVe's.
+
+    A line is a word and ``width`` numbers, separated by spaces. The file is read line by line.
+
+    Raises:
+        UsageError: the file cannot be read, a line is no such line, or no word is in the vocabulary.
+    """
+    matches = 0
+    try:
+        with open_regular(path) as file:
+            for number, line in enumerate(iter(lambda: file.readline(_LONGEST_LINE), b""), 1):
+                word, *numbers = line.decode("utf-8", "replace").rstrip().rsplit(" ", width)
+                count = len(line.split()) - 1
+                # A word may contain spaces, but hardly the first one.
+                if len(numbers) != width or len(line) == _LONGEST_LINE or (number == 1 and count != width):
+                    raise UsageError(
+                        f"{path}: line {number} has {count} numbers, but model.word_width is {width}",
+                        remedy="choose the file or the width that fits",
+                    )
+                if word in vocabulary.index:
+                    vector = [float(value) for value in numbers]
+                    if not all(map(math.isfinite, vector)):
+                        raise ValueError(f"line {number} has numbers that are not finite")
+                    matches += 1
+                    yield vocabulary.index[word], vector
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UsageError(f"{path}: not a file of word vectors ({reason})") from error
+    if not matches:
+        raise UsageError(f"{path}: no word of the training captions is in this file")

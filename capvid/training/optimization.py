@@ -59,6 +59,50 @@ def adamw(module: nn.Module, options: TrainingOptions) -> torch.optim.Optimizer:
     )
 
 
+class BertAdam(torch.optim.Optimizer):
+    """Adam of the BERT authors: decoupled weight decay, no bias correction."""
+
+    def __init__(
+        self, groups: list[dict[str, Any]], *, lr: float, betas: tuple[float, float], eps: float = 1e-6
+    ) -> None:
+        super().__init__(groups, {"lr": lr, "betas": betas, "eps": eps})
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Update all weights that have a gradient."""
+        for group in self.param_groups:
+            weights = [weight for weight in group["params"] if weight.grad is not None]
+            if not weights:
+                continue
+            for weight in weights:
+                if not self.state[weight]:
+                    self.state[weight] = {name: torch.zeros_like(weight) for name in ("mean", "square")}
+            means, squares = ([self.state[w][name] for w in weights] for name in ("mean", "square"))
+            gradients, (beta1, beta2) = [weight.grad for weight in weights], group["betas"]
+            torch._foreach_lerp_(means, gradients, 1 - beta1)
+            torch._foreach_mul_(squares, beta2)
+            torch._foreach_addcmul_(squares, gradients, gradients, 1 - beta2)
+            divisors = torch._foreach_sqrt(squares)
+            torch._foreach_add_(divisors, group["eps"])
+            updates = torch._foreach_div(means, divisors)
+            torch._foreach_add_(updates, weights, alpha=group["weight_decay"])
+            torch._foreach_add_(weights, updates, alpha=-group["lr"])
+
+
+@OPTIMIZERS.register("bert-adam")
+def bert_adam(module: nn.Module, options: TrainingOptions) -> torch.optim.Optimizer:
+    """Return the Adam of the BERT authors, as the MART authors use it.
+
+    Weight decay covers embeddings and the norms inside projections, but no bias and no other norm. They clip
+    each weight's gradient to norm 1 as well, which ``clip_norm`` = 1 implies.
+    """
+    spared = ("slots", "norm.weight", "transform.2.weight")
+    groups = parameter_groups(
+        module, options, lambda name, p: "bias" not in name and not name.endswith(spared)
+    )
+    return BertAdam(groups, lr=options.learning_rate, betas=(options.beta1, options.beta2))
+
+
 @OPTIMIZERS.register("adadelta")
 def adadelta(module: nn.Module, options: TrainingOptions) -> torch.optim.Optimizer:
     """Return Adadelta; the L2 term covers all parameters, as in M3, Eq. 24."""
@@ -85,6 +129,9 @@ def learning_rate_factor(options: TrainingOptions, steps: int) -> Callable[[int]
     """Return the learning rate factor by step for the schedule of ``options``."""
     if options.schedule == "constant":
         return lambda step: 1.0
+    if options.schedule == "bert":  # BERT's warmup_linear: the first step has the rate 0
+        rise = max(options.warmup * steps, 1e-9)
+        return lambda step: step / rise if step < rise else max(0.0, (steps - step) / max(1, steps - rise))
     return one_cycle(options.warmup, steps, cosine=options.schedule == "one-cycle")
 
 

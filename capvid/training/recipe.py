@@ -60,10 +60,12 @@ class DataOptions:
 class TrainingOptions:
     """Optimization of the weights."""
 
-    optimizer: str = option("adam", "adam, adamw or adadelta.", choices=("adam", "adamw", "adadelta"))
+    optimizer: str = option(
+        "adam", "adam, adamw, bert-adam or adadelta.", choices=("adam", "adamw", "bert-adam", "adadelta")
+    )
     learning_rate: float = _weight(1e-3, "Peak learning rate.")
-    beta1: float = _rate(0.9, "First decay rate of adam and adamw.", maximum=0.999999)
-    beta2: float = _rate(0.999, "Second decay rate of adam and adamw.", maximum=0.999999)
+    beta1: float = _rate(0.9, "First decay rate of adam, adamw and bert-adam.", maximum=0.999999)
+    beta2: float = _rate(0.999, "Second decay rate of adam, adamw and bert-adam.", maximum=0.999999)
     rho: float = _rate(0.95, "Decay rate of adadelta.", maximum=0.999999)
     loss: str = option(
         "word",
@@ -72,8 +74,8 @@ class TrainingOptions:
     )
     schedule: str = option(
         "constant",
-        "constant, or linear warm-up and then a cosine (one-cycle) or a line (linear) to 0.",
-        choices=("constant", "one-cycle", "linear"),
+        "constant, or linear warm-up and then a cosine (one-cycle) or a line (linear; bert, from 0) to 0.",
+        choices=("constant", "one-cycle", "linear", "bert"),
     )
     warmup: float = _rate(0.1, "Fraction of all steps for the warm-up.")
     epochs: int = option(50, "Maximum number of epochs.")

@@ -38,7 +38,7 @@ from capvid.errors import (
 )
 from capvid.features.feature_file import FeatureHeader
 from capvid.features.feature_store import NO_VIEWS, FeatureStore, Views, views_of
-from capvid.text.vocabulary import SPECIAL, Vocabulary
+from capvid.text.vocabulary import SPECIAL, Vocabulary, read_word_vectors
 from capvid.training import run_folder
 from capvid.training.evaluation import Evaluation, Prediction, Task, calibrate_run, evaluate_run
 from capvid.training.objectives import (
@@ -129,7 +129,7 @@ class Trainer:
             self.vocabulary, self.captioner = start.vocabulary, start.captioner
         else:
             self.vocabulary = vocabulary_for(self.task.sentences(train), data)
-            self.captioner = fresh_captioner(recipe, store.header, len(self.vocabulary), value_width)
+            self.captioner = fresh_captioner(recipe, store.header, self.vocabulary, value_width)
         self.captioner.function_words = self.vocabulary.function_words
         views = views_of([v.id for v in videos], store.ids()) if views is None else views
         examples = self.task.examples(train, self.reader, self.vocabulary, views if data.views else NO_VIEWS)
@@ -524,9 +524,11 @@ def vocabulary_for(sentences: Sequence[Sequence[str]], data: DataOptions) -> Voc
     return vocabulary
 
 
-def fresh_captioner(recipe: Recipe, header: FeatureHeader, words: int, value_width: int) -> Captioner:
-    """Return a captioner with initial weights, for features with ``header`` and so many ``words``."""
-    sizes = {"vocabulary_size": words, "feature_width": header.width, "locations": header.locations}
+def fresh_captioner(
+    recipe: Recipe, header: FeatureHeader, vocabulary: Vocabulary, value_width: int
+) -> Captioner:
+    """Return a captioner with initial weights, for features with ``header`` and the words of a vocabulary."""
+    sizes = {"vocabulary_size": len(vocabulary), "feature_width": header.width, "locations": header.locations}
     if value_width:
         sizes["value_width"] = value_width
         config_class = CAPTIONERS[recipe.captioner].config_class
@@ -540,4 +542,10 @@ def fresh_captioner(recipe: Recipe, header: FeatureHeader, words: int, value_wid
     if limit := recipe.training.init_range:
         for parameter in captioner.parameters():
             torch.nn.init.uniform_(parameter, -limit, limit)
+    if path := getattr(captioner.config, "word_vectors", ""):
+        embedding: Any = captioner.embedding
+        # Words without a vector begin as random ones of the MART authors.
+        torch.nn.init.normal_(embedding.weight, std=0.4)
+        for number, vector in read_word_vectors(Path(path), vocabulary, embedding.embedding_dim):
+            embedding.weight.data[number] = torch.tensor(vector)
     return captioner

@@ -9,6 +9,7 @@ import warnings
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, BinaryIO
 
 import torch
@@ -38,13 +39,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         WeightsError: no such file, damaged, too large, without tensors, or with more than tensors and plain
             values.
     """
-    try:
-        with open_regular(path) as file:
-            _check_size(path, file, os.fstat(file.fileno()).st_size)
-    except FileNotFoundError:
-        raise WeightsError(f"{path}: no such file") from None
-    except OSError as error:
-        raise WeightsError(f"{path}: cannot be read ({error.strerror or error})") from error
+    _check_file(path)
     if path.suffix != ".safetensors":
         return _read_checkpoint(path)
     try:
@@ -55,6 +50,31 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         raise WeightsError(
             f"{path}: not a readable safetensors file ({error})", remedy="download the weights again"
         ) from error
+
+
+def load_plain(path: Path, stand_ins: Mapping[str, type] = MappingProxyType({})) -> Any:
+    """Read a checkpoint of ``torch.save`` that holds tensors, plain values and named classes.
+
+    Args:
+        path: the file.
+        stand_ins: inert class to build for each ``module.Class`` in the file.
+
+    Raises:
+        WeightsError: as :func:`read_tensors`.
+    """
+    _check_file(path)
+    return _unpickle(path, stand_ins)
+
+
+def _check_file(path: Path) -> None:
+    """Raise WeightsError if there is no such file, or it exceeds the limits for weights."""
+    try:
+        with open_regular(path) as file:
+            _check_size(path, file, os.fstat(file.fileno()).st_size)
+    except FileNotFoundError:
+        raise WeightsError(f"{path}: no such file") from None
+    except OSError as error:
+        raise WeightsError(f"{path}: cannot be read ({error.strerror or error})") from error
 
 
 def _check_size(path: Path, file: BinaryIO, size: int) -> None:
@@ -83,10 +103,20 @@ def _check_count(path: Path, count: int) -> None:
 
 
 def _read_checkpoint(path: Path) -> dict[str, Tensor]:
+    tensors = _collect_tensors(_unpickle(path, {}))
+    _check_count(path, len(tensors))
+    if not tensors:
+        raise WeightsError(f"{path}: there are no tensors in it", remedy="give the checkpoint of a network")
+    return tensors
+
+
+def _unpickle(path: Path, stand_ins: Mapping[str, type]) -> Any:
+    names: Any = [(cls, name) for name, cls in stand_ins.items()]
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of pickle protocols that torch does not expect
-            tensors = _collect_tensors(torch.load(path, map_location="cpu", weights_only=True))
+            with torch.serialization.safe_globals(names):
+                return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         match = re.search(r"GLOBAL (\S+)", str(error))
         what = f" ({match[1]})" if match else ""
@@ -102,10 +132,6 @@ def _read_checkpoint(path: Path) -> dict[str, Tensor]:
         raise WeightsError(
             f"{path}: not a readable checkpoint ({reason})", remedy="download the file again"
         ) from error
-    _check_count(path, len(tensors))
-    if not tensors:
-        raise WeightsError(f"{path}: there are no tensors in it", remedy="give the checkpoint of a network")
-    return tensors
 
 
 def _collect_tensors(content: Any) -> dict[str, Tensor]:

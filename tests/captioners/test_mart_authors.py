@@ -6,6 +6,7 @@ Skipped unless CAPVID_MART_AUTHORS names a checkout of github.com/jayleicn/recur
 from __future__ import annotations
 
 import copy
+import json
 import os
 import sys
 import types
@@ -16,12 +17,22 @@ import pytest
 import torch
 from torch import Tensor
 
-from capvid.captioners.authors_weights import CLS, PAD, SEP, SPECIAL_ROWS, VID, from_authors
+from capvid.captioners.authors_weights import (
+    CLS,
+    PAD,
+    SEP,
+    SPECIAL_ROWS,
+    VID,
+    from_authors,
+    read_authors_checkpoint,
+)
 from capvid.captioners.base import Captioner, ParagraphCaptioner, build
 from capvid.datasets.batches import Batch
 from capvid.decoding.beam_search import decode_paragraphs
 from capvid.decoding.decoding_options import DecodingOptions
 from capvid.training.objectives import TeacherForcedLoss
+from capvid.training.optimization import OPTIMIZERS, learning_rate_factor
+from capvid.training.recipe import TrainingOptions
 
 CHECKOUT = os.environ.get("CAPVID_MART_AUTHORS", "")
 pytestmark = pytest.mark.skipif(not CHECKOUT, reason="CAPVID_MART_AUTHORS names no checkout")
@@ -211,3 +222,56 @@ def test_greedy_captions(authors: Any, mart: Any, end_bias: float) -> None:
             ends += 5 in ids
             assert decoded[video][segment][0].tokens == caption
     assert 0 < ends < 4 * SEGMENTS if end_bias > 0 else not ends
+
+
+def test_converted_checkpoint(mart: Any, tmp_path: Path) -> None:
+    """A checkpoint as their train.py saves it gives the same logits after conversion."""
+    names = ("[PAD]", "[CLS]", "[SEP]", "[VID]", "[BOS]", "[EOS]", "[UNK]")
+    words = {word: number for number, word in enumerate([*names, *(f"word{n}" for n in range(7, WORDS))])}
+    (tmp_path / "word2idx.json").write_text(json.dumps(words))
+    opt = types.SimpleNamespace(lr=1e-4)
+    content = {"model": mart.state_dict(), "model_cfg": dict(mart.config), "opt": vars(opt), "epoch": 0}
+    torch.save(content, tmp_path / "model.chkpt")
+    checkpoint = read_authors_checkpoint(tmp_path / "model.chkpt", tmp_path / "word2idx.json")
+    features, mask, sentences = paragraphs()
+    batch = our_batch(features, mask, sentences)
+    expected = ours(mart)(batch.features, batch.mask, batch.inputs)[..., :-3]
+    actual = checkpoint.captioner(batch.features, batch.mask, batch.inputs)
+    torch.testing.assert_close(actual, expected)
+
+
+def test_bert_adam_and_its_schedule(authors: Any, mart: Any) -> None:
+    """Five steps of their training and of ours end at the same weights."""
+    theirs, captioner = copy.deepcopy(mart), ours(mart)
+    features, mask, words = paragraphs()
+    spared = ["bias", "LayerNorm.bias", "LayerNorm.weight"]
+    named = list(theirs.named_parameters())
+    groups = [
+        {
+            "params": [p for name, p in named if any(part in name for part in spared) != decays],
+            "weight_decay": 0.01 * decays,
+        }
+        for decays in (True, False)
+    ]
+    their_optimizer = authors.optimization.BertAdam(groups, lr=1e-3, warmup=0.4, t_total=5)
+    options = TrainingOptions(
+        optimizer="bert-adam", schedule="bert", warmup=0.4, learning_rate=1e-3, weight_decay=0.01
+    )
+    optimizer = OPTIMIZERS["bert-adam"](captioner, options)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, learning_rate_factor(options, 5))
+    for _ in range(5):
+        their_optimizer.zero_grad()
+        optimizer.zero_grad()
+        theirs(*their_inputs(features, mask, words))[0].backward()
+        torch.nn.utils.clip_grad_norm_(theirs.parameters(), 1)
+        their_optimizer.step()
+        loss_of(captioner, our_batch(features, mask, words)).backward()
+        torch.nn.utils.clip_grad_norm_(captioner.parameters(), 1)
+        optimizer.step()
+        schedule.step()
+    expected = from_authors(theirs.state_dict(), ROWS)
+    for name, weight in captioner.state_dict().items():
+        if name != "embedding.weight" and "key.bias" not in name:  # no output depends on the latter
+            torch.testing.assert_close(
+                weight, expected[name], atol=1e-4, rtol=0, msg=lambda m, n=name: f"{n}: {m}"
+            )

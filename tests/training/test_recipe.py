@@ -6,10 +6,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from capvid.backbones.catalog import StreamHeader
 from capvid.captioners.base import CAPTIONERS, build
 from capvid.errors import UsageError
+from capvid.features.feature_file import FeatureHeader
+from capvid.text.vocabulary import Vocabulary
 from capvid.training.optimization import OPTIMIZERS, AveragedWeights, learning_rate_factor
 from capvid.training.recipe import TrainingOptions, load_recipe, recipe_names
+from capvid.training.trainer import fresh_captioner
 
 
 @pytest.mark.parametrize("name", recipe_names())
@@ -42,7 +46,7 @@ def test_settings_override_the_recipe() -> None:
         ("training.epochs=many", "must be an integer between 1 and 1000000, got 'many'"),
         ("training.epochs=0", "training.epochs must be an integer between 1 and 1000000, got 0"),
         ("training.dropout=0.1", "no such option"),
-        ("training.optimizer=sgd", "must be one of adam, adamw, adadelta, got 'sgd'"),
+        ("training.optimizer=sgd", "must be one of adam, adamw, bert-adam, adadelta, got 'sgd'"),
         ("decoding.beam_size=0", "decoding.beam_size must be an integer between"),
         ("data.frames=middle", "must be one of spread, even, first"),
         ("data.sampling=often", "data.sampling: often: no such sampling"),
@@ -71,6 +75,73 @@ def test_linear_and_constant_schedules() -> None:
         [0.5, 1.0, 1.0, 0.875, 0.75, 0.625, 0.5, 0.375, 0.25, 0.125, 0.0]
     )
     assert learning_rate_factor(TrainingOptions(), 10)(7) == 1.0
+
+
+def test_bert_schedule_begins_and_ends_at_zero() -> None:
+    factor = learning_rate_factor(TrainingOptions(schedule="bert", warmup=0.2), 10)
+    assert [factor(step) for step in range(11)] == pytest.approx(
+        [0.0, 0.5, 1.0, 0.875, 0.75, 0.625, 0.5, 0.375, 0.25, 0.125, 0.0]
+    )
+
+
+def test_bert_adam_matches_plain_loops() -> None:
+    """No bias correction, 1e-6 in the divisor, decay apart from the moments and not of biases and norms."""
+    torch.manual_seed(0)
+    sizes = {"vocabulary_size": 9, "feature_width": 3, "layout": "authors", "hidden": 4, "heads": 2}
+    captioner = build("mart", {**sizes, "feed_forward": 4, "word_width": 3, "layers": 1}).double()
+    options = TrainingOptions(optimizer="bert-adam", learning_rate=0.1, weight_decay=0.3, beta2=0.9)
+    optimizer = OPTIMIZERS["bert-adam"](captioner, options)
+    spared = ("bias", "slots", "attention_norm.weight", "feed_forward_norm.weight", "token_norm.weight")
+    expected = {name: weight.flatten().tolist() for name, weight in captioner.named_parameters()}
+    moments = {name: [(0.0, 0.0)] * len(values) for name, values in expected.items()}
+    for _ in range(3):
+        for name, weight in captioner.named_parameters():
+            weight.grad = torch.randn_like(weight)
+            decay = 0.0 if name.endswith((*spared, "transform.2.weight")) else 0.3
+            for k, gradient in enumerate(weight.grad.flatten().tolist()):
+                mean, square = moments[name][k]
+                mean, square = 0.9 * mean + 0.1 * gradient, 0.9 * square + 0.1 * gradient**2
+                moments[name][k] = mean, square
+                step = mean / (square**0.5 + 1e-6) + decay * expected[name][k]
+                expected[name][k] -= 0.1 * step
+        optimizer.step()
+    for name, weight in captioner.named_parameters():
+        assert weight.flatten().tolist() == pytest.approx(expected[name]), name
+
+
+def test_word_vectors_from_a_file(tmp_path: Path) -> None:
+    path, vocabulary = tmp_path / "glove.txt", Vocabulary(["dog", "cat", "emu"])
+    header = FeatureHeader(
+        streams=(StreamHeader(backbone=None, layer=None, width=3),),
+        sampling=None,
+        reader=None,
+        dtype="float32",
+        capvid_version="1",
+    )
+
+    def embedding(content: str) -> torch.Tensor:
+        path.write_text(content, encoding="utf-8")
+        settings = [f"model.word_vectors={path}", "model.word_width=2", "model.hidden=4", "model.heads=2"]
+        captioner = fresh_captioner(load_recipe("mart-small", settings), header, vocabulary, 0)
+        return captioner.embedding.weight
+
+    weight = embedding("the 1 2\ncat 0.5 -1\ndog 3 4e-1\n. . 7 8\n")
+    assert weight[4:6].tolist() == [[3, pytest.approx(0.4)], [0.5, -1]]
+    assert weight[6].any() and not (weight[6] == weight[5]).any()
+    for content, message in {
+        "cat 1 2\ncat 1\n": "line 2 has 1 numbers, but model.word_width is 2",
+        "cat 1 2 3\n": "line 1 has 3 numbers, but model.word_width is 2",
+        "cat 1 b\n": "not a file of word vectors",
+        "cat 1 nan\n": "line 1 has numbers that are not finite",
+        "the 1 2\n": "no word of the training captions",
+        "x" * 300_000: "line 1 has 0 numbers",
+    }.items():
+        with pytest.raises(UsageError, match=message):
+            embedding(content)
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(UsageError, match="not a file of word vectors"):
+        fresh_captioner(load_recipe("mart-small", [f"model.word_vectors={path}"]), header, vocabulary, 0)
 
 
 def test_adam_coefficients() -> None:
