@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import KW_ONLY, dataclass, fields, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import chain
 from pathlib import Path
 from types import TracebackType
@@ -61,6 +61,7 @@ if TYPE_CHECKING:
 
     from capvid.captioners.checkpoint import Checkpoint
     from capvid.video.segmentation import Segmentation
+    from capvid.vlm.image_text import Reranker
 
 DEFAULT_FRAMES = 28
 MAX_HELD = GIB  # bytes of features or frames that wait for a batch
@@ -88,6 +89,7 @@ def load(
     thumbnails: bool = False,
     prefix: str = "",
     suffix: str = "",
+    rerank: str | None = None,
     **options: Any,
 ) -> CaptionPipeline:
     """Load a trained captioner with the backbones it needs, or a chat model.
@@ -115,6 +117,8 @@ def load(
         thumbnails: whether results carry thumbnails of the sampled frames.
         prefix: text before the caption of each video, such as a trigger word and a space.
         suffix: text after the caption of each video.
+        rerank: image-text encoder, such as ``clip``: the candidates (``num_captions``) that fit the frames
+            best come first. Needs videos; beams are as many as candidates unless ``beam_size`` is set.
         options: fields of :class:`~capvid.decoding.decoding_options.DecodingOptions`, such as ``beam_size``,
             and of :class:`~capvid.decoding.decoding_options.ChatOptions`, such as ``prompt``; None stands for
             the captioner's default.
@@ -134,6 +138,10 @@ def load(
     chat = {each.name: chosen.pop(each.name) for each in fields(ChatOptions) if each.name in chosen}
     if max_frames is not None and max_frames < 1:
         raise UsageError(f"max_frames must be at least 1, got {max_frames}")
+    if rerank is not None and chosen.get("num_captions", 1) < 2:
+        raise UsageError("rerank needs several candidates", remedy="ask for more, such as --num-captions 20")
+    if rerank is not None and not chosen.get("temperature"):
+        chosen.setdefault("beam_size", chosen["num_captions"])
     requested_sampling = None if sampling is None else parse_sampling(sampling)
     segmentation = None if segments is None else _parse_segments(segments)
     folder, published = (Path(), None) if endpoint is not None else find_captioner(model)
@@ -146,6 +154,10 @@ def load(
         "prefix": prefix,
         "suffix": suffix,
     }
+    if rerank is not None:
+        from capvid.vlm.image_text import Reranker, load_encoder
+
+        common["reranker"] = Reranker(load_encoder(rerank, device=torch_device))
     if endpoint is not None or holds_chat_model(folder):
         from capvid.vlm import chat as vlm
 
@@ -259,6 +271,7 @@ class CaptionPipeline:
         model: name and revision for results.
         prefix: text before the caption of each video; sentences of segments have none.
         suffix: text after it.
+        reranker: orders the candidates of each segment by its frames; None leaves them best first.
     """
 
     generator: CaptionGenerator
@@ -272,6 +285,7 @@ class CaptionPipeline:
     model: str = ""
     prefix: str = ""
     suffix: str = ""
+    reranker: Reranker | None = None
 
     def __post_init__(self) -> None:
         if self.generator.batch_size < 1 or self.workers < 1:
@@ -301,13 +315,15 @@ class CaptionPipeline:
 
     def on(self, device: torch.device | str) -> CaptionPipeline:
         """Return this pipeline on another device; it takes the networks with it."""
-        return replace(self, generator=self.generator.on(device))
+        reranker = None if self.reranker is None else self.reranker.on(device)
+        return replace(self, generator=self.generator.on(device), reranker=reranker)
 
     @property
     def settings(self) -> Mapping[str, Any]:
         """Everything besides the model that a caption depends on."""
         segments = {} if self.segments is None else {"segments": self.segments.spec}
-        affixes = {"prefix": self.prefix, "suffix": self.suffix}
+        rerank = "" if self.reranker is None else self.reranker.encoder.name
+        affixes = {"prefix": self.prefix, "suffix": self.suffix, "rerank": rerank}
         affixes = {name: text for name, text in affixes.items() if text}
         return {"sampling": self.sampling.spec(), **segments, **self.generator.settings, **affixes}
 
@@ -329,7 +345,7 @@ class CaptionPipeline:
         ):
             sampling = LimitedSampling(sampling, max_frames)
         return DecodeStage(
-            views=self.generator.views,
+            views=(*self.generator.views, *([] if self.reranker is None else [self.reranker.encoder.view])),
             sampling=sampling,
             segmentation=self.segments,
             thumbnails=self.thumbnails,
@@ -403,7 +419,10 @@ class CaptionPipeline:
 
     def features_of(self, videos: Iterable[Video]) -> Iterator[ExtractionResult]:
         """Yield features of decoded videos in order, the second stage; feature files are read."""
-        for result in self.generator.features_of(videos, self.sampling):
+        features_of = self.generator.features_of
+        if self.reranker is not None:
+            features_of = partial(self.reranker.features_of, self.generator)
+        for result in features_of(videos, self.sampling):
             is_file = result.features is None and result.error is None
             yield self._load_features(result.path, result.name) if is_file else result
 
@@ -491,8 +510,12 @@ class CaptionPipeline:
             for (start, end), index in zip(spans, indices, strict=True):
                 frames = index[self.generator.frames(len(index))]
                 clip_times = None if times is None else times[frames]
+                embeddings = None if extracted.embeddings is None else extracted.embeddings[frames]
+                clip = Clip(
+                    frames=array[frames], times=clip_times, start=start, end=end, embeddings=embeddings
+                )
                 segments.append(Segment(start=start, end=end, captions=(), frames=frames))
-                clips.append(Clip(frames=array[frames], times=clip_times, start=start, end=end))
+                clips.append(clip)
             return replace(result, duration=duration, segments=tuple(segments), times=times), clips
         except Exception as cause:
             return result.failed(input_error(path, cause)), []
@@ -500,11 +523,13 @@ class CaptionPipeline:
     def _caption_batch(self, batch: Sequence[tuple[CaptionResult, list[Clip]]]) -> Iterator[CaptionResult]:
         """Caption one batch; inputs that failed keep their place."""
         described = iter(self._generate([clips for result, clips in batch if result.error is None]))
-        for result, _ in batch:
+        for result, clips in batch:
             if result.error is not None:
                 yield result
                 continue
             captioned = next(described)
+            if self.reranker is not None:
+                captioned = self.reranker.rank_video(clips, captioned)
             try:
                 if isinstance(captioned, CapvidError):
                     captioned.message = f"{result.path}: {captioned.message}"

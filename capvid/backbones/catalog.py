@@ -202,8 +202,10 @@ def declare_backbone(name: str, **fields: Any) -> Callable[[Builder], Builder]:
 
 
 @lru_cache(maxsize=8)
-def _read_models(own_file: str) -> tuple[dict[str, BackboneEntry], dict[str, CaptionerEntry], str]:
-    """Return the backbones, captioners and default captioner of ``models.toml``, and the user's models."""
+def _read_models(
+    own_file: str,
+) -> tuple[dict[str, BackboneEntry], dict[str, CaptionerEntry], str, dict[str, str]]:
+    """Return backbones, captioners, default captioner and encoders of ``models.toml`` and the user's file."""
     package = importlib.import_module("capvid.backbones")
     for path in sorted([path for folder in package.__path__ for path in Path(folder).glob("*.py")]):
         # only modules that declare backbones: the others may import torch
@@ -212,6 +214,7 @@ def _read_models(own_file: str) -> tuple[dict[str, BackboneEntry], dict[str, Cap
     backbones: dict[str, BackboneEntry] = {}
     captioners: dict[str, CaptionerEntry] = {}
     default = ""
+    sources: dict[str, str] = {}  # of image-text encoders
     known = {field.name for field in dataclasses.fields(CaptionerEntry)} - {"name"}
     for file in [MODELS_FILE, *([Path(own_file)] if own_file else [])]:
         try:
@@ -221,6 +224,7 @@ def _read_models(own_file: str) -> tuple[dict[str, BackboneEntry], dict[str, Cap
             for name, table in tables.get("captioners", {}).items():
                 fields = {key: table[key] for key in known & table.keys()}
                 captioners[name] = CaptionerEntry(name=name, **fields)
+            sources |= {name: str(table["source"]) for name, table in tables.get("encoders", {}).items()}
             default = default or str(tables.get("default", ""))
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             reason = error.strerror if isinstance(error, OSError) else error
@@ -228,7 +232,7 @@ def _read_models(own_file: str) -> tuple[dict[str, BackboneEntry], dict[str, Cap
                 f"CAPVID_MODELS={file}: not a file of models ({reason})",
                 remedy="write it like models.toml, or unset CAPVID_MODELS",
             ) from error
-    return backbones, captioners, default
+    return backbones, captioners, default, sources
 
 
 def backbones() -> Mapping[str, BackboneEntry]:
@@ -246,6 +250,11 @@ def captioners() -> Mapping[str, CaptionerEntry]:
 def default_captioner() -> str:
     """Return the name of the default captioner."""
     return _read_models(os.environ.get("CAPVID_MODELS", ""))[2]
+
+
+def encoders() -> Mapping[str, str]:
+    """Return the source of every image-text encoder by name: of ``models.toml`` and the user's own."""
+    return MappingProxyType(_read_models(os.environ.get("CAPVID_MODELS", ""))[3])
 
 
 def backbone_entry(name: str) -> BackboneEntry:

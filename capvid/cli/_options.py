@@ -54,7 +54,7 @@ PANELS = {  # panels of --help: parameters of caption, extract, train and score
     "Input": (
         *("from_file", "column", "recursive", "shard", "data", "skip_bad", "features", "videos", "values"),
         *("model", "weights", "backbone", "layer", "frames", "sampling", "max_frames", "clean", "views"),
-        *("segments", "references_format", "missing", "self_critical", "teachers", "settings"),
+        *("segments", "references_format", "missing", "encoder", "self_critical", "teachers", "settings"),
         "list_recipes",
     ),
     "Output": (
@@ -75,7 +75,7 @@ PANELS = {  # panels of --help: parameters of caption, extract, train and score
         *("paragraph", "tokenizer", "meteor_engine", "per_video", "others", "training", "as_json"),
     ),
     "Decoding": (
-        *("beam", "max_length", "min_length", "specificity", "num_captions", "no_repeat_ngram"),
+        *("beam", "max_length", "min_length", "specificity", "num_captions", "rerank", "no_repeat_ngram"),
         *("no_repeat_words", "temperature", "top_p", "seed"),
     ),
     "Chat models": ("endpoint", "prompt", "system", "context", "max_pixels"),

@@ -111,6 +111,15 @@ def caption(
             help="Text before each video's caption, such as a trigger word.",
         ),
     ] = "",
+    rerank: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ENCODER",
+            show_default=False,
+            help="Order candidates (--num-captions 20) by their CLIPScore with the frames: clip, clip-large, "
+            "siglip2, a folder, or OWNER/NAME on the Hub.",
+        ),
+    ] = None,
     suffix: Annotated[
         str, typer.Option(metavar="TEXT", show_default=False, help="Text after each video's caption.")
     ] = "",
@@ -224,6 +233,7 @@ def caption(
             thumbnails=report is not None,
             prefix=prefix,
             suffix=suffix,
+            rerank=rerank,
             **decoding,
             **chat,
         )

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from capvid.scoring.diversity import Diversity
     from capvid.scoring.references import MatchedPredictions, ReferenceSet
     from capvid.scoring.scorer import Scores
+    from capvid.scoring.video_agreement import Agreement
 
 
 Tokenizer = Literal["auto", "ptb", "builtin", "none"]
@@ -114,8 +115,24 @@ def score(
     ] = None,
     videos: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", show_default=False, help="The videos, for frames in --report."),
+        typer.Option(
+            metavar="DIR",
+            show_default=False,
+            help="Folder of the videos: add CLIPScore and EMScore, or frames to --report.",
+        ),
     ] = None,
+    encoder: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ENCODER",
+            show_default="clip; none with --report",
+            help="Image-text encoder of CLIPScore and EMScore: clip, clip-large, siglip2, a folder, or "
+            "OWNER/NAME on the Hub.",
+        ),
+    ] = None,
+    sampling: Annotated[
+        str, typer.Option(metavar="SAMPLING", help="Frames that it sees: uniform:N or fps:R.")
+    ] = "uniform:16",
     training: Annotated[
         list[str] | None,
         typer.Option(
@@ -140,11 +157,10 @@ def score(
         check_writable_file(page)
         if not others:
             raise UsageError("--report needs several systems", remedy="add --compare FILE")
-    if videos is not None:
-        if page is None:
-            raise UsageError("--videos is for the frames of --report", remedy="add --report FILE")
-        if not videos.exists():
-            raise UsageError(f"{videos}: no such folder", remedy="give the folder of the videos")
+    if videos is not None and not videos.exists():
+        raise UsageError(f"{videos}: no such folder", remedy="give the folder of the videos")
+    if encoder is not None and videos is None:
+        raise UsageError("--encoder needs the videos", remedy="add --videos DIR")
     if dense:
         unused = {
             "--paragraph": paragraph,
@@ -152,6 +168,7 @@ def score(
             "--references-format": references_format,
             "--meteor-engine": meteor_engine == "java",
             "--compare": others,
+            "--videos": videos,
         }
         for option in (option for option, value in unused.items() if value):
             raise UsageError(f"{option} is not for --dense", remedy="leave one of them out")
@@ -201,6 +218,12 @@ def score(
         print_line(f"note: {name} is left out: {why}", err=True)
     if "CIDEr-D" in scores.corpus and len(scores.per_video) == 1:
         print_line("note: CIDEr-D of a single video is 0, whatever its caption", err=True)
+    agreement = None
+    if videos is not None and (encoder is not None or page is None):  # a page may need frames only
+        scored_videos = list(texts[0].references)
+        agreement = _agreement(predicted, wanted, scored_videos, videos, encoder or "clip", sampling)
+        for video, row in agreement.systems[0].items():
+            scores.per_video[video].update(row)
     scored = Scored(
         paths=[str(path) for path in paths],
         wanted=wanted,
@@ -210,6 +233,7 @@ def score(
         comparison=comparison,
         ranking=ranking,
         diversity=[diversity(one.predictions.values(), known) for one in texts],
+        agreement=agreement,
         tokenizer="mart" if paragraph else "builtin" if tokenizer == "auto" else tokenizer,
         meteor_engine="builtin" if meteor_engine == "auto" else meteor_engine,
         missing=missing,
@@ -314,6 +338,30 @@ def _texts(
     return [caption_texts(one, references, tokenizer=tokenizer, missing=missing) for one in captions]
 
 
+def _agreement(
+    predicted: list[MatchedPredictions],
+    wanted: ReferenceSet,
+    scored: Sequence[str],
+    folder: Path,
+    encoder: str,
+    sampling: str,
+) -> Agreement:
+    """Score the captions against the videos in a folder, and say which could not be scored."""
+    from capvid.scoring.video_agreement import score_agreement
+
+    systems = [
+        {video: " ".join(sentences) for video, sentences in one.sentences.items()} for one in predicted
+    ]
+    references = {video: wanted.texts[video] for video in scored}
+    agreement = score_agreement(systems, references, folder, encoder, sampling=sampling)
+    for video, error in agreement.errors.items():
+        print_line(terminal(f"note: {video} has no CLIPScore and EMScore: {error.message}"), err=True)
+    if agreement.num_shortened:
+        cut = f"{agreement.num_shortened} texts were cut to {agreement.max_tokens} tokens"
+        print_line(terminal(f"note: {cut}, the maximum of {agreement.encoder}"), err=True)
+    return agreement
+
+
 def _training_texts(files: list[str], form: str, tokenizer: str, *, paragraph: bool) -> set[str]:
     """Return tokenized training captions, or paragraphs."""
     from capvid.scoring.references import load_references
@@ -344,6 +392,7 @@ class Scored:
         comparison: comparison of the first with the second, if there are two.
         ranking: ranking of all, if there are more.
         diversity: diversity of the predictions of each file.
+        agreement: agreement of the predictions of each file with the videos, if these were given.
         tokenizer: name of the tokenizer.
         meteor_engine: name of the METEOR engine.
         missing: handling of videos without a prediction.
@@ -357,6 +406,7 @@ class Scored:
     comparison: Comparison | None
     ranking: Ranking | None
     diversity: Sequence[Diversity]
+    agreement: Agreement | None
     tokenizer: str
     meteor_engine: str
     missing: str
@@ -389,6 +439,18 @@ def report(scored: Scored) -> dict[str, Any]:
             "extra": len(scored.predicted[0].extra),
         },
     }
+    if scored.agreement is not None:
+        record["agreement"] = {
+            "encoder": scored.agreement.encoder,
+            "sampling": scored.agreement.sampling,
+            "videos": len(scored.agreement.systems[0]),
+            "shortened": scored.agreement.num_shortened,
+            "scores": [
+                {"predictions": path, **scored.agreement.corpus(which)}
+                for which, path in enumerate(scored.paths)
+            ],
+            "failed": {video: error.message for video, error in scored.agreement.errors.items()},
+        }
     if "METEOR" in scored.scores.corpus:
         record["meteor_engine"] = scored.meteor_engine
     if scored.comparison is not None:
@@ -458,7 +520,8 @@ def write_videos(path: Path, scored: Scored) -> None:
         {"video": video, "caption": scored.caption(0, video), **values}
         for video, values in scored.scores.per_video.items()
     )
-    write_scores(path, rows, ["video", "caption", *scored.scores.corpus])
+    extra = scored.agreement.corpus(0) if scored.agreement is not None else ()
+    write_scores(path, rows, ["video", "caption", *scored.scores.corpus, *extra])
 
 
 def print_report(scored: Scored, console: Console | None = None) -> None:
@@ -484,6 +547,8 @@ def print_report(scored: Scored, console: Console | None = None) -> None:
         _print_diversity(out, scored.diversity)
     else:
         _print_comparison(out, scored, scored.comparison)
+    if scored.agreement is not None:
+        _print_agreement(out, scored.agreement)
     out.print(_counts(scored), soft_wrap=True)
 
 
@@ -613,6 +678,17 @@ def _diversity_table(of_files: Sequence[Diversity]) -> Table:
     if len(of_files) > 1:
         head, rows = ["", *head], [[_letter(which), *row] for which, row in enumerate(rows)]
     return head, rows
+
+
+def _print_agreement(out: Console, agreement: Agreement) -> None:
+    head = ["", *agreement.corpus(0)]
+    rows = [
+        [_letter(which), *(f"{100 * value:.1f}" for value in agreement.corpus(which).values())]
+        for which in range(len(agreement.systems))
+    ]
+    if len(rows) == 1:
+        head, rows = head[1:], [rows[0][1:]]
+    _table(out, head, rows)
 
 
 def _table(out: Console, head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

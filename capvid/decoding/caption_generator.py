@@ -59,6 +59,7 @@ class Caption:
         traces: model internals per word and, last, for the end of the sentence, each (L + 1, W), if
             requested: ``attention`` over the frames (W = T), and others by captioner.
         sentences: number of sentences in the text.
+        clip_score: CLIPScore of the text and the frames, if requested.
     """
 
     text: str
@@ -67,6 +68,7 @@ class Caption:
     confidence: float | None = None
     traces: Mapping[str, np.ndarray] | None = None
     sentences: int = 1
+    clip_score: float | None = None
 
     @property
     def low_confidence(self) -> bool:
@@ -92,12 +94,14 @@ class Clip:
         times: presentation times (T,) in seconds; None if unknown.
         start: start in seconds.
         end: end in seconds; None if unknown.
+        embeddings: embeddings (T, D) of the frames by an image-text encoder, if requested.
     """
 
     frames: np.ndarray
     times: np.ndarray | None
     start: float
     end: float | None
+    embeddings: np.ndarray | None = None
 
 
 class CaptionGenerator(Protocol):

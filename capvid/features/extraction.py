@@ -45,6 +45,7 @@ class ExtractionResult:
         thumbnails: thumbnails of the frames as JPEG files, if requested.
         further: features of the other variants, such as augmented views.
         name: name of the video.
+        embeddings: embeddings (T, D) of the frames by an image-text encoder, if requested.
     """
 
     path: VideoPath
@@ -54,6 +55,7 @@ class ExtractionResult:
     thumbnails: tuple[bytes, ...] = ()
     further: tuple[Features, ...] = ()
     name: str = ""
+    embeddings: np.ndarray | None = None
 
     def failed(self, error: CapvidError) -> ExtractionResult:
         """Return the result of the same input with an error instead of features."""

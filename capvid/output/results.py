@@ -159,6 +159,8 @@ def _caption_record(
     }
     if caption.confidence is not None:
         record["confidence"] = round(caption.confidence, _CONFIDENCE_DECIMALS)
+    if caption.clip_score is not None:
+        record["clip_score"] = round(caption.clip_score, _DECIMALS)
     record["words"] = [
         {"word": word.word, "logprob": round(word.logprob, _DECIMALS)} for word in caption.words
     ]

@@ -76,7 +76,7 @@ def test_page_of_a_comparison(capvid: Run, files: Path) -> None:
     assert code == 2 and "--report needs several systems" in err and not page.exists()
     command += ["--compare", files / "other.json"]
     for options, message in (
-        (["--videos", files], "--videos is for the frames of --report"),
+        (["--encoder", "clip"], "--encoder needs the videos"),
         (["--videos", files / "absent", "--report", page], "absent: no such folder"),
     ):
         code, out, err = capvid(*command, *options)
