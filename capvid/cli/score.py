@@ -357,8 +357,8 @@ def _agreement(
     for video, error in agreement.errors.items():
         print_line(terminal(f"note: {video} has no CLIPScore and EMScore: {error.message}"), err=True)
     if agreement.num_shortened:
-        cut = f"{agreement.num_shortened} texts were cut to {agreement.max_tokens} tokens"
-        print_line(terminal(f"note: {cut}, the maximum of {agreement.encoder}"), err=True)
+        limit = f"{agreement.max_tokens} tokens, the maximum of {agreement.encoder}"
+        print_line(terminal(f"note: captions cut to {limit}: {agreement.num_shortened}"), err=True)
     return agreement
 
 

@@ -40,7 +40,7 @@ class Agreement:
         systems: scores of each video by system: CLIPScore, RefCLIPScore, EMScore (mean of EMScore-c and
             EMScore-f), and EMScoreRef.
         errors: why videos have no scores.
-        num_shortened: number of texts that were cut to the encoder's maximum length.
+        num_shortened: number of captions that were cut to the encoder's maximum length.
         max_tokens: this length in tokens.
     """
 

@@ -92,8 +92,8 @@ class ImageTextEncoder:
 
     @property
     def num_shortened(self) -> int:
-        """Number of texts so far that were cut to ``max_tokens``."""
-        return len(self._shortened)
+        """Number of captions so far that were cut to ``max_tokens``, with or without CLIPScore's prompt."""
+        return len({text.lower().removeprefix(PROMPT.lower()) for text in self._shortened})
 
     def on(self, device: torch.device | str) -> ImageTextEncoder:
         """Move both towers to another device."""
@@ -265,7 +265,10 @@ def _build(folder: Path, path: Path) -> tuple[Any, Any]:
 
 @dataclass(frozen=True, eq=False)
 class Reranker:
-    """Orders the candidates of each segment by how well they fit its frames."""
+    """Orders the candidates of each segment by how well they fit its frames.
+
+    A paragraph captioner continues its likeliest sentences, whichever are preferred here.
+    """
 
     encoder: ImageTextEncoder
 
