@@ -72,7 +72,8 @@ PANELS = {  # panels of --help: parameters of caption, extract, train and score
             "plot",
             "metrics",
         ),
-        *("paragraph", "tokenizer", "meteor_engine", "per_video", "others", "training", "as_json"),
+        *("paragraph", "dense", "evaluator", "tokenizer", "meteor_engine", "per_video", "others", "page"),
+        *("training", "as_json"),
     ),
     "Decoding": (
         *("beam", "max_length", "min_length", "specificity", "num_captions", "rerank", "no_repeat_ngram"),
