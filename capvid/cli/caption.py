@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
 
@@ -70,126 +70,87 @@ else:  # besides documents: shards, and a dataset of the videos
 @option_group("chat", ChatOptions, trained=("prompt", "system", "context", "max_pixels"))
 def caption(
     *,
-    model: Annotated[
-        str | None,
-        typer.Option(
-            show_default="the bundled one",
-            autocompletion=complete_captioner,
-            metavar="NAME",
-            help="Captioner (see capvid models), run folder, or OWNER/NAME[@REVISION] on the Hub, pinned at "
-            "its first download; also GIT and chat models.",
-        ),
-    ] = None,
-    output: Annotated[
-        Path | None,
-        typer.Option("-o", "--output", show_default=False, help="Write captions to one file."),
-    ] = None,
-    output_dir: Annotated[
-        str | None,
-        typer.Option(
-            metavar="DIR|URL",
-            show_default=False,
-            help="Write one file per video, or shards.",
-        ),
-    ] = None,
-    form: Annotated[
-        Format | None,
-        typer.Option("--format", show_default="suffix of -o, else txt", help="Output format."),
-    ] = None,
-    sidecar: Annotated[
-        bool,
-        typer.Option(
-            "--sidecar",
-            help="Write each text beside its video (clip.txt); keep texts that people wrote or edited.",
-        ),
-    ] = False,
-    prefix: Annotated[
-        str,
-        typer.Option(
-            metavar="TEXT",
-            show_default=False,
-            help="Text before each video's caption, such as a trigger word.",
-        ),
-    ] = "",
-    rerank: Annotated[
-        str | None,
-        typer.Option(
-            metavar="ENCODER",
-            show_default=False,
-            help="Order candidates (--num-captions 20) by their CLIPScore with the frames: clip, clip-large, "
-            "siglip2, a folder, or OWNER/NAME on the Hub.",
-        ),
-    ] = None,
-    suffix: Annotated[
-        str, typer.Option(metavar="TEXT", show_default=False, help="Text after each video's caption.")
-    ] = "",
-    report: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE.html",
-            show_default=False,
-            help="Write a page with frames, captions and attention; captions finished videos again for it.",
-        ),
-    ] = None,
-    attention: Annotated[
-        bool,
-        typer.Option(
-            "--attention",
-            help="Record each word's attention in json and jsonl; otherwise chart it on stderr.",
-        ),
-    ] = False,
-    segments: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FILE|N|auto",
-            show_default="none; auto for paragraphs",
-            help="One sentence per segment: a file of start,end; N equal ones; or auto, cut at changes.",
-        ),
-    ] = None,
-    endpoint: Annotated[
-        str | None,
-        typer.Option(
-            metavar="URL",
-            show_default=False,
-            help="OpenAI-compatible API of a chat model, such as http://localhost:8000/v1; --model is its "
-            "name there, CAPVID_API_KEY the key.",
-        ),
-    ] = None,
-    sampling: Annotated[
-        str | None,
-        typer.Option(
-            metavar="SAMPLING",
-            show_default="as in training; chat models: uniform:16",
-            help="Frame sampling of a video or segment: uniform:N, fps:R or windows:SIZE/STRIDE.",
-        ),
-    ] = None,
-    max_frames: Annotated[
-        int | None,
-        typer.Option(min=1, max=MAX_FRAMES, show_default=False, help="Maximum frames per video or segment."),
-    ] = None,
+    model: str | None = typer.Option(
+        None,
+        show_default="the bundled one",
+        autocompletion=complete_captioner,
+        metavar="NAME",
+        help="Captioner (see capvid models), run folder, or OWNER/NAME[@REVISION] on the Hub, pinned at "
+        "its first download; also GIT and chat models.",
+    ),
+    output: Path | None = typer.Option(None, "-o", "--output", help="Write captions to one file."),
+    output_dir: str | None = typer.Option(
+        None, metavar="DIR|URL", help="Write one file per video, or shards."
+    ),
+    form: Format | None = typer.Option(
+        None, "--format", show_default="suffix of -o, else txt", help="Output format."
+    ),
+    sidecar: bool = typer.Option(
+        False,
+        "--sidecar",
+        help="Write each text beside its video (clip.txt); keep texts that people wrote or edited.",
+    ),
+    prefix: str = typer.Option(
+        "",
+        metavar="TEXT",
+        show_default=False,
+        help="Text before each video's caption, such as a trigger word.",
+    ),
+    rerank: str | None = typer.Option(
+        None,
+        metavar="ENCODER",
+        help="Order candidates (--num-captions 20) by their CLIPScore with the frames: clip, clip-large, "
+        "siglip2, a folder, or OWNER/NAME on the Hub.",
+    ),
+    suffix: str = typer.Option(
+        "", metavar="TEXT", show_default=False, help="Text after each video's caption."
+    ),
+    report: Path | None = typer.Option(
+        None,
+        metavar="FILE.html",
+        help="Write a page with frames, captions and attention; captions finished videos again for it.",
+    ),
+    attention: bool = typer.Option(
+        False,
+        "--attention",
+        help="Record each word's attention in json and jsonl; otherwise chart it on stderr.",
+    ),
+    segments: str | None = typer.Option(
+        None,
+        metavar="FILE|N|auto",
+        show_default="none; auto for paragraphs",
+        help="One sentence per segment: a file of start,end; N equal ones; or auto, cut at changes.",
+    ),
+    endpoint: str | None = typer.Option(
+        None,
+        metavar="URL",
+        help="OpenAI-compatible API of a chat model, such as http://localhost:8000/v1; --model is its "
+        "name there, CAPVID_API_KEY the key.",
+    ),
+    sampling: str | None = typer.Option(
+        None,
+        metavar="SAMPLING",
+        show_default="as in training; chat models: uniform:16",
+        help="Frame sampling of a video or segment: uniform:N, fps:R or windows:SIZE/STRIDE.",
+    ),
+    max_frames: int | None = typer.Option(
+        None, min=1, max=MAX_FRAMES, help="Maximum frames per video or segment."
+    ),
     decoding: dict[str, Any],
     chat: dict[str, Any],
-    weights: Annotated[
-        Path | None, typer.Option(show_default=False, help="Weights of the backbone: file or folder.")
-    ] = None,
-    batch_size: Annotated[
-        int,
-        typer.Option(
-            min=1, max=MAX_BATCH, help="Videos captioned together (feature files: 8 times as many)."
-        ),
-    ] = 8,
-    precision: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME",
-            autocompletion=complete_precision,
-            help="Precision of a chat model: auto, fp32, fp16 or bf16.",
-        ),
-    ] = "auto",
-    quantize: Annotated[
-        Quantization | None,
-        typer.Option(show_default=False, help="Quantize the weights of a chat model, on CUDA GPUs."),
-    ] = None,
+    weights: Path | None = typer.Option(None, help="Weights of the backbone: file or folder."),
+    batch_size: int = typer.Option(
+        8, min=1, max=MAX_BATCH, help="Videos captioned together (feature files: 8 times as many)."
+    ),
+    precision: str = typer.Option(
+        "auto",
+        metavar="NAME",
+        autocompletion=complete_precision,
+        help="Precision of a chat model: auto, fp32, fp16 or bf16.",
+    ),
+    quantize: Quantization | None = typer.Option(
+        None, help="Quantize the weights of a chat model, on CUDA GPUs."
+    ),
     runtime: RuntimeOptions,
     inputs: InputOptions,
     sharding: ShardingOptions,

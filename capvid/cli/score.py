@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 
@@ -55,93 +55,67 @@ def _no_garbage_collection() -> Iterator[None]:
 
 @_no_garbage_collection()
 def score(
-    predictions: Annotated[Path, typer.Argument(metavar="PREDICTIONS", show_default=False)],
-    references: Annotated[list[str], typer.Argument(metavar="REFERENCES", show_default=False)],
-    paragraph: Annotated[
-        bool, typer.Option("--paragraph", help="Score paragraphs as MART does, with R@1 to R@4.")
-    ] = False,
-    dense: Annotated[
-        bool,
-        typer.Option("--dense", help="Score segments as the ActivityNet challenge does, and by SODA_c."),
-    ] = False,
-    evaluator: Annotated[
-        Evaluator, typer.Option(help="Version of the ActivityNet evaluator for --dense.")
-    ] = "2019",
-    metrics: Annotated[
-        str | None,
-        typer.Option(
-            show_default="all that are installed",
-            help="Any of bleu, meteor, rouge, cider and repetition, with commas between them.",
-        ),
-    ] = None,
-    tokenizer: Annotated[
-        Tokenizer,
-        typer.Option(help="builtin (auto is the same); ptb, Stanford's, needs Java; none splits at spaces."),
-    ] = "auto",
-    missing: Annotated[
-        Missing,
-        typer.Option(help="Videos without a prediction: error; empty, an empty caption; skip, left out."),
-    ] = "error",
-    references_format: Annotated[
-        Form | None,
-        typer.Option(
-            metavar="FORM",
-            show_default="by content",
-            help="The form of REFERENCES: coco, msrvtt, msvd, activitynet, youcook2, captions, paragraphs or "
-            "jsonl.",
-        ),
-    ] = None,
-    meteor_engine: Annotated[
-        Engine, typer.Option(help="builtin (auto is the same), or java, the published one.")
-    ] = "auto",
-    per_video: Annotated[
-        Path | None,
-        typer.Option(show_default=False, help="File for each video's scores: .json, .jsonl, .csv or .tsv."),
-    ] = None,
-    others: Annotated[
-        list[Path] | None,
-        typer.Option(
-            "--compare", metavar="FILE", show_default=False, help="Other predictions. May be repeated."
-        ),
-    ] = None,
-    page: Annotated[
-        Path | None,
-        typer.Option(
-            "--report",
-            metavar="FILE",
-            show_default=False,
-            help="HTML page of the videos on which the systems of --compare differ most.",
-        ),
-    ] = None,
-    videos: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR",
-            show_default=False,
-            help="Folder of the videos: add CLIPScore and EMScore, or frames to --report.",
-        ),
-    ] = None,
-    encoder: Annotated[
-        str | None,
-        typer.Option(
-            metavar="ENCODER",
-            show_default="clip; none with --report",
-            help="Image-text encoder of CLIPScore and EMScore: clip, clip-large, siglip2, a folder, or "
-            "OWNER/NAME on the Hub.",
-        ),
-    ] = None,
-    sampling: Annotated[
-        str, typer.Option(metavar="SAMPLING", help="Frames that it sees: uniform:N or fps:R.")
-    ] = "uniform:16",
-    training: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="FILE",
-            show_default=False,
-            help="Training captions, like REFERENCES, to count copies of them. May be repeated.",
-        ),
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, with all decimals.")] = False,
+    predictions: Path = typer.Argument(..., metavar="PREDICTIONS", show_default=False),
+    references: list[str] = typer.Argument(..., metavar="REFERENCES", show_default=False),
+    paragraph: bool = typer.Option(
+        False, "--paragraph", help="Score paragraphs as MART does, with R@1 to R@4."
+    ),
+    dense: bool = typer.Option(
+        False, "--dense", help="Score segments as the ActivityNet challenge does, and by SODA_c."
+    ),
+    evaluator: Evaluator = typer.Option("2019", help="Version of the ActivityNet evaluator for --dense."),
+    metrics: str | None = typer.Option(
+        None,
+        show_default="all that are installed",
+        help="Any of bleu, meteor, rouge, cider and repetition, with commas between them.",
+    ),
+    tokenizer: Tokenizer = typer.Option(
+        "auto", help="builtin (auto is the same); ptb, Stanford's, needs Java; none splits at spaces."
+    ),
+    missing: Missing = typer.Option(
+        "error", help="Videos without a prediction: error; empty, an empty caption; skip, left out."
+    ),
+    references_format: Form | None = typer.Option(
+        None,
+        metavar="FORM",
+        show_default="by content",
+        help="The form of REFERENCES: coco, msrvtt, msvd, activitynet, youcook2, captions, paragraphs or "
+        "jsonl.",
+    ),
+    meteor_engine: Engine = typer.Option(
+        "auto", help="builtin (auto is the same), or java, the published one."
+    ),
+    per_video: Path | None = typer.Option(
+        None, help="File for each video's scores: .json, .jsonl, .csv or .tsv."
+    ),
+    others: list[Path] | None = typer.Option(
+        None, "--compare", metavar="FILE", help="Other predictions. May be repeated."
+    ),
+    page: Path | None = typer.Option(
+        None,
+        "--report",
+        metavar="FILE",
+        help="HTML page of the videos on which the systems of --compare differ most.",
+    ),
+    videos: Path | None = typer.Option(
+        None, metavar="DIR", help="Folder of the videos: add CLIPScore and EMScore, or frames to --report."
+    ),
+    encoder: str | None = typer.Option(
+        None,
+        metavar="ENCODER",
+        show_default="clip; none with --report",
+        help="Image-text encoder of CLIPScore and EMScore: clip, clip-large, siglip2, a folder, or "
+        "OWNER/NAME on the Hub.",
+    ),
+    sampling: str = typer.Option(
+        "uniform:16", metavar="SAMPLING", help="Frames that it sees: uniform:N or fps:R."
+    ),
+    training: list[str] | None = typer.Option(
+        None,
+        metavar="FILE",
+        help="Training captions, like REFERENCES, to count copies of them. May be repeated.",
+    ),
+    as_json: bool = typer.Option(False, "--json", help="Print JSON, with all decimals."),
 ) -> None:
     """Score captions as the papers do: BLEU, METEOR, ROUGE_L and CIDEr-D.
 
