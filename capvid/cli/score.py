@@ -263,7 +263,7 @@ class Scored:
 
     paths: list[str]
     references: ReferenceSet
-    predicted: list[MatchedPredictions]
+    predicted: list[MatchedPredictions[str]]
     num_references: dict[str, int]
     scores: list[Scores]
     comparison: Comparison | Ranking | None
@@ -298,7 +298,7 @@ def _parse_metrics(metrics: str | None, *, paragraph: bool) -> tuple[str, ...]:
     return names
 
 
-def _references_of_all(predicted: Iterable[MatchedPredictions], references: ReferenceSet) -> Any:
+def _references_of_all(predicted: Iterable[MatchedPredictions[str]], references: ReferenceSet) -> Any:
     """Return the references of the videos with a prediction by every system."""
     skipped = {video for one in predicted for video in one.missing}
     common = {video: texts for video, texts in references.texts.items() if video not in skipped}

@@ -12,23 +12,16 @@ Predictions and references are read from any of
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from capvid.datasets.annotation_files import (
-    JsonReader,
-    RowError,
-    Rows,
-    check_unicode,
-    first_ids,
-    member,
-    read_text,
-)
-from capvid.datasets.dataset import Location
+from capvid.datasets.annotation_files import JsonReader, member, read_text
+from capvid.datasets.dataset import RowError, Rows
+from capvid.datasets.formats.timed_sentences import parse_times
 from capvid.errors import CapvidError, DataError, UsageError
 from capvid.metrics.dense_captioning import (
     MAX_SEGMENTS,
@@ -38,15 +31,14 @@ from capvid.metrics.dense_captioning import (
     Segments,
     TimedSentence,
     dense_scores,
+    soda_c,
 )
 from capvid.metrics.ngram_index import tokenize
-from capvid.metrics.soda import soda_c
 from capvid.scoring.diversity import Diversity, diversity
-from capvid.scoring.predictions import IDS, as_id, match_ids
-from capvid.utils.files import MANIFEST
+from capvid.scoring.predictions import Predictions, RecordReader, as_text, is_failed, prediction_files
+from capvid.scoring.references import match_predictions
 
 _REMEDY = "give results or annotations of ActivityNet Captions, or JSON records of capvid caption"
-_NESTED = ("results", "database")
 _MAX_PAIRS = 50_000  # pairs of segments that are scored at once
 SODA = ("SODA_c precision", "SODA_c recall", "SODA_c F")
 
@@ -80,100 +72,47 @@ def read_timed_sentences(path: Path) -> dict[str, list[TimedSentence]]:
     Raises:
         DataError: a file is unreadable or of another format; the message names file and line.
     """
-    files = [path]
-    if path.is_dir():
-        files = [file for file in sorted(path.rglob("*.json*")) if file.name != MANIFEST and file.is_file()]
-    rows = Rows(skip_bad=False)
+    rows, reader = Rows(skip_bad=False), RecordReader()
     segments: dict[str, list[TimedSentence]] = {}
-    for file in files:
-        for location, name, row in _records(JsonReader(file, read_text(file))):
+    for file in prediction_files(path, (".json", ".jsonl")):
+        stream = JsonReader(file, read_text(file))
+        if stream.peek() not in ("{", "["):
+            raise DataError(f"{file}: not a known format of segments", remedy=_REMEDY)
+        for location, video, row in reader.records(stream):
             with rows.at(location):
-                video = as_id(name)
-                if video in segments:
-                    raise RowError(f"the id {reprlib.repr(video)} occurs twice", "give each video one record")
-                if not (isinstance(row, dict) and row.get("status") == "error"):
-                    segments[video] = [_segment(*each) for each in _triples(row)]
+                if not is_failed(row):
+                    segments[video] = _parse_segments(row)
     if not segments:
         raise DataError(f"{path}: no segments", remedy=_REMEDY)
     return segments
 
 
-def _records(stream: JsonReader) -> Iterator[tuple[Location, Any, Any]]:
-    """Yield location, id and content of each video."""
-    first = stream.peek_value()
-    if not isinstance(first, (dict, list)):
-        raise DataError(f"{stream.path}: not a known format of segments", remedy=_REMEDY)
-    if isinstance(first, dict) and not any(isinstance(first.get(key), str) for key in IDS):
-        for line, name in stream.members():
-            if name in _NESTED and stream.peek() == "{":
-                for inner_line, video in stream.members():
-                    yield Location(stream.path, inner_line, f"record {video!r}"), video, stream.value()
-            elif name in ("version", "external_data", "params"):
-                stream.value()
-            else:
-                yield Location(stream.path, line, f"record {name!r}"), name, stream.value()
-    else:
-        lines = stream.items() if isinstance(first, list) else _lines(stream)
-        for line in lines:
-            row = stream.value()
-            members = row if isinstance(row, dict) else {}
-            yield (
-                Location(stream.path, line),
-                next((members[key] for key in IDS if members.get(key)), None),
-                row,
-            )
-    stream.end()
-
-
-def _lines(stream: JsonReader) -> Iterator[int]:
-    while stream.peek():
-        yield stream.line
-
-
-def _triples(row: Any) -> list[tuple[Any, Any, Any]]:
-    """Return start, end and sentence of each segment of a record, unchecked."""
+def _parse_segments(row: Any) -> list[TimedSentence]:
+    """Return the segments of a video in any of the forms above."""
+    sentences = times = row
     if isinstance(row, dict) and "timestamps" in row:
         times, sentences = (member(row, key, list, f"list of {key}") for key in ("timestamps", "sentences"))
-        if len(times) != len(sentences):
-            counts = f"{len(times)} segments and {len(sentences)} sentences"
-            raise RowError(counts, "give a sentence for every segment")
-        return [(*_pair(pair), sentence) for pair, sentence in zip(times, sentences, strict=True)]
-    if isinstance(row, dict) and "annotations" not in row:
-        if row.get("segments"):
-            parts = member(row, "segments", list, "list of segments")
-            return [(part.get("start"), part.get("end"), part.get("caption")) for part in map(_object, parts)]
-        captions = member(row, "captions", list, "list of captions")
-        return [(0.0, row.get("duration"), _object(captions[0]).get("text"))]
-    parts = row.get("annotations") if isinstance(row, dict) else row
-    if not isinstance(parts, list):
-        raise RowError(f"no segments: {reprlib.repr(row)}", _REMEDY)
-    return [
-        (*_pair(part.get("timestamp", part.get("segment"))), part.get("sentence"))
-        for part in map(_object, parts)
-    ]
-
-
-def _object(value: Any) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise RowError(f"a segment that is not an object: {reprlib.repr(value)}", _REMEDY)
-    return value
-
-
-def _pair(times: Any) -> tuple[Any, Any]:
-    if not isinstance(times, list) or len(times) != 2:
-        raise RowError(f"a segment that is not [start, end]: {reprlib.repr(times)}", "give both times")
-    return times[0], times[1]
-
-
-def _segment(start: Any, end: Any, sentence: Any) -> TimedSentence:
-    if not isinstance(sentence, str):
-        raise RowError(f"a sentence that is not text: {reprlib.repr(sentence)}", "write a text")
-    for time in (start, end):
-        if isinstance(time, bool) or not isinstance(time, (int, float)) or not abs(time) <= 1e12:
-            raise RowError(f"{reprlib.repr(time)} is not a time in seconds", "give times as numbers")
-    if start > end:
-        raise RowError(f"a segment from {start:g} to {end:g} seconds", "give the earlier time first")
-    return TimedSentence(float(start), float(end), check_unicode(sentence))
+    else:
+        if isinstance(row, dict):
+            sentences = row["annotations"] if "annotations" in row else row.get("segments")
+        if isinstance(row, dict) and "annotations" not in row and not sentences:
+            caption = as_text(member(row, "captions", list, "list of captions")[0])
+            sentences = [{"start": 0, "end": row.get("duration"), "caption": caption}]
+        if not isinstance(sentences, list):
+            raise RowError(f"no segments: {reprlib.repr(row)}", _REMEDY)
+        for each in sentences:
+            if not isinstance(each, dict):
+                raise RowError(f"a segment that is not an object: {reprlib.repr(each)}", _REMEDY)
+        times = [
+            each.get("timestamp", each.get("segment", [each.get("start"), each.get("end")]))
+            for each in sentences
+        ]
+    segments = []
+    for (start, end), sentence in zip(parse_times(times, sentences), sentences, strict=True):
+        if start > end:
+            raise RowError(f"a segment from {start:g} to {end:g} seconds", "give the earlier time first")
+        segments.append(TimedSentence(start, end, as_text(sentence)))
+    return segments
 
 
 def score_dense(
@@ -203,32 +142,16 @@ def score_dense(
     if version not in UNMATCHED:
         raise UsageError(f"no evaluator {version!r}", remedy=f"use one of: {', '.join(UNMATCHED)}")
     annotators: list[Segments] = [read_timed_sentences(path) for path in references]
-    predicted = read_timed_sentences(predictions)
     videos = list(dict.fromkeys(video for annotator in annotators for video in annotator))
-    matches = match_ids(predicted, videos, {video.removeprefix("v_"): video for video in videos})
-    notes = []
-    if matches.extra:
-        notes.append(
-            f"{predictions}: {len(matches.extra)} not in the references, left out: {first_ids(matches.extra)}"
-        )
-    absent = [video for video in videos if video not in matches.videos]
-    if absent and (missing == "error" or len(absent) == len(videos)):
-        raise DataError(
-            f"{predictions}: no prediction for {len(absent)} of {len(videos)} videos: {first_ids(absent)}",
-            remedy="caption them too, or choose --missing empty or skip",
-        )
+    predicted = Predictions(read_timed_sentences(predictions))
+    aliases = {video.removeprefix("v_"): video for video in videos}
+    matched = match_predictions(predictions, predicted, videos, aliases, missing)
+    notes = matched.notes
     if missing == "skip":
-        videos = [video for video in videos if video in matches.videos]
-    own: Segments = {video: predicted[name][:MAX_SEGMENTS] for video, name in matches.videos.items()}
-    texts = {
-        each.sentence for group in (own, *annotators) for video in videos for each in group.get(video, ())
-    }
-    known = [
-        each.sentence
-        for path in training
-        for segments in read_timed_sentences(path).values()
-        for each in segments
-    ]
+        videos = list(matched.sentences)
+    own: Segments = {video: segments[:MAX_SEGMENTS] for video, segments in matched.sentences.items()}
+    texts = set(_sentences(group.get(video, ()) for group in (own, *annotators) for video in videos))
+    known = list(_sentences(part for path in training for part in read_timed_sentences(path).values()))
     tokens = _tokenize(sorted(texts), tokenizer)
     own, *annotators = (_with_tokens(group, videos, tokens) for group in (own, *annotators))
     scorer = None
@@ -259,12 +182,16 @@ def score_dense(
             for row, video in enumerate(videos)
         },
         diversity=diversity(
-            [each.sentence for segments in own.values() for each in segments],
+            _sentences(own.values()),
             _tokenize(known, tokenizer).values() if training else None,
         ),
-        missing=absent,
+        missing=matched.missing,
         notes=notes,
     )
+
+
+def _sentences(segments: Iterable[Sequence[TimedSentence]]) -> Iterator[str]:
+    return (each.sentence for part in segments for each in part)
 
 
 def _tokenize(texts: Sequence[str], tokenizer: str) -> dict[str, str]:

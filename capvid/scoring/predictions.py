@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from capvid.datasets.annotation_files import JsonReader, read_text
 from capvid.datasets.dataset import Location, RowError, Rows, check_unicode
@@ -34,8 +34,11 @@ _REMEDY = (
 )
 
 
+T = TypeVar("T")  # a sentence, or a sentence with a segment
+
+
 @dataclass
-class Predictions:
+class Predictions(Generic[T]):
     """Predictions of one file or folder.
 
     Attributes:
@@ -44,12 +47,12 @@ class Predictions:
         dropped: number of captions dropped because a better one of the same video comes first.
     """
 
-    sentences: dict[str, list[str]] = field(default_factory=dict)
+    sentences: dict[str, list[T]] = field(default_factory=dict)
     failed: list[str] = field(default_factory=list)
     dropped: int = 0
 
 
-def read_predictions(path: Path, *, paragraphs: bool = False) -> Predictions:
+def read_predictions(path: Path, *, paragraphs: bool = False) -> Predictions[str]:
     """Read a file of predictions, or all such files in a folder.
 
     Args:
@@ -60,75 +63,118 @@ def read_predictions(path: Path, *, paragraphs: bool = False) -> Predictions:
         DataError: a file is unreadable or of another format; the message names file and line.
     """
     reader = _Reader(paragraphs)
-    files = [path]
-    if path.is_dir():
-        files = [file for file in sorted(path.rglob("*")) if file.name != MANIFEST and file.is_file()]
-        files = [file for file in files if file.suffix.lower() in SUFFIXES]
-        if not files:
-            raise DataError(f"{path}: no predictions in this folder", remedy="give files of capvid caption")
-    for file in files:
+    for file in prediction_files(path):
         reader.read(file)
     if not reader.predictions.sentences and not reader.predictions.failed:
         raise DataError(f"{path}: no predictions", remedy=_REMEDY)
     return reader.predictions
 
 
-class _Reader:
+def prediction_files(path: Path, suffixes: Sequence[str] = SUFFIXES) -> list[Path]:
+    """Return the files with predictions in a folder, or the path if it is not one.
+
+    Raises:
+        DataError: there are none.
+    """
+    if not path.is_dir():
+        return [path]
+    files = [file for file in sorted(path.rglob("*")) if file.suffix.lower() in suffixes and file.is_file()]
+    files = [file for file in files if file.name != MANIFEST]
+    if not files:
+        raise DataError(f"{path}: no predictions in this folder", remedy="give files of capvid caption")
+    return files
+
+
+class RecordReader:
+    """Reads the records of JSON files, one per video."""
+
+    def __init__(self) -> None:
+        self._locations: dict[str, Location] = {}
+        self._rows = Rows(skip_bad=False)
+
+    def records(self, stream: JsonReader) -> Iterator[tuple[Location, str, Any]]:
+        """Yield location, id and content of each video.
+
+        The file has records in a list or one after the other, or an object by id, which may be the member
+        ``results`` (ActivityNet) or ``database`` (YouCookII) of another.
+
+        Raises:
+            DataError: the file is not JSON, an id is missing or occurs twice, or a RowError is raised on a
+                content.
+        """
+        for line, name, row in _split_records(stream):
+            with self._rows.at(Location(stream.path, line)):
+                if name is None:
+                    if not isinstance(row, dict):
+                        raise RowError(f"not a record: {reprlib.repr(row)}", _REMEDY)
+                    name = next((row[key] for key in IDS if row.get(key) is not None), None)
+                    if name is None:
+                        raise RowError(f"no id: none of {', '.join(IDS)}", _REMEDY)
+            video = self.register(stream.path, line, name)
+            yield Location(stream.path, line, f"record {reprlib.repr(video)}"), video, row
+
+    def register(self, path: Path, line: int, name: Any) -> str:
+        """Return the id as text and store its location; repeated ids are errors."""
+        location = Location(path, line)
+        with self._rows.at(location):
+            video = as_id(name)
+            if video in self._locations:
+                raise RowError(
+                    f"the id {reprlib.repr(video)} occurs twice (first at {self._locations[video]})",
+                    "give each video one prediction",
+                )
+            self._locations[video] = location
+        return video
+
+
+def _split_records(stream: JsonReader) -> Iterator[tuple[int, Any, Any]]:
+    """Yield line, id and content of each video; the id of a record, which is inside, is None."""
+    if stream.peek() == "[":
+        for line in stream.items():
+            yield line, None, stream.value()
+    elif isinstance(first := stream.peek_value(), dict) and _is_record(first):
+        while stream.peek():
+            yield stream.line, None, stream.value()
+    else:
+        header = []  # members that describe the file if the videos are in another member, videos otherwise
+        nested = False
+        for line, name in stream.members():
+            if name in ("results", "database") and stream.peek() == "{":
+                nested = True
+                for inner_line, video in stream.members():
+                    yield inner_line, video, stream.value()
+            elif name in ("version", "external_data", "params"):
+                header.append((line, name, stream.value()))
+            else:
+                yield line, name, stream.value()
+        yield from [] if nested else header
+    stream.end()
+
+
+def is_failed(row: Any) -> bool:
+    """Return whether a record is that of a video that could not be captioned."""
+    return isinstance(row, dict) and row.get("status") == "error"
+
+
+class _Reader(RecordReader):
     """Adds the predictions of files to ``predictions``."""
 
     def __init__(self, paragraphs: bool) -> None:
+        super().__init__()
         self.paragraphs = paragraphs
-        self.predictions = Predictions()
-        self._locations: dict[str, Location] = {}
-        self._rows = Rows(skip_bad=False)
+        self.predictions: Predictions[str] = Predictions()
 
     def read(self, path: Path) -> None:
         text = read_text(path)
         if text.lstrip()[:1] not in ("{", "["):
             self._read_table(path, text.split("\n"))
             return
-        stream = JsonReader(path, text)
-        if stream.peek() == "[":
-            for line in stream.items():
-                self._read_record(stream, line)
-        else:
-            first = stream.peek_value()
-            if isinstance(first, dict) and _is_record(first):
-                while stream.peek():
-                    self._read_record(stream, stream.line)
-            else:
-                self._read_object(stream)
-        stream.end()
-
-    def _read_object(self, stream: JsonReader) -> None:
-        """Read an object of captions by id, or one with such an object in ``results``."""
-        header = []  # members that describe the file if there are results, videos otherwise
-        has_results = False
-        for line, name in stream.members():
-            if name == "results" and stream.peek() == "{":
-                has_results = True
-                for inner_line, video in stream.members():
-                    self._add(stream.path, inner_line, video, stream.value())
-            elif name in ("version", "external_data"):
-                header.append((line, name, stream.value()))
-            else:
-                self._add(stream.path, line, name, stream.value())
-        for line, name, value in [] if has_results else header:
-            self._add(stream.path, line, name, value)
-
-    def _read_record(self, stream: JsonReader, line: int) -> None:
-        row = stream.value()
-        with self._rows.at(Location(stream.path, line)):
-            if not isinstance(row, dict):
-                raise RowError(f"not a record: {reprlib.repr(row)}", _REMEDY)
-            name = next((row[key] for key in IDS if row.get(key) is not None), None)
-            if name is None:
-                raise RowError(f"no id: none of {', '.join(IDS)}", _REMEDY)
-        if row.get("status") == "error":
-            self._register(stream.path, line, name)
-            self.predictions.failed.append(str(name))
-        else:
-            self._add(stream.path, line, name, *self._content(row))
+        for location, video, row in self.records(JsonReader(path, text)):
+            if is_failed(row):
+                self.predictions.failed.append(video)
+                continue
+            value, captions = self._content(row) if isinstance(row, dict) else (row, ())
+            self._add(location, video, value, captions)
 
     def _content(self, row: dict[str, Any]) -> tuple[Any, Sequence[Any]]:
         """Return the best caption of a record, and all its captions."""
@@ -171,40 +217,26 @@ class _Reader:
             start = None if start_column is None else cells[start_column]
             # a video that failed in tables of capvid, and in its lines of path, caption and remark
             if remark_column and not caption and "".join(cells[remark_column:]).startswith("error"):
-                self.predictions.failed.append(self._register(path, line, video))
+                self.predictions.failed.append(self.register(path, line, video))
                 continue
             if "logprob" not in header or video != last_video:
-                self._add(path, line, video, caption)
+                self._add(Location(path, line), self.register(path, line, video), caption)
             elif start == last_start:
                 self.predictions.dropped += 1
             else:  # the next segment of a paragraph
                 self.predictions.sentences[as_id(video)].append(caption)
             last_video, last_start = video, start
 
-    def _add(self, path: Path, line: int, name: Any, value: Any, captions: Sequence[Any] = ()) -> None:
+    def _add(self, location: Location, video: str, value: Any, captions: Sequence[Any] = ()) -> None:
         """Check and store the prediction of a video."""
-        video = self._register(path, line, name)
-        with self._rows.at(Location(path, line, f"record {reprlib.repr(video)}")):
-            sentences = [_text(item) for item in (value if isinstance(value, list) else [value])]
+        with self._rows.at(location):
+            sentences = [as_text(item) for item in (value if isinstance(value, list) else [value])]
             if not self.paragraphs and len(sentences) != 1:
                 raise RowError(
                     f"{len(sentences)} captions for one video", "give one caption, or score with --paragraph"
                 )
             self.predictions.sentences[video] = sentences
             self.predictions.dropped += max(0, len(captions) - 1)
-
-    def _register(self, path: Path, line: int, name: Any) -> str:
-        """Return the id as text and store its location; repeated ids are errors."""
-        location = Location(path, line)
-        with self._rows.at(location):
-            video = as_id(name)
-            if video in self._locations:
-                raise RowError(
-                    f"the id {reprlib.repr(video)} occurs twice (first at {self._locations[video]})",
-                    "give each video one prediction",
-                )
-            self._locations[video] = location
-        return video
 
 
 def as_id(value: Any) -> str:
@@ -216,7 +248,7 @@ def as_id(value: Any) -> str:
     return check_unicode(str(value).strip())
 
 
-def _text(value: Any) -> str:
+def as_text(value: Any) -> str:
     """Return the text of a caption, or of an object with one."""
     if isinstance(value, dict):
         value = next((value[key] for key in _CAPTION_COLUMNS if key in value), None)

@@ -8,17 +8,26 @@ capvid's own JSONL. Only captions and ids are read; an empty reference counts.
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, Generic
 
 from capvid.datasets.annotation_files import JsonReader, first_ids, member, read_lines, read_text
 from capvid.datasets.dataset import SPLITS, Location, RowError, Rows, check_unicode
 from capvid.datasets.formats.coco import SPLIT_NAMES
 from capvid.datasets.formats.msvd import MAPPING
 from capvid.errors import DataError, UsageError
-from capvid.scoring.predictions import IDS, activitynet_id, as_id, is_activitynet, match_ids, read_predictions
+from capvid.scoring.predictions import (
+    IDS,
+    Predictions,
+    T,
+    activitynet_id,
+    as_id,
+    is_activitynet,
+    match_ids,
+    read_predictions,
+)
 
 FORMATS = ("coco", "msrvtt", "msvd", "activitynet", "youcook2", "captions", "paragraphs", "jsonl")
 _LISTS = {"annotations": "coco", "images": "coco", "sentences": "msrvtt", "videos": "msrvtt"}
@@ -228,7 +237,7 @@ def _texts(values: list[Any]) -> list[str]:
 
 
 @dataclass
-class MatchedPredictions:
+class MatchedPredictions(Generic[T]):
     """Predictions of referenced videos.
 
     Attributes:
@@ -239,7 +248,7 @@ class MatchedPredictions:
         names: id of the prediction by video.
     """
 
-    sentences: dict[str, list[str]]
+    sentences: dict[str, list[T]]
     missing: list[str]
     extra: list[str]
     notes: list[str]
@@ -286,37 +295,57 @@ def load_references(specs: Sequence[str], *, form: str = "", paragraphs: bool = 
 
 def load_predictions(
     path: Path, references: ReferenceSet, *, paragraphs: bool = False, missing: str = "error"
-) -> MatchedPredictions:
+) -> MatchedPredictions[str]:
     """Read predictions and match them with the videos of the references.
 
     Args:
         path: a file, or a folder with one file per video.
         references: the references.
         paragraphs: whether they are paragraphs.
-        missing: ``error`` if every video of the references needs a prediction.
+        missing: as for :func:`match_predictions`.
 
     Raises:
         DataError: the file is unreadable, no id is in the references, or predictions are missing.
     """
     predictions = read_predictions(path, paragraphs=paragraphs)
-    matches = match_ids(predictions.sentences, references.texts, references.aliases)
+    return match_predictions(path, predictions, references.texts, references.aliases, missing)
+
+
+def match_predictions(
+    path: Path,
+    predictions: Predictions[T],
+    videos: Collection[str],
+    aliases: Mapping[str, str],
+    missing: str = "error",
+) -> MatchedPredictions[T]:
+    """Match predictions with the videos of the references.
+
+    Args:
+        path: their file or folder, for messages.
+        predictions: the predictions.
+        videos: ids of the references.
+        aliases: these ids by alternative names.
+        missing: ``error`` if every video of the references needs a prediction.
+
+    Raises:
+        DataError: no id is in the references, or predictions are missing.
+    """
+    matches = match_ids(predictions.sentences, videos, aliases)
     sentences = {
-        video: predictions.sentences[matches.videos[video]]
-        for video in references.texts
-        if video in matches.videos
+        video: predictions.sentences[matches.videos[video]] for video in videos if video in matches.videos
     }
-    unpredicted = [video for video in references.texts if video not in sentences]
+    unpredicted = [video for video in videos if video not in sentences]
     if not sentences and predictions.sentences:
         raise DataError(
             f"{path}: none of its {len(predictions.sentences)} ids is in the references; they are like "
-            f"{next(iter(predictions.sentences))!r}, and there like {next(iter(references.texts))!r}",
+            f"{next(iter(predictions.sentences))!r}, and there like {next(iter(videos))!r}",
             remedy="give the references of these videos",
         )
     failed, extra = predictions.failed, matches.extra
     if unpredicted and (missing == "error" or not sentences):
         failures = f" ({len(failed)} of the predictions failed)" if failed else ""
         raise DataError(
-            f"{path}: no prediction for {len(unpredicted)} of {len(references.texts)} videos{failures}: "
+            f"{path}: no prediction for {len(unpredicted)} of {len(videos)} videos{failures}: "
             f"{first_ids(unpredicted)}",
             remedy="caption them too, or choose --missing empty or skip",
         )

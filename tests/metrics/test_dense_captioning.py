@@ -19,9 +19,10 @@ from capvid.metrics.dense_captioning import (
     Segments,
     TimedSentence,
     dense_scores,
+    ordered_matching,
+    soda_c,
 )
 from capvid.metrics.meteor import meteor_scorer
-from capvid.metrics.soda import ordered_matching, soda_c
 from capvid.scoring.dense import read_timed_sentences, score_dense
 from capvid.text.tokenization import ptb_tokenize
 

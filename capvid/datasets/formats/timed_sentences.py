@@ -12,9 +12,8 @@ The MART authors' repository names the files ``anet_entities_*`` for ``captionin
 
 from __future__ import annotations
 
-import math
 import reprlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -50,6 +49,7 @@ YOUCOOK2_AUTHORS_FILES = (("train", "yc2_train_anet_format.json"), ("val", "yc2_
 _YOUCOOK2_SPLITS = {"training": "train", "validation": "val", "testing": "test"}
 
 FRAME = 0.5  # seconds between the frames of the MART paper's features
+_MAX_SECONDS = 1e12
 
 
 @DATASET_FORMATS.register("activitynet", target="DIR", help="ActivityNet Captions as published")
@@ -154,15 +154,8 @@ def _timed_videos(
             split, times, sentences = parse(row)
             if not name.strip():
                 raise RowError("no id", "give each video one")
-            if len(times) != len(sentences):
-                counts = f"{len(times)} segments and {len(sentences)} sentences"
-                raise RowError(counts, "give a sentence for every segment")
             segments = []
-            for pair in times:
-                if not isinstance(pair, list) or len(pair) != 2:
-                    wrong = f"a segment that is not [start, end]: {reprlib.repr(pair)}"
-                    raise RowError(wrong, "give both times")
-                first, last = map(_seconds, pair)
+            for first, last in parse_times(times, sentences):
                 start, end = sorted((first, last))
                 if start < 0 or end <= 0:
                     raise RowError(f"a segment from {start:g} to {end:g} seconds", "give times from 0 on")
@@ -176,12 +169,19 @@ def _timed_videos(
         rows.notes.append(f"{path}: {problem} and were corrected ({first_ids(corrected)})")
 
 
+def parse_times(times: Sequence[Any], sentences: Sequence[Any]) -> list[tuple[float, float]]:
+    """Return start and end in seconds of the segment of each sentence; raise RowError if one is wrong."""
+    if len(times) != len(sentences):
+        counts = f"{len(times)} segments and {len(sentences)} sentences"
+        raise RowError(counts, "give a sentence for every segment")
+    for pair in times:
+        if not isinstance(pair, list) or len(pair) != 2:
+            raise RowError(f"a segment that is not [start, end]: {reprlib.repr(pair)}", "give both times")
+    return [(_seconds(start), _seconds(end)) for start, end in times]
+
+
 def _seconds(value: Any) -> float:
-    """Return a finite number as a float."""
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
-        try:
-            if math.isfinite(value):
-                return float(value)
-        except OverflowError:  # an integer beyond the range of floats
-            pass
+    """Return a number of seconds as a float."""
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= _MAX_SECONDS:
+        return float(value)
     raise RowError(f"{reprlib.repr(value)} is not a time in seconds", "give times as numbers")
