@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from capvid.errors import CapvidError, DataError, VideoError, input_error
-from capvid.features.extraction import TIMEOUT
-from capvid.features.prefetch import DecodeStage
+from capvid.errors import CapvidError, DataError, VideoError
+from capvid.features.extraction import TIMEOUT, extract
 from capvid.metrics.clip_score import (
     PROMPT,
     clip_score,
@@ -23,8 +21,7 @@ from capvid.metrics.clip_score import (
 from capvid.scoring.predictions import match_ids
 from capvid.utils.device import resolve_device
 from capvid.video.frame_sampling import parse_sampling
-from capvid.video.input_set import VideoInput, find_videos
-from capvid.video.worker_pool import WorkerPool
+from capvid.video.input_set import find_videos
 from capvid.vlm.image_text import DEFAULT_ENCODER, ImageTextEncoder, load_encoder
 
 SAMPLING = "uniform:16"
@@ -100,11 +97,15 @@ def score_agreement(
     corpus = [ids for captions in references.values() for ids in encoder.tokenize(captions)]
     idf = idf_weights(corpus)
     scores: list[dict[str, Mapping[str, float]]] = [{} for _ in systems]
-    for video, frames in _embed_videos(inputs, encoder, sampling, workers, timeout):
-        if isinstance(frames, CapvidError):
-            errors[video] = frames
+    results = extract(
+        inputs.values(), encoder.images, sampling, workers=workers, timeout=timeout, dtype="float32"
+    )
+    for video, result in zip(inputs, results, strict=True):
+        if result.features is None:
+            assert result.error is not None
+            errors[video] = result.error
             continue
-        captions = [system.get(video, "") for system in systems]
+        captions, frames = [system.get(video, "") for system in systems], result.features.streams[0]
         rows = _score_video(encoder, frames, captions, references[video], idf, len(corpus))
         for system, row in zip(scores, rows, strict=True):
             system[video] = row
@@ -119,26 +120,6 @@ def score_agreement(
         num_shortened=encoder.num_shortened,
         max_tokens=encoder.max_tokens,
     )
-
-
-def _embed_videos(
-    inputs: Mapping[str, VideoInput],
-    encoder: ImageTextEncoder,
-    sampling: str,
-    workers: int,
-    timeout: float | None,
-) -> Iterator[tuple[str, np.ndarray | CapvidError]]:
-    """Yield the frame embeddings (T, D) of each video, or its error, in order."""
-    stage = DecodeStage(views=(encoder.view,), sampling=parse_sampling(sampling))
-    with WorkerPool(workers, timeout=timeout) as pool, closing(stage.videos(pool, inputs.values())) as videos:
-        for name, video in zip(inputs, videos, strict=True):
-            try:
-                if video.decoded is None:
-                    assert video.error is not None
-                    raise video.error
-                yield name, encoder.images.compute(video.decoded.crops[0])
-            except Exception as cause:
-                yield name, input_error(video.path, cause)
 
 
 def _score_video(

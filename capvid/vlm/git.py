@@ -11,8 +11,9 @@ trained on, L locations, S = F * L image tokens, n words, H heads, d width of a 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -205,16 +206,9 @@ def load_git(folder: Path, *, name: str, device: torch.device) -> tuple[Checkpoi
         WeightsError: damaged or incomplete weights.
     """
     check_files(folder)
-    preprocess, path = read_preprocess(folder), weights_file(folder)
-    config, tokenizer = _read_config(folder)
+    path, (config, tokenizer) = weights_file(folder), _read_config(folder)
     vision = config.vision_config
-    size = preprocess.size or (preprocess.crop, preprocess.crop)
-    if size != (vision.image_size,) * 2:
-        raise CheckpointError(
-            f"{folder}: frames are made {size[0]} x {size[1]}, and the network sees squares of "
-            f"{vision.image_size}",
-            remedy="ask who published it",
-        )
+    preprocess = read_preprocess(folder, side=vision.image_size)
     # the tokenizer's ids of padding, start, end and unknown come first, then those of all other tokens
     end = config.eos_token_id[0] if isinstance(config.eos_token_id, list) else config.eos_token_id
     first = [tokenizer.pad_token_id, config.bos_token_id, end, tokenizer.unk_token_id]
@@ -225,32 +219,10 @@ def load_git(folder: Path, *, name: str, device: torch.device) -> tuple[Checkpoi
     order = [*first, *sorted(rest - {*first})]
     network = _load_network(config, path, name).to(device).eval().requires_grad_(False)
     layer = Layer(width=vision.hidden_size, locations=(vision.image_size // vision.patch_size) ** 2 + 1)
-    entry = BackboneEntry(
-        name=name,
-        kind=GIT.name,
-        source="none",
-        file="",
-        licence="",
-        origin="",
-        description="",
-        default_layer=LAYER,
-        layers=MappingProxyType({LAYER: layer}),
-        preprocess=preprocess,
-    )
-    stream = StreamHeader(
-        backbone=name,
-        layer=LAYER,
-        width=layer.width,
-        locations=layer.locations,
-        weights_sha256=sha256_file(path),
-        preprocess=entry.describe_input(),
-        precision="float32",
-    )
-    encoder = _ImageEncoder(network.git.image_encoder)
-    backbone = Backbone(entry=entry, layer=LAYER, module=encoder, header=stream, device=device)
+    backbone = image_backbone(_ImageEncoder(network.git.image_encoder), layer, preprocess, path, name)
     frames = config.num_image_with_embedding or 1
     header = FeatureHeader(
-        streams=(stream,),
+        streams=(backbone.header,),
         sampling=f"uniform:{frames}",
         reader=None,
         dtype="float32",
@@ -305,27 +277,63 @@ def first_line(error: Exception) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
+def image_backbone(
+    module: nn.Module, layer: Layer, preprocess: Preprocess, path: Path, name: str
+) -> Backbone:
+    """Return the image encoder of a published model, with the weights file ``path``, as a backbone."""
+    entry = BackboneEntry(
+        name=name,
+        kind=name,
+        source="none",
+        file="",
+        licence="",
+        origin="",
+        description="",
+        default_layer=LAYER,
+        layers=MappingProxyType({LAYER: layer}),
+        preprocess=preprocess,
+    )
+    header = StreamHeader(
+        backbone=name,
+        layer=LAYER,
+        width=layer.width,
+        locations=layer.locations,
+        weights_sha256=sha256_file(path),
+        preprocess=entry.describe_input(),
+        precision="float32",
+    )
+    device = next(module.parameters()).device
+    return Backbone(entry=entry, layer=LAYER, module=module, header=header, device=device)
+
+
+def build_network(make: Callable[[], Any], path: Path) -> Any:
+    """Build a network of transformers, on the CPU without weights.
+
+    Raises:
+        ValueError: it is much larger than its weights file ``path``.
+    """
+    with torch.device("meta"):
+        network = make()
+    needed, size = sum(tensor.nbytes for tensor in network.state_dict().values()), path.stat().st_size
+    if needed > LARGEST_RATIO * size:
+        raise ValueError(f"it takes {needed} bytes, and {path.name} has {size}")
+    network = network.to_empty(device="cpu")
+    for key, buffer in network.named_buffers():
+        if key.endswith("position_ids"):
+            buffer.copy_(torch.arange(buffer.shape[-1]))
+    return network
+
+
 def _load_network(config: Any, path: Path, name: str) -> Any:
     """Build ``GitForCausalLM`` and load its weights."""
     from transformers import GitForCausalLM
 
-    size = path.stat().st_size
-    if size > limits().model_bytes:
-        raise CheckpointError(f"{path}: {size} bytes, more than the limit model-bytes")
     tensors = read_tensors(path)
     try:
-        with torch.device("meta"):
-            network = GitForCausalLM(config)
-        needed = sum(tensor.nbytes for tensor in network.state_dict().values())
-        if needed > LARGEST_RATIO * size:
-            raise ValueError(f"it takes {needed} bytes, and {path.name} has {size}")
-        network = network.to_empty(device="cpu")
+        network = build_network(partial(GitForCausalLM, config), path)
     except (ValueError, TypeError, KeyError, RuntimeError, ZeroDivisionError) as error:
         problem = f"{path.parent / GIT_CONFIG}: no such network ({first_line(error)})"
         raise CheckpointError(problem, remedy="ask who published it") from error
-    for key, buffer in network.named_buffers():
-        if key.endswith("position_ids"):
-            buffer.copy_(torch.arange(buffer.shape[-1]))
     load_weights(_Published(network, tensors), path, name, tensors)
     return network
 
@@ -408,8 +416,15 @@ def _check_sizes(config: Any, prefix: str = "") -> None:
 
 
 def weights_file(folder: Path) -> Path:
-    """Return the weights file of the GIT in a folder, preferably safetensors."""
-    return _first(folder, GIT_WEIGHTS)
+    """Return the weights file of the model in a folder, preferably safetensors.
+
+    Raises:
+        CheckpointError: there is none, or it is larger than the limit.
+    """
+    path = _first(folder, GIT_WEIGHTS)
+    if (size := path.stat().st_size) > limits().model_bytes:
+        raise CheckpointError(f"{path}: {size} bytes, more than the limit model-bytes")
+    return path
 
 
 def _first(folder: Path, names: tuple[str, ...]) -> Path:
@@ -419,8 +434,12 @@ def _first(folder: Path, names: tuple[str, ...]) -> Path:
     return path
 
 
-def read_preprocess(folder: Path) -> Preprocess:
-    """Read the preprocessing of the GIT in a folder (``CLIPImageProcessor`` or ``VideoMAEImageProcessor``).
+def read_preprocess(folder: Path, *, side: int | None = None) -> Preprocess:
+    """Read the preprocessing of the model in a folder, that of CLIP, SigLIP or VideoMAE in transformers.
+
+    Args:
+        folder: the folder.
+        side: height and width of the images that the network takes; None does not check them.
 
     Raises:
         CheckpointError: the file is missing, damaged, or needs what capvid does not support.
@@ -445,15 +464,20 @@ def read_preprocess(folder: Path) -> Preprocess:
         if len(mean) != 3 or len(std) != 3:
             raise ValueError("three colours are expected")
         if len(size) == 2 and (not crops or crop == size):
-            return Preprocess(size=size, **how)
-        if len(size) == 1 and crops and len(set(crop)) == 1:
-            return Preprocess(resize=size[0], crop=crop[0], **how)
-        raise ValueError(f"size {values['size']}, crop {values.get('crop_size')}")
+            preprocess, made = Preprocess(size=size, **how), size
+        elif len(size) == 1 and crops and len(set(crop)) == 1:
+            preprocess, made = Preprocess(resize=size[0], crop=crop[0], **how), (crop[0], crop[0])
+        else:
+            raise ValueError(f"size {values['size']}, crop {values.get('crop_size')}")
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(
             f"{path}: no way of cutting and resizing frames that capvid knows ({error})",
             remedy="choose another GIT, such as microsoft/git-base-vatex",
         ) from error
+    if side and made != (side, side):
+        problem = f"{folder}: frames are made {made[0]} x {made[1]}, and the network sees squares of {side}"
+        raise CheckpointError(problem, remedy="ask who published it")
+    return preprocess
 
 
 def _sides(size: int | Mapping[str, int]) -> tuple[int, ...]:

@@ -12,7 +12,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -20,8 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from capvid.backbones.backbone import Backbone
-from capvid.backbones.catalog import BackboneEntry, Layer, StreamHeader, encoders
-from capvid.backbones.networks import build_empty
+from capvid.backbones.catalog import Layer, encoders
 from capvid.backbones.weights import load_weights
 from capvid.decoding.caption_generator import Caption, CaptionGenerator, Clip, Described
 from capvid.errors import CapvidError, CheckpointError, FeatureMismatchError, RunError, UsageError
@@ -29,20 +27,26 @@ from capvid.features.extraction import ExtractionResult
 from capvid.features.prefetch import Video, View
 from capvid.hub import client as hub
 from capvid.metrics.clip_score import PROMPT, TextEmbedding, clip_score, normalise_rows, video_embedding
-from capvid.utils.files import sha256_file
 from capvid.utils.registry import did_you_mean
-from capvid.utils.validation import limits
 from capvid.video.frame_sampling import Sampling
-from capvid.vlm.git import LARGEST_RATIO, check_files, model_type, quiet, read_preprocess, weights_file
+from capvid.vlm.git import (
+    GIT_CONFIG,
+    GIT_WEIGHTS,
+    build_network,
+    check_files,
+    first_line,
+    image_backbone,
+    model_type,
+    quiet,
+    read_preprocess,
+    weights_file,
+)
 
 DEFAULT_ENCODER = "clip"
 _TYPES = ("clip", "siglip")
-_CONFIG = "config.json"
 _PREPROCESS = "preprocessor_config.json"
-_WEIGHTS = ("model.safetensors", "pytorch_model.bin")  # read without unpickling
 _TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+(@[0-9a-f]{40})?", re.ASCII)
-_LAYER = "image_embeds"
 _BUCKET = 8  # captions are padded to a multiple of this number of tokens
 
 
@@ -86,6 +90,11 @@ class ImageTextEncoder:
         return View(preprocess=self.images.entry.preprocess)
 
     @property
+    def is_clip(self) -> bool:
+        """Whether it is CLIP, not SigLIP."""
+        return bool(self.network.config.model_type == "clip")
+
+    @property
     def max_tokens(self) -> int:
         """Maximum number of tokens of a text, start and end included."""
         return int(self.network.config.text_config.max_position_embeddings)
@@ -101,19 +110,15 @@ class ImageTextEncoder:
 
     def tokenize(self, texts: Sequence[str]) -> list[tuple[int, ...]]:
         """Return the tokens of each text; of one that is too long the first ones and the end."""
-        if (
-            self.network.config.model_type == "siglip"
-        ):  # was trained on lower case; CLIP's tokenizer lowers it
+        if not self.is_clip:  # SigLIP was trained on lower case; CLIP's tokenizer lowers it
             texts = [text.lower() for text in texts]
         with quiet():
             numbers = self.tokenizer(list(texts))["input_ids"]
-        self._shortened.update(
-            text for text, ids in zip(texts, numbers, strict=True) if len(ids) > self.max_tokens
-        )
-        return [
-            tuple(ids if len(ids) <= self.max_tokens else [*ids[: self.max_tokens - 1], ids[-1]])
-            for ids in numbers
-        ]
+        for row, (text, ids) in enumerate(zip(texts, numbers, strict=True)):
+            if len(ids) > self.max_tokens:
+                self._shortened.add(text)
+                numbers[row] = [*ids[: self.max_tokens - 1], ids[-1]]
+        return list(map(tuple, numbers))
 
     @torch.inference_mode()
     def embed(self, texts: Sequence[str]) -> list[TextEmbedding]:
@@ -126,7 +131,7 @@ class ImageTextEncoder:
         groups: dict[int, list[int]] = {}
         for row, ids in enumerate(tokens):
             length = self.max_tokens  # SigLIP sees the padding, to the length of training
-            if self.network.config.model_type == "clip":  # a token sees only those before it
+            if self.is_clip:  # a token sees only those before it
                 length = min(length, -(-len(ids) // _BUCKET) * _BUCKET)
             groups.setdefault(length, []).append(row)
         embeddings: dict[int, TextEmbedding] = {}
@@ -148,7 +153,7 @@ class ImageTextEncoder:
         try:
             output = self.network.text_model(input_ids=ids.to(device))
             pooled, each = output.pooler_output, output.last_hidden_state  # (B, Z), (B, L, Z)
-            if self.network.config.model_type == "clip":
+            if self.is_clip:
                 pooled, each = map(self.network.text_projection, (pooled, each))
             else:
                 each = self.network.text_model.head(each)
@@ -184,37 +189,16 @@ def load_encoder(name: str = DEFAULT_ENCODER, *, device: torch.device | str = "c
         problem = f"{folder}: no image-text encoder (its type is {kind}, not {' or '.join(_TYPES)})"
         raise CheckpointError(problem, remedy="take CLIP, or SigLIP of a fixed resolution")
     check_files(folder)
-    path, preprocess = weights_file(folder), read_preprocess(folder)
+    path = weights_file(folder)
     network, tokenizer = _build(folder, path)
     load_weights(network, path, label)
     network = network.to(device).eval().requires_grad_(False)
     if tokenizer.pad_token_id is None:
         raise CheckpointError(f"{folder}: the tokenizer has no padding", remedy="ask who published it")
-    tower = _ImageTower(network)
-    size = network.config.vision_config.image_size
-    if (preprocess.size or (preprocess.crop, preprocess.crop)) != (size, size):
-        raise CheckpointError(
-            f"{folder}: {_PREPROCESS} does not make frames {size} x {size}", remedy="ask who published it"
-        )
-    width = network.config.vision_config.hidden_size
-    if kind == "clip":
-        width = network.config.projection_dim
-    entry = BackboneEntry(
-        name=label,
-        kind=kind,
-        source="none",
-        file="",
-        licence="",
-        origin="",
-        description="",
-        default_layer=_LAYER,
-        layers=MappingProxyType({_LAYER: Layer(width=width)}),
-        preprocess=preprocess,
-    )
-    header = StreamHeader(
-        backbone=label, layer=_LAYER, width=width, weights_sha256=sha256_file(path), precision="float32"
-    )
-    images = Backbone(entry=entry, layer=_LAYER, module=tower, header=header, device=torch.device(device))
+    vision = network.config.vision_config
+    preprocess = read_preprocess(folder, side=vision.image_size)
+    layer = Layer(width=network.config.projection_dim if kind == "clip" else vision.hidden_size)
+    images = image_backbone(_ImageTower(network), layer, preprocess, path, label)
     return ImageTextEncoder(label, network, tokenizer, images)
 
 
@@ -227,11 +211,11 @@ def _download(source: str) -> Path:
         all_files=True,
         instead="name a folder with its files",
     )
-    folder = hub.fetch(repo, _CONFIG).parent
+    folder = hub.fetch(repo, GIT_CONFIG).parent
     repo = replace(repo, revision=folder.name)  # named by the commit
     for filename in (_PREPROCESS, *_TOKENIZER):
         hub.fetch(repo, filename)
-    hub.fetch(repo, _WEIGHTS[0], alternatives=_WEIGHTS[1:])
+    hub.fetch(repo, GIT_WEIGHTS[0], alternatives=GIT_WEIGHTS[1:])
     return folder
 
 
@@ -240,27 +224,15 @@ def _build(folder: Path, path: Path) -> tuple[Any, Any]:
     from transformers import AutoConfig, AutoModel, AutoTokenizer
 
     local: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
-    size = path.stat().st_size
     try:
-        if size > limits().model_bytes:
-            raise ValueError(f"{path.name} has {size} bytes, more than the limit model-bytes")
         with quiet():
             tokenizer = AutoTokenizer.from_pretrained(folder, **local)
             config = AutoConfig.from_pretrained(folder, **local)
             make = partial(AutoModel.from_config, config, torch_dtype=torch.float32)
-            with torch.device("meta"):
-                needed = sum(tensor.nbytes for tensor in make().state_dict().values())
-            if needed > LARGEST_RATIO * size:
-                raise ValueError(f"it takes {needed} bytes, and {path.name} has {size}")
-            network = build_empty(make)
+            return build_network(make, path), tokenizer
     except Exception as error:  # anything that the library raises for damaged files
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        problem = f"{folder}: damaged or incomplete ({reason})"
+        problem = f"{folder}: damaged or incomplete ({first_line(error)})"
         raise CheckpointError(problem, remedy="download it again") from error
-    for name, buffer in network.named_buffers():
-        if name.endswith("position_ids"):
-            buffer.copy_(torch.arange(buffer.shape[-1]))
-    return network, tokenizer
 
 
 @dataclass(frozen=True, eq=False)
