@@ -151,14 +151,19 @@ def _count_pairs(first: Ints, second: Ints) -> tuple[Ints, Ints, Ints]:
 
 
 def _order(keys: Ints, line: Ints, gram: Ints, video: Ints) -> Order:
-    line, gram, count = _count_pairs(line, gram)
+    """Index the n-grams of one n; ``line`` ascends."""
     codes = video[line] << _BITS | gram
-    sort = np.argsort(codes, kind="stable")
-    codes = codes[sort]
+    sort = np.argsort(codes, kind="stable")  # keeps lines in order within a code, so one sort counts both
+    codes, line, gram = codes[sort], line[sort], gram[sort]
+    first = np.ones(len(codes), dtype=bool)
+    first[1:] = (codes[1:] != codes[:-1]) | (line[1:] != line[:-1])
+    starts = np.flatnonzero(first)
+    count = np.diff(starts, append=len(codes))
+    codes, line, gram = codes[starts], line[starts], gram[starts]
     new = np.ones(len(codes), dtype=bool)
     new[1:] = codes[1:] != codes[:-1]
-    videos = np.bincount(gram[sort][new], minlength=len(keys))
-    return Order(keys, videos, codes, gram[sort], line[sort], count[sort])
+    videos = np.bincount(gram[new], minlength=len(keys))
+    return Order(keys, videos, codes, gram, line, count)
 
 
 def _shared(order: Order, line: Ints, gram: Ints, video: Ints) -> Shared:

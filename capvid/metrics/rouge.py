@@ -57,10 +57,10 @@ def _common_subsequence(positions: Mapping[str, int], length: int, reference: Se
     """
     every = (1 << length) - 1
     row = every
-    for word in reference:
-        match = row & positions.get(word, 0)
+    for occurrences in filter(None, map(positions.get, reference)):  # other words leave the row as it is
+        match = row & occurrences
         row = ((row + match) | (row - match)) & every
-    return length - bin(row).count("1")
+    return length - row.bit_count()
 
 
 @METRICS.register("rouge")
