@@ -66,9 +66,15 @@ def from_authors(tensors: Mapping[str, Tensor], rows: Sequence[int]) -> dict[str
 
     Raises:
         KeyError: a tensor is missing.
-        ValueError: an unknown tensor.
+        IndexError: a tensor has fewer rows than there are words.
+        ValueError: an unknown tensor, or one without finite numbers.
     """
     left = {name: tensor for name, tensor in tensors.items() if not _UNUSED.fullmatch(name)}
+    for name, tensor in left.items():
+        numbers = isinstance(tensor, Tensor) and tensor.is_floating_point() and not tensor.is_meta
+        if not numbers or not tensor.isfinite().all():
+            raise ValueError(f"{name[:100]!r} does not hold finite numbers")
+        left[name] = tensor.float()  # a checkpoint may be in half precision
     words, index = left.pop("embeddings.word_embeddings.weight"), torch.tensor(rows)
     result = {
         "embedding.weight": words[index],
@@ -161,7 +167,7 @@ def read_authors_checkpoint(path: Path, words: Path) -> Checkpoint:
         config |= {"layout": "authors", "vocabulary_size": len(vocabulary), "recurrence": recurrence}
         captioner = sketch("mart", config)
         captioner.load_state_dict(from_authors(tensors, rows), assign=True)
-    except (KeyError, ValueError, TypeError, RuntimeError, CapvidError, AttributeError) as error:
+    except (LookupError, ValueError, TypeError, RuntimeError, CapvidError, AttributeError) as error:
         reason = " ".join(str(error).split())[:200]
         raise CheckpointError(
             f"{path}: not a checkpoint of MART by its authors' code ({reason})",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import sys
 import types
@@ -129,6 +130,14 @@ def test_checkpoints_that_are_refused(tmp_path: Path, easydict: type) -> None:
         ({"model_cfg": easydict(**{**SIZES, "max_v_len": 2})}, "not a checkpoint of MART"),
         ({"model_cfg": 3}, "not a checkpoint of MART"),
         ({"model": 3}, "not a checkpoint of MART"),
+        ({"model": their_tensors() | {"decoder.decoder.weight": torch.zeros(3, 4)}}, "out of bounds"),
+        ({"model": their_tensors() | {"decoder.bias": torch.zeros(())}}, "too many indices"),
+        ({"model": their_tensors() | {"decoder.bias": torch.full((10,), math.nan)}}, "finite numbers"),
+        (
+            {"model": their_tensors() | {"decoder.bias": torch.zeros(10) * 1j}},
+            "finite numbers",
+        ),
+        ({"model": their_tensors() | {"decoder.bias": torch.zeros(10, device="meta")}}, "finite numbers"),
     ):
         path, words = write(tmp_path, easydict, **changes)
         with pytest.raises(CheckpointError, match=message):
