@@ -14,7 +14,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -548,4 +548,6 @@ def fresh_captioner(
         torch.nn.init.normal_(embedding.weight, std=0.4)
         for number, vector in read_word_vectors(Path(path), vocabulary, embedding.embedding_dim):
             embedding.weight.data[number] = torch.tensor(vector)
+        # The weights hold the vectors now, and a published checkpoint must not name a local path.
+        captioner.config = replace(captioner.config, word_vectors="")
     return captioner

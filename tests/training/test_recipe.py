@@ -123,6 +123,7 @@ def test_word_vectors_from_a_file(tmp_path: Path) -> None:
         path.write_text(content, encoding="utf-8")
         settings = [f"model.word_vectors={path}", "model.word_width=2", "model.hidden=4", "model.heads=2"]
         captioner = fresh_captioner(load_recipe("mart-small", settings), header, vocabulary, 0)
+        assert str(path) not in str(captioner.config.to_dict())
         return captioner.embedding.weight
 
     weight = embedding("the 1 2\ncat 0.5 -1\ndog 3 4e-1\n. . 7 8\n")
