@@ -430,7 +430,7 @@ def weights_file(folder: Path) -> Path:
 def _first(folder: Path, names: tuple[str, ...]) -> Path:
     path = next((folder / name for name in names if (folder / name).is_file()), None)
     if path is None:
-        raise CheckpointError(f"{folder}: not all of a GIT ({names[0]} is missing)", remedy="copy it anew")
+        raise CheckpointError(f"{folder}: an incomplete model ({names[0]} is missing)", remedy="copy it anew")
     return path
 
 
