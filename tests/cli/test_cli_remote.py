@@ -38,13 +38,14 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
 
     def _endless(self) -> None:
+        """Send without end, but slowly enough that deadlines of a second pass before byte limits."""
         self._head()
-        while not self.stopped.is_set():
+        while not self.stopped.wait(0.001):
             self.wfile.write(BLOCK)
 
     def _chunked(self) -> None:
         self._head(Transfer_Encoding="chunked")
-        while not self.stopped.is_set():
+        while not self.stopped.wait(0.001):
             self.wfile.write(b"%x\r\n%s\r\n" % (len(BLOCK), BLOCK))
 
     def _trickle(self) -> None:
