@@ -1,9 +1,9 @@
 """Checkpoints of the MART authors' code (``.chkpt``) as captioners with ``layout = "authors"``.
 
-Supported are MART and MART without recurrence, if word and output weights are not shared. ``model_cfg`` and
-``opt`` of a checkpoint are an EasyDict and a Namespace; an OrderedDict and an empty class stand in for them
-while the file is read, and nothing else but tensors and plain values is unpickled. The vocabulary is not in
-the checkpoint but in their ``word2idx.json``.
+Supported are MART, with and without recurrence, and Transformer-XL, if word and output weights are not
+shared. ``model_cfg`` and ``opt`` of a checkpoint are an EasyDict and a Namespace; an OrderedDict and an empty
+class stand in for them while the file is read, and nothing else but tensors and plain values is unpickled.
+The vocabulary is not in the checkpoint but in their ``word2idx.json``.
 """
 
 from __future__ import annotations
@@ -37,6 +37,12 @@ _UNUSED = re.compile(
 _LAYER = r"^encoder\.layers?\.(\d+)\."
 # parts of names to replace, in this order
 _NAMES = {
+    r"^encoder\.r_w_bias": "content_bias",
+    r"^encoder\.r_r_bias": "position_bias",
+    _LAYER + r"dec_attn\.o_net\.": r"layers.\1.attention.output.",
+    _LAYER + r"dec_attn\.layer_norm\.": r"layers.\1.attention_norm.",
+    _LAYER + r"pos_ff\.CoreNet\.": r"layers.\1.feed_forward.",
+    _LAYER + r"pos_ff\.layer_norm\.": r"layers.\1.feed_forward_norm.",
     r"^embeddings\.word_fc\.": "word.",
     r"^embeddings\.video_embeddings\.": "frame.",
     r"^embeddings\.token_type_embeddings\.weight": "type_embedding",
@@ -58,10 +64,10 @@ _NAMES = {
 
 
 def from_authors(tensors: Mapping[str, Tensor], rows: Sequence[int]) -> dict[str, Tensor]:
-    """Return the tensors of MART, by the names of :mod:`capvid.captioners.mart`.
+    """Return the tensors of our captioner, by its names.
 
     Args:
-        tensors: ``state_dict`` of the authors' RecursiveTransformer or NonRecurTransformer.
+        tensors: ``state_dict`` of the authors' RecursiveTransformer, NonRecurTransformer or TransformerXL.
         rows: their number of each word of the vocabulary.
 
     Raises:
@@ -82,6 +88,13 @@ def from_authors(tensors: Mapping[str, Tensor], rows: Sequence[int]) -> dict[str
         "vocabulary.weight": left.pop("decoder.decoder.weight")[index],
         "vocabulary.bias": left.pop("decoder.bias")[index],
     }
+    for name in [name for name in left if name.endswith("dec_attn.qkv_net.weight")]:
+        layer = f"layers.{re.sub(r'[^0-9]', '', name)}.attention"
+        for kind, part in zip(("query", "key", "value"), left.pop(name).chunk(3), strict=True):
+            result[f"{layer}.{kind}.weight"] = part
+        # their encodings are all sines, then all cosines; ours take turns
+        halves = left.pop(name.replace("qkv_net", "r_net")).chunk(2, -1)
+        result[f"{layer}.relative.weight"] = torch.stack(halves, -1).flatten(-2)
     for prefix in sorted(
         {match[0] for name in left if (match := re.match(_LAYER + r"memory_updater\.", name))}
     ):
@@ -163,15 +176,20 @@ def read_authors_checkpoint(path: Path, words: Path) -> Checkpoint:
             raise ValueError(f"it has {count} words, and {words.name} {len(rows) + 3}")
         if min(config["text_start"], config["text_length"]) < 3:
             raise ValueError("no room for frames or words")
-        recurrence = any("memory_updater" in name for name in tensors)
-        config |= {"layout": "authors", "vocabulary_size": len(vocabulary), "recurrence": recurrence}
-        captioner = sketch("mart", config)
+        config |= {"layout": "authors", "vocabulary_size": len(vocabulary)}
+        if "encoder.r_w_bias" in tensors:
+            own = {"recurrent_gradient": bool(stored["xl_grad"]), "feed_forward": config["hidden"]}
+            name = "transformer-xl"
+            del config["memory_length"]
+        else:
+            own, name = {"recurrence": any("memory_updater" in name for name in tensors)}, "mart"
+        captioner = sketch(name, config | own)
         captioner.load_state_dict(from_authors(tensors, rows), assign=True)
     except (LookupError, ValueError, TypeError, RuntimeError, CapvidError, AttributeError) as error:
         reason = " ".join(str(error).split())[:200]
         raise CheckpointError(
-            f"{path}: not a checkpoint of MART by its authors' code ({reason})",
-            remedy="their Transformer-XL and masked transformer are not supported",
+            f"{path}: not a checkpoint of the MART authors' code ({reason})",
+            remedy="give one of their train.py, and the word2idx.json it was trained with",
         ) from error
     captioner.function_words = vocabulary.function_words
     widths = _FEATURES.get(config["feature_width"], (config["feature_width"],))
@@ -180,13 +198,11 @@ def read_authors_checkpoint(path: Path, words: Path) -> Checkpoint:
         streams=streams, sampling=None, reader=None, dtype="float32", capvid_version=__version__
     )
     info = {
-        "recipe": "mart-activitynet",
+        "recipe": f"{name}-activitynet",
         "max_frames": config["text_start"] - 2,
         "frames": "even",
         "max_segments": 10_000,
         "max_words": config["text_length"] - 2,
         "decoding": {"beam_size": 1, "max_length": config["text_length"] - 1},
     }
-    return Checkpoint(
-        captioner=captioner.eval(), vocabulary=vocabulary, header=header, name="mart", info=info
-    )
+    return Checkpoint(captioner=captioner.eval(), vocabulary=vocabulary, header=header, name=name, info=info)

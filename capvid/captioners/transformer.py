@@ -40,10 +40,28 @@ from capvid.errors import UsageError
 from capvid.utils.validation import bounded, choice
 
 FIRST_COLUMNS = 8
-# How far each key lies before each query in real tokens: encodings (R, H) of all distances that can occur,
-# least first, and the index (B, Q or 1, N) into them for each query and key.
-Distances = tuple[Tensor, Tensor]
 KeysValues = tuple[Tensor, Tensor]  # each (B, heads, N, h)
+
+
+@dataclass(frozen=True)
+class Distances:
+    """What relative attention knows of the places of queries and keys.
+
+    Attributes:
+        encodings: of all distances that can occur (R, H), least first.
+        index: of each query and key into them (B, Q or 1, N).
+        content_bias: u (heads, h).
+        position_bias: v (heads, h).
+        wraps: whether an index goes on into the encodings of the next query.
+        unseen: keys that a query does not see, beside those that none does (B, Q or 1, N).
+    """
+
+    encodings: Tensor
+    index: Tensor
+    content_bias: Tensor
+    position_bias: Tensor
+    wraps: bool = False
+    unseen: Tensor | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,8 +88,8 @@ class TransformerConfig(CaptionerConfig):
     dropout: float = bounded(0.1, minimum=0, maximum=0.99)
     word_vectors: str = ""
     layout: str = choice("paper", "authors")
-    text_start: int = bounded(100, maximum=10_000)
-    text_length: int = bounded(22, maximum=10_000)
+    text_start: int = bounded(100, maximum=1000)
+    text_length: int = bounded(22, maximum=1000)
 
     @property
     def authors(self) -> bool:
@@ -364,8 +382,6 @@ class TransformerCaptioner(ParagraphCaptioner):
                 f"hidden = {hidden}, heads = {config.heads}: the heads cannot share the width evenly",
                 remedy=f"choose hidden = {hidden - hidden % config.heads + config.heads}, say",
             )
-        if config.authors and self.name != "mart":
-            raise UsageError(f"layout = authors: {self.name} has no such layout", remedy="use mart")
         self.dropout = nn.Dropout(config.dropout)
         self.frame = self._projection(config.feature_width)
         self.embedding = embed(normal(config.vocabulary_size, config.word_width, std=0.02))

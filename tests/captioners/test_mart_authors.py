@@ -102,11 +102,15 @@ def spread(module: torch.nn.Module) -> torch.nn.Module:
     return module.eval()
 
 
-def ours(theirs: torch.nn.Module, **options: Any) -> ParagraphCaptioner:
+def ours(theirs: torch.nn.Module) -> ParagraphCaptioner:
     """Return our captioner with the weights of ``theirs``."""
     sizes = {"vocabulary_size": WORDS, "feature_width": WIDTH, "dropout": 0.0, "layout": "authors"}
     places = {"text_start": FRAMES + 2, "text_length": LENGTH}
-    captioner = build("mart", {**sizes, **places, **SIZES, "memory_length": 2, **options})
+    if type(theirs).__name__ == "TransformerXL":
+        own, name = {"recurrent_gradient": theirs.config.xl_grad}, "transformer-xl"
+    else:
+        own, name = {"memory_length": 2}, "mart"
+    captioner = build(name, {**sizes, **places, **SIZES, **own})
     captioner.load_state_dict(from_authors(theirs.state_dict(), ROWS))
     assert isinstance(captioner, ParagraphCaptioner)
     return captioner.eval()
@@ -170,10 +174,24 @@ def mart(authors: Any) -> Any:
     return spread(authors.model.RecursiveTransformer(config()))
 
 
-def test_logits_of_three_segments(mart: Any) -> None:
+@pytest.fixture(scope="module", params=["mart", "transformer-xl", "transformer-xl-gradient"])
+def theirs(authors: Any, request: pytest.FixtureRequest, mart: Any) -> Any:
+    """One of their recurrent models."""
+    if request.param == "mart":
+        return mart
+
+    class TransformerXL(authors.model.TransformerXL):
+        def make_mask(self, *arguments: Any) -> Tensor:
+            """Return their mask of bytes as PyTorch wants it now."""
+            return super().make_mask(*arguments).bool()
+
+    return spread(TransformerXL(config(xl_grad=request.param.endswith("gradient"))))
+
+
+def test_logits_of_three_segments(theirs: Any) -> None:
     features, mask, words = paragraphs()
-    _, expected = mart(*their_inputs(features, mask, words))
-    captioner, batch = ours(mart), our_batch(features, mask, words)
+    _, expected = theirs(*their_inputs(features, mask, words))
+    captioner, batch = ours(theirs), our_batch(features, mask, words)
     logits = captioner(batch.features, batch.mask, batch.inputs)  # (B, S, L, V)
     for segment, their_logits in enumerate(expected):
         real = batch.inputs[:, segment] != 0
@@ -181,9 +199,9 @@ def test_logits_of_three_segments(mart: Any) -> None:
         torch.testing.assert_close(logits[:, segment][real], aligned[real], atol=1e-5, rtol=0)
 
 
-def test_loss_and_its_gradient(mart: Any) -> None:
+def test_loss_and_its_gradient(theirs: Any) -> None:
     features, mask, words = paragraphs()
-    captioner, their_model = ours(mart), copy.deepcopy(mart)
+    captioner, their_model = ours(theirs), copy.deepcopy(theirs)
     expected, _ = their_model(*their_inputs(features, mask, words))
     loss = loss_of(captioner, our_batch(features, mask, words))
     torch.testing.assert_close(loss, expected, atol=1e-5, rtol=1e-6)
@@ -203,15 +221,18 @@ def test_loss_and_its_gradient(mart: Any) -> None:
 
 
 @pytest.mark.parametrize("end_bias", [-9.0, 3.0])
-def test_greedy_captions(authors: Any, mart: Any, end_bias: float) -> None:
+def test_greedy_captions(authors: Any, theirs: Any, end_bias: float) -> None:
     features, mask, words = paragraphs()
-    their_model = copy.deepcopy(mart)
+    their_model = copy.deepcopy(theirs)
     with torch.no_grad():  # tokens that capvid never generates
         their_model.decoder.bias[[PAD, CLS, SEP, VID, 4]] = -1e4
         their_model.decoder.bias[5] += end_bias
     opt = types.SimpleNamespace(cuda=False, recurrent=True)
     translator = authors.translator(opt, {"model_cfg": their_model.config}, model=their_model)
-    expected = translator.translate_batch_greedy(*their_inputs(features, mask, words)[:4], their_model)
+    translate = translator.translate_batch_greedy
+    if type(theirs).__name__ == "TransformerXL":
+        translate = translator.translate_batch_greedy_xl
+    expected = translate(*their_inputs(features, mask, words)[:4], their_model)
     options = DecodingOptions(beam_size=1, max_length=LENGTH - 1)
     decoded = decode_paragraphs(ours(their_model), features, mask, torch.full((4,), SEGMENTS), options)
     ends = 0
@@ -224,18 +245,18 @@ def test_greedy_captions(authors: Any, mart: Any, end_bias: float) -> None:
     assert 0 < ends < 4 * SEGMENTS if end_bias > 0 else not ends
 
 
-def test_converted_checkpoint(mart: Any, tmp_path: Path) -> None:
+def test_converted_checkpoint(theirs: Any, tmp_path: Path) -> None:
     """A checkpoint as their train.py saves it gives the same logits after conversion."""
     names = ("[PAD]", "[CLS]", "[SEP]", "[VID]", "[BOS]", "[EOS]", "[UNK]")
     words = {word: number for number, word in enumerate([*names, *(f"word{n}" for n in range(7, WORDS))])}
     (tmp_path / "word2idx.json").write_text(json.dumps(words))
     opt = types.SimpleNamespace(lr=1e-4)
-    content = {"model": mart.state_dict(), "model_cfg": dict(mart.config), "opt": vars(opt), "epoch": 0}
+    content = {"model": theirs.state_dict(), "model_cfg": dict(theirs.config), "opt": vars(opt), "epoch": 0}
     torch.save(content, tmp_path / "model.chkpt")
     checkpoint = read_authors_checkpoint(tmp_path / "model.chkpt", tmp_path / "word2idx.json")
     features, mask, sentences = paragraphs()
     batch = our_batch(features, mask, sentences)
-    expected = ours(mart)(batch.features, batch.mask, batch.inputs)[..., :-3]
+    expected = ours(theirs)(batch.features, batch.mask, batch.inputs)[..., :-3]
     actual = checkpoint.captioner(batch.features, batch.mask, batch.inputs)
     torch.testing.assert_close(actual, expected)
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from transformer_reference import transformer_xl
+from transformer_reference import authors_transformer_xl, transformer_xl
 from variants import clip, make, weights
+
+from capvid.errors import UsageError
 
 SENTENCES = [[1, 7, 4], [1, 5, 9, 10], [1, 8]]
 FRAMES = [4, 2, 3]
@@ -22,6 +24,27 @@ def test_three_segments_match_the_reference(variant: str) -> None:
     for segment, expected_logprobs in enumerate(expected):
         actual = logprobs[0, segment, : len(expected_logprobs)].tolist()
         torch.testing.assert_close(actual, expected_logprobs, atol=1e-5, rtol=0)
+
+
+def test_authors_layout_matches_the_reference() -> None:
+    """The second sentence leaves no room for its end, and the frames of the third have a gap."""
+    captioner = make("transformer-xl-authors", standardise=True)
+    captioner.standardise.fit(torch.randn(50, 5) * 3 + 1)
+    features, mask = clip(captioner, 1, 3, 4), torch.arange(4) < torch.tensor(FRAMES).unsqueeze(-1)
+    segments = [(features[0, n, : FRAMES[n]].tolist(), words) for n, words in enumerate(SENTENCES)]
+    expected = authors_transformer_xl(weights(captioner), segments, heads=2, layers=2, start=9, length=4)
+    mask[2], features[0, 2, 3] = torch.tensor([True, False, True, True]), features[0, 2, 2]
+    features[0, 2, 2] = features[0, 2, 1]
+    logprobs = captioner(features, mask.unsqueeze(0), WORDS).log_softmax(-1)
+    for segment, expected_logprobs in enumerate(expected):
+        actual = logprobs[0, segment, : len(expected_logprobs)].tolist()
+        torch.testing.assert_close(actual, expected_logprobs, atol=1e-9, rtol=0)
+
+
+def test_more_frames_than_the_authors_layout_has_places_for() -> None:
+    captioner = make("transformer-xl-authors")
+    with pytest.raises(UsageError, match="8 frames: the authors' layout has places for 7"):
+        captioner(clip(captioner, 1, 8), torch.ones(1, 8, dtype=torch.bool), WORDS[:, 0])
 
 
 @pytest.mark.parametrize(("variant", "flows"), [("transformer-xl", False), ("transformer-xl-gradient", True)])

@@ -76,8 +76,8 @@ def multi_head(
                 if distances:
                     relative = project_head("relative", encoding(len(keys) - len(queries) + i - j, len(x)))
                     score += dot(q, relative)
-                    score += dot(w[f"{name}.content_bias"][head], project_head("key", key))
-                    score += dot(w[f"{name}.position_bias"][head], relative)
+                    score += dot(w["content_bias"][head], project_head("key", key))
+                    score += dot(w["position_bias"][head], relative)
                 scores.append(score / math.sqrt(width))
                 values.append(project_head("value", key))
             weights = softmax(scores)
@@ -250,6 +250,77 @@ def transformer_xl(w: Weights, segments: Sequence[Segment], *, heads: int, layer
         before = layer_inputs
         results.append(word_logprobs(w, x[video:]))
     return results
+
+
+def authors_transformer_xl(
+    w: Weights, segments: Sequence[Segment], *, heads: int, layers: int, start: int, length: int
+) -> list[Matrix]:
+    """As the authors' code computes Transformer-XL: ``start + length`` tokens a segment, [PAD] included."""
+    before: list[Matrix] = [[] for _ in range(layers)]
+    was_real: list[bool] = []
+    results = []
+    for features, words in segments:
+        sentence = [*words, 2][:length]
+        (first, last, middle), pad = w["mark_embedding"], w["embedding.weight"][0]
+        zeros, blanks = [0.0] * len(w["frame.0.weight"]), start - len(features) - 2
+        frames = [zeros, *project(w, features), *[zeros] * (start + length)][: start + length]
+        vectors = [first, *[middle] * len(features), last, *[pad] * blanks]
+        vectors += [w["embedding.weight"][word] for word in sentence] + [pad] * (length - len(sentence))
+        real = [True] * (len(features) + 2) + [False] * blanks
+        real += [True] * len(sentence) + [False] * (length - len(sentence))
+        x = []
+        for n, (frame, vector) in enumerate(zip(frames, vectors, strict=True)):
+            kind = w["type_embedding"][int(n >= start)]
+            token = total(authors_projection(w, "frame", frame), authors_projection(w, "word", vector), kind)
+            x.append(authors_norm(w, "token_norm", token))
+        layer_inputs = []
+        for n in range(layers):
+            name = f"layers.{n}"
+            layer_inputs.append(x)
+            attended = shifted_heads(w, f"{name}.attention", heads, x, before[n], (start, real, was_real))
+            x = residual(w, f"{name}.attention_norm", x, attended)
+            inner = [[max(0.0, v) for v in linear(w, f"{name}.feed_forward.0", row)] for row in x]
+            fed = [linear(w, f"{name}.feed_forward.3", row) for row in inner]
+            x = residual(w, f"{name}.feed_forward_norm", x, fed)
+        before, was_real = layer_inputs, real
+        z = [authors_norm(w, "transform.2", gelu(linear(w, "transform.0", row))) for row in x[start:]]
+        rows = z[: len(words)]
+        results.append([[math.log(p) for p in softmax(linear(w, "vocabulary", row))] for row in rows])
+    return results
+
+
+def shifted_heads(
+    w: Weights, name: str, heads: int, x: Matrix, past: Matrix, sees: tuple[int, list[bool], list[bool]]
+) -> Matrix:
+    """Attention over [past; x], its position terms shifted as one list of all rows, each after a zero."""
+    (start, real, was_real), keys, width = sees, [*past, *x], len(x[0]) // heads
+    joined: Matrix = [[] for _ in x]
+    for head in range(heads):
+        part = slice(head * width, (head + 1) * width)
+        q, k, v = (
+            [linear(w, f"{name}.{kind}", row)[part] for row in rows]
+            for kind, rows in (("query", x), ("key", keys), ("value", keys))
+        )
+        r = [
+            linear(w, f"{name}.relative", encoding(distance, len(x[0])))[part]
+            for distance in range(len(keys) - 1, -1, -1)
+        ]
+        flat = []
+        for row in q:
+            flat += [0.0, *[dot(total(row, w["position_bias"][head]), encoded) for encoded in r]]
+        shifted = flat[len(x) :]
+        for i, row in enumerate(q):
+            weights, values = [], []
+            for j in range(len(keys)):
+                own = j - len(past)
+                visible = was_real[i] if own < 0 else real[own] and (own < start or own <= i)
+                if visible:
+                    content = dot(total(row, w["content_bias"][head]), k[j])
+                    weights.append((content + shifted[i * len(keys) + j]) / math.sqrt(width))
+                    values.append(v[j])
+            shares = softmax(weights)
+            joined[i] += [sum(a * v[d] for a, v in zip(shares, values, strict=True)) for d in range(width)]
+    return [linear(w, f"{name}.output", row) for row in joined]
 
 
 def vanilla_transformer(w: Weights, segments: Sequence[Segment], *, heads: int, layers: int) -> list[Matrix]:

@@ -21,7 +21,8 @@ HAM_MAPS = {**HAM, "locations": 4}
 HAM_VECTORS = {**HAM, "temporal_model": False}
 STACK = {**COMMON, "hidden": 6, "heads": 2, "layers": 2, "feed_forward": 5, "word_width": 3}
 MART = {**STACK, "memory_length": 2}
-AUTHORS = {**MART, "feed_forward": 6, "layout": "authors", "text_start": 9, "text_length": 4}
+AUTHORS_STACK = {**STACK, "feed_forward": 6, "layout": "authors", "text_start": 9, "text_length": 4}
+AUTHORS = {**AUTHORS_STACK, "memory_length": 2}
 
 # Variant -> the captioner's name and options.
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -30,6 +31,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "vanilla-transformer": ("vanilla-transformer", STACK),
     "transformer-xl": ("transformer-xl", STACK),
     "transformer-xl-gradient": ("transformer-xl", {**STACK, "recurrent_gradient": True}),
+    "transformer-xl-authors": ("transformer-xl", AUTHORS_STACK),
     "mart": ("mart", MART),
     "mart-no-recurrence": ("mart", {**MART, "recurrence": False}),
     "mart-authors": ("mart", AUTHORS),
