@@ -1,9 +1,9 @@
 """Checkpoints of the MART authors' code (``.chkpt``) as captioners with ``layout = "authors"``.
 
 Supported are MART, with and without recurrence, and Transformer-XL, if word and output weights are not
-shared. ``model_cfg`` and ``opt`` of a checkpoint are an EasyDict and a Namespace; an OrderedDict and an empty
-class stand in for them while the file is read, and nothing else but tensors and plain values is unpickled.
-The vocabulary is not in the checkpoint but in their ``word2idx.json``.
+shared, and the masked transformer. ``model_cfg`` and ``opt`` of a checkpoint are an EasyDict and a Namespace;
+an OrderedDict and an empty class stand in for them while the file is read, and nothing else but tensors and
+plain values is unpickled. The vocabulary is not in the checkpoint but in their ``word2idx.json``.
 """
 
 from __future__ import annotations
@@ -62,12 +62,33 @@ _NAMES = {
     _LAYER + r"output\.LayerNorm\.": r"layers.\1.feed_forward_norm.",
 }
 
+# the same of the masked transformer, all of them
+_MASKED_NAMES = {
+    r"\.gamma$": ".weight",
+    r"\.beta$": ".bias",
+    r"^decoder\.out\.": "vocabulary.",
+    r"^encoder\.video_embeddings\.": "frame.",
+    r"coder\.layers\.": "coder.",
+    r"\.feedforward\.layer\.linear1\.": ".feed_forward.0.",
+    r"\.feedforward\.layer\.linear2\.": ".feed_forward.2.",
+    r"\.feedforward\.layernorm\.": ".feed_forward_norm.",
+    r"\.attention\.layernorm\.": ".cross_norm.",
+    r"\.attention\.layer\.": ".cross_attention.",
+    r"\.selfattn\.layernorm\.": ".attention_norm.",
+    r"\.selfattn\.layer\.": ".attention.",
+    r"\.wq\.": ".query.",
+    r"\.wk\.": ".key.",
+    r"\.wv\.": ".value.",
+    r"\.wo\.": ".output.",
+}
+
 
 def from_authors(tensors: Mapping[str, Tensor], rows: Sequence[int]) -> dict[str, Tensor]:
     """Return the tensors of our captioner, by its names.
 
     Args:
-        tensors: ``state_dict`` of the authors' RecursiveTransformer, NonRecurTransformer or TransformerXL.
+        tensors: ``state_dict`` of the authors' RecursiveTransformer, NonRecurTransformer,
+            TransformerXL or MTransformer.
         rows: their number of each word of the vocabulary.
 
     Raises:
@@ -81,7 +102,10 @@ def from_authors(tensors: Mapping[str, Tensor], rows: Sequence[int]) -> dict[str
         if not numbers or not tensor.isfinite().all():
             raise ValueError(f"{name[:100]!r} does not hold finite numbers")
         left[name] = tensor.float()  # a checkpoint may be in half precision
-    words, index = left.pop("embeddings.word_embeddings.weight"), torch.tensor(rows)
+    index = torch.tensor(rows)
+    if "decoder.out.weight" in left:
+        return _from_masked_transformer(left, index)
+    words = left.pop("embeddings.word_embeddings.weight")
     result = {
         "embedding.weight": words[index],
         "mark_embedding": words[[CLS, SEP, VID]],
@@ -115,6 +139,16 @@ def from_authors(tensors: Mapping[str, Tensor], rows: Sequence[int]) -> dict[str
     return result
 
 
+def _from_masked_transformer(tensors: Mapping[str, Tensor], index: Tensor) -> dict[str, Tensor]:
+    """Return the tensors of a vanilla transformer from those of their MTransformer."""
+    result = {}
+    for name, tensor in tensors.items():
+        for pattern, replacement in _MASKED_NAMES.items():
+            name = re.sub(pattern, replacement, name)
+        result[name] = tensor[index] if name.startswith("vocabulary.") else tensor
+    return result
+
+
 class StandIn:
     """Values of a Namespace."""
 
@@ -128,7 +162,6 @@ _OPTIONS = {
     "intermediate_size": "feed_forward",
     "word_vec_size": "word_width",
     "hidden_dropout_prob": "dropout",
-    "n_memory_cells": "memory_length",
     "video_feature_size": "feature_width",
     "max_v_len": "text_start",
     "max_t_len": "text_length",
@@ -171,7 +204,8 @@ def read_authors_checkpoint(path: Path, words: Path) -> Checkpoint:
     try:
         tensors, stored = content["model"], content["model_cfg"]
         config: dict[str, Any] = {ours: stored[theirs] for theirs, ours in _OPTIONS.items()}
-        count = len(tensors["embeddings.word_embeddings.weight"])
+        masked = "decoder.out.weight" in tensors
+        count = len(tensors["decoder.out.weight" if masked else "embeddings.word_embeddings.weight"])
         if len(rows) + 3 != count:
             raise ValueError(f"it has {count} words, and {words.name} {len(rows) + 3}")
         if min(config["text_start"], config["text_length"]) < 3:
@@ -180,9 +214,11 @@ def read_authors_checkpoint(path: Path, words: Path) -> Checkpoint:
         if "encoder.r_w_bias" in tensors:
             own = {"recurrent_gradient": bool(stored["xl_grad"]), "feed_forward": config["hidden"]}
             name = "transformer-xl"
-            del config["memory_length"]
+        elif masked:
+            own, name = {}, "vanilla-transformer"
         else:
-            own, name = {"recurrence": any("memory_updater" in name for name in tensors)}, "mart"
+            own = {"recurrence": any("memory_updater" in name for name in tensors)}
+            own, name = own | {"memory_length": stored["n_memory_cells"]}, "mart"
         captioner = sketch(name, config | own)
         captioner.load_state_dict(from_authors(tensors, rows), assign=True)
     except (LookupError, ValueError, TypeError, RuntimeError, CapvidError, AttributeError) as error:
@@ -199,7 +235,7 @@ def read_authors_checkpoint(path: Path, words: Path) -> Checkpoint:
     )
     info = {
         "recipe": f"{name}-activitynet",
-        "max_frames": config["text_start"] - 2,
+        "max_frames": config["text_start"] - (0 if masked else 2),
         "frames": "even",
         "max_segments": 10_000,
         "max_words": config["text_length"] - 2,

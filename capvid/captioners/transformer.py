@@ -101,6 +101,13 @@ class TransformerConfig(CaptionerConfig):
         return nn.LayerNorm(width or self.hidden, eps=1e-12 if self.authors else 1e-5)
 
 
+def without_gaps(features: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Return features (B, T, D), the real ones first and the others 0, and their mask (B, T)."""
+    order = mask.byte().argsort(dim=1, descending=True, stable=True).unsqueeze(-1)
+    real = torch.arange(mask.shape[1], device=mask.device) < mask.sum(1, keepdim=True)
+    return features.gather(1, order.expand_as(features)) * real.unsqueeze(-1), real
+
+
 def sinusoids(positions: Tensor, width: int, like: Tensor) -> Tensor:
     """Return the encodings of Vaswani et al. (2017), (N, width), of ``positions`` (N,), typed as ``like``."""
     halves = torch.arange(0, width, 2, device=like.device, dtype=like.dtype)
@@ -116,6 +123,7 @@ class Attention(nn.Module):
         hidden, bias = config.hidden, config.authors
         self.heads = config.heads
         self.rate = config.dropout if config.authors else 0.0  # of dropped weights
+        self.scale = (hidden // config.heads) ** -0.5  # of the scores
         self.query = nn.Linear(hidden, hidden, bias=bias)
         self.key = nn.Linear(hidden, hidden, bias=bias)
         self.value = nn.Linear(hidden, hidden, bias=bias)
@@ -143,7 +151,9 @@ class Attention(nn.Module):
         if bias is not None:
             mask = bias.masked_fill(~mask, float("-inf"))
         rate = self.rate if self.training else 0.0
-        mixed = F.scaled_dot_product_attention(query, keys, values, attn_mask=mask, dropout_p=rate)
+        mixed = F.scaled_dot_product_attention(
+            query, keys, values, attn_mask=mask, dropout_p=rate, scale=self.scale
+        )
         return self.output(mixed.transpose(1, 2).flatten(2))
 
     def summaries(self, x: Tensor, states: Tensor, mask: Tensor) -> Tensor:
@@ -159,7 +169,7 @@ class Attention(nn.Module):
         if self.key.bias is not None:
             bias = self.key.bias.view(self.heads, 1, 1, -1)
             scores = scores + (query * bias).sum(-1).transpose(0, 1).flatten(1).unsqueeze(-1)
-        weights = masked_softmax(scores * query.shape[-1] ** -0.5, mask.unsqueeze(1)).to(states.dtype)
+        weights = masked_softmax(scores * self.scale, mask.unsqueeze(1)).to(states.dtype)
         weights = F.dropout(weights, self.rate, self.training)
         mixed = (weights @ states).unflatten(1, (self.heads, -1)).transpose(0, 1)  # (heads, B, M, H)
         mixed = (mixed.flatten(1, 2) @ value.mT).unflatten(1, query.shape[1:3])  # (heads, B, M, h)
@@ -181,7 +191,7 @@ class Attention(nn.Module):
         The weights are (B, heads, Q, N), and ``mask`` is (B or 1, Q or 1, N).
         """
         query, bias = self.queries(x, distances)
-        scores = torch.cat([query @ keys.mT for keys, _ in parts], -1) * query.shape[-1] ** -0.5
+        scores = torch.cat([query @ keys.mT for keys, _ in parts], -1) * self.scale
         if bias is not None:
             scores = scores + bias
         weights = masked_softmax(scores, mask.unsqueeze(1))  # (B, heads, Q, N)
@@ -390,7 +400,7 @@ class TransformerCaptioner(ParagraphCaptioner):
         self.mark_embedding = nn.Parameter(normal(*marks, std=0.02))  # [CLS], [SEP]; authors' layout: [VID]
         self.type_embedding = nn.Parameter(normal(2, hidden, std=0.02))  # of video, of text
         self.token_norm = config.norm() if config.authors else nn.Identity()
-        self.transform = nn.Sequential(nn.Linear(hidden, hidden), nn.GELU(), config.norm())
+        self.transform: nn.Module = nn.Sequential(nn.Linear(hidden, hidden), nn.GELU(), config.norm())
         self.vocabulary = nn.Linear(hidden, config.vocabulary_size)
 
     def _projection(self, width: int) -> nn.Sequential:

@@ -41,6 +41,7 @@ from capvid.captioners.transformer import (
     VideoPass,
     WordPass,
     sinusoids,
+    without_gaps,
 )
 from capvid.errors import UsageError
 from capvid.text.vocabulary import PAD
@@ -82,7 +83,7 @@ class RelativeAttention(Attention):
         if distances.wraps:  # those of the next query follow, then 0
             scores = torch.cat([scores, F.pad(scores[:, :, 1:], (0, 1, 0, 1))], -1)
         index = index.unsqueeze(1).expand(-1, self.heads, x.shape[1], -1)
-        positional = scores.gather(-1, index) * query.shape[-1] ** -0.5  # terms (b), (d)
+        positional = scores.gather(-1, index) * self.scale  # terms (b), (d)
         if distances.unseen is not None:
             positional = positional.masked_fill(distances.unseen.unsqueeze(1), float("-inf"))
         return (query + distances.content_bias.unsqueeze(1)).to(query.dtype), positional.to(query.dtype)
@@ -189,16 +190,15 @@ class TransformerXL(TransformerCaptioner):
                 f"{count} frames: the authors' layout has places for {places - 2}",
                 remedy="use fewer (data.max_frames) or more places (model.text_start)",
             )
-        order = mask.byte().argsort(dim=1, descending=True, stable=True).unsqueeze(-1)  # no gaps
-        frames = self.standardise(features).gather(1, order.expand_as(features))
+        frames, real = without_gaps(self.standardise(features), mask)
+        frames = self.frame(F.pad(frames, (0, 0, 1, places - count - 1)))  # (B, text_start, H)
         number, last = torch.arange(places, device=mask.device), mask.sum(1, keepdim=True) + 1
         inside = (number > 0) & (number < last)  # (B, text_start)
-        frames = self.frame(F.pad(frames, (0, 0, 1, places - count - 1)) * inside.unsqueeze(-1))
         first, second, middle = self.mark_embedding
         marks = torch.stack([first, second, middle, self.embedding.weight[PAD].detach()])
         which = torch.where(inside, 2, 3).masked_fill(number == 0, 0).masked_fill(number == last, 1)
         tokens = self.token_norm(frames + self.word(marks[which]) + self.type_embedding[0])
-        kept = {"blank": frames[:, :1], "frames": inside[:, 1 : count + 1]}
+        kept = {"blank": frames[:, :1], "frames": real}
         return self.again(self.dropout(tokens)), number <= last, kept
 
     def _start(self, video: Mapping[str, Tensor]) -> Tensor:

@@ -60,10 +60,12 @@ def authors() -> Any:
     easydict = types.ModuleType("easydict")
     easydict.EasyDict = lambda **values: Config(values)  # type: ignore[attr-defined]
     sys.modules.setdefault("easydict", easydict)
-    from src.rtransformer import model, optimization  # type: ignore[import-not-found]
+    from src.rtransformer import masked_transformer, model, optimization  # type: ignore[import-not-found]
     from src.translator import Translator  # type: ignore[import-not-found]
 
-    yield types.SimpleNamespace(model=model, optimization=optimization, translator=Translator)
+    yield types.SimpleNamespace(
+        model=model, masked=masked_transformer, optimization=optimization, translator=Translator
+    )
     sys.path.remove(str(Path(CHECKOUT)))
 
 
@@ -108,6 +110,8 @@ def ours(theirs: torch.nn.Module) -> ParagraphCaptioner:
     places = {"text_start": FRAMES + 2, "text_length": LENGTH}
     if type(theirs).__name__ == "TransformerXL":
         own, name = {"recurrent_gradient": theirs.config.xl_grad}, "transformer-xl"
+    elif type(theirs).__name__ == "MTransformer":
+        own, name = {}, "vanilla-transformer"
     else:
         own, name = {"memory_length": 2}, "mart"
     captioner = build(name, {**sizes, **places, **SIZES, **own})
@@ -245,8 +249,89 @@ def test_greedy_captions(authors: Any, theirs: Any, end_bias: float) -> None:
     assert 0 < ends < 4 * SEGMENTS if end_bias > 0 else not ends
 
 
+@pytest.fixture(scope="module")
+def masked(authors: Any) -> Any:
+    """Their masked transformer, with other norms and no embeddings."""
+    module = spread(authors.masked.MTransformer(config()))
+    with torch.no_grad():
+        for name, parameter in module.named_parameters():
+            if "gamma" in name:
+                parameter += 1
+    return module
+
+
+def single_inputs(features: Tensor, mask: Tensor, words: Tensor) -> list[Tensor]:
+    """Return their features, mask, words, mask and labels of one segment, without marks."""
+    text = torch.tensor(ROWS)[words]
+    labels = torch.nn.functional.pad(text[:, 1:], (0, 1)).masked_fill(
+        torch.nn.functional.pad(words[:, 1:], (0, 1)) == 0, -1
+    )
+    frames = torch.nn.functional.pad(features, (0, 0, 0, 2))
+    valid = torch.nn.functional.pad(mask.float(), (0, 2))
+    return [frames, valid, text, (words != 0).float(), labels]
+
+
+def test_masked_transformer(masked: Any) -> None:
+    """Logits, loss and gradients of three segments."""
+    features, mask, words = paragraphs()
+    captioner, batch = ours(masked), our_batch(features, mask, words)
+    their_model = copy.deepcopy(masked)
+    losses = []
+    logits = captioner(batch.features, batch.mask, batch.inputs)
+    for segment in range(SEGMENTS):
+        inputs = single_inputs(features[:, segment], mask[:, segment], words[:, segment])
+        loss, expected = their_model(*inputs)
+        losses.append(loss)
+        real = batch.inputs[:, segment] != 0
+        torch.testing.assert_close(
+            logits[:, segment][real], expected[:, :-1][..., ROWS][real], atol=1e-5, rtol=0
+        )
+    loss = loss_of(captioner, batch)
+    torch.testing.assert_close(loss, torch.stack(losses).sum(), atol=1e-5, rtol=1e-6)
+    loss.backward()
+    torch.stack(losses).sum().backward()
+    expected_gradients = from_authors({n: p.grad for n, p in their_model.named_parameters()}, ROWS)
+    for name, parameter in captioner.named_parameters():
+        torch.testing.assert_close(
+            parameter.grad,
+            expected_gradients[name],
+            atol=2e-4,
+            rtol=1e-4,
+            msg=lambda m, n=name: f"{n}: {m}",
+        )
+
+
+@pytest.mark.parametrize("end_bias", [-9.0, 9.0])
+def test_greedy_captions_of_the_masked_transformer(authors: Any, masked: Any, end_bias: float) -> None:
+    features, mask, words = paragraphs()
+    their_model = copy.deepcopy(masked)
+    with torch.no_grad():
+        their_model.decoder.out.bias[[PAD, CLS, SEP, VID, 4]] = -1e4
+        their_model.decoder.out.bias[5] += end_bias
+    options = DecodingOptions(beam_size=1, max_length=LENGTH - 1)
+    decoded = decode_paragraphs(ours(their_model), features, mask, torch.full((4,), SEGMENTS), options)
+    ends = 0
+    for segment in range(SEGMENTS):
+        inputs = single_inputs(features[:, segment], mask[:, segment], words[:, segment])
+        translate = authors.translator.translate_batch_single_sentence_untied_greedy
+        for video, row in enumerate(translate(*inputs, their_model).tolist()):
+            ended = 5 in row
+            caption = row[1 : row.index(5)] if ended else row[1:]
+            ends += ended
+            assert decoded[video][segment][0].tokens == [ROWS.index(i) for i in caption]
+    assert 0 < ends < 4 * SEGMENTS if end_bias > 0 else not ends
+
+
 def test_converted_checkpoint(theirs: Any, tmp_path: Path) -> None:
     """A checkpoint as their train.py saves it gives the same logits after conversion."""
+    convert_and_compare(theirs, tmp_path)
+
+
+def test_converted_checkpoint_of_the_masked_transformer(masked: Any, tmp_path: Path) -> None:
+    convert_and_compare(masked, tmp_path)
+
+
+def convert_and_compare(theirs: Any, tmp_path: Path) -> None:
     names = ("[PAD]", "[CLS]", "[SEP]", "[VID]", "[BOS]", "[EOS]", "[UNK]")
     words = {word: number for number, word in enumerate([*names, *(f"word{n}" for n in range(7, WORDS))])}
     (tmp_path / "word2idx.json").write_text(json.dumps(words))

@@ -341,3 +341,52 @@ def vanilla_transformer(w: Weights, segments: Sequence[Segment], *, heads: int, 
             x = residual(w, f"{name}.feed_forward_norm", x, feed_forward(w, f"{name}.feed_forward", x))
         results.append(word_logprobs(w, x))
     return results
+
+
+def deviation_norm(w: Weights, name: str, x: Vector) -> Vector:
+    mean = sum(x) / len(x)
+    deviation = math.sqrt(sum((value - mean) ** 2 for value in x) / (len(x) - 1))
+    scale, shift = w[f"{name}.weight"], w[f"{name}.bias"]
+    return [a * (v - mean) / (deviation + 1e-6) + b for a, v, b in zip(scale, x, shift, strict=True)]
+
+
+def masked_transformer(
+    w: Weights, segments: Sequence[Segment], *, heads: int, layers: int, start: int
+) -> list[Matrix]:
+    """As the authors' code computes the vanilla transformer: frames are padded to ``start`` with zeros."""
+    hidden = len(w["encoder.0.attention.query.weight"])
+    # scores divided by sqrt(hidden), where multi_head divides by sqrt(hidden / heads)
+    w = {
+        name: [[value / math.sqrt(heads) for value in row] for row in weight]
+        if name.endswith("query.weight")
+        else weight
+        for name, weight in w.items()
+    }
+
+    def block(name: str, x: Matrix, update: Matrix) -> Matrix:
+        return [deviation_norm(w, name, total(a, b)) for a, b in zip(x, update, strict=True)]
+
+    def fed(name: str, x: Matrix) -> Matrix:
+        inner = [[max(0.0, v) for v in linear(w, f"{name}.feed_forward.0", row)] for row in x]
+        update = [linear(w, f"{name}.feed_forward.2", row) for row in inner]
+        return block(f"{name}.feed_forward_norm", x, update)
+
+    results = []
+    for features, words in segments:
+        padding = [[0.0] * hidden] * (start - len(features))
+        v = [linear(w, "frame.2", deviation_norm(w, "frame.0", frame)) for frame in project(w, features)]
+        v = [*[total(row, encoding(n, hidden)) for n, row in enumerate(v)], *padding]
+        vectors = [[value * math.sqrt(hidden) for value in w["vocabulary.weight"][word]] for word in words]
+        x = [total(row, encoding(n, hidden)) for n, row in enumerate(vectors)]
+        for n in range(layers):
+            name = f"encoder.{n}"
+            attended = multi_head(w, f"{name}.attention", heads, v, v, full_attention)
+            v = fed(name, block(f"{name}.attention_norm", v, attended))
+            v = [*v[: len(features)], *padding]
+            name = f"decoder.{n}"
+            attended = multi_head(w, f"{name}.attention", heads, x, x, causal(0))
+            x = block(f"{name}.attention_norm", x, attended)
+            attended = multi_head(w, f"{name}.cross_attention", heads, x, v, full_attention)
+            x = fed(name, block(f"{name}.cross_norm", x, attended))
+        results.append([[math.log(p) for p in softmax(linear(w, "vocabulary", row))] for row in x])
+    return results

@@ -29,6 +29,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "soft-attention": ("soft-attention", DEEP),
     "m3": ("m3", M3),
     "vanilla-transformer": ("vanilla-transformer", STACK),
+    "vanilla-transformer-authors": ("vanilla-transformer", AUTHORS_STACK),
     "transformer-xl": ("transformer-xl", STACK),
     "transformer-xl-gradient": ("transformer-xl", {**STACK, "recurrent_gradient": True}),
     "transformer-xl-authors": ("transformer-xl", AUTHORS_STACK),
