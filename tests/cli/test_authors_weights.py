@@ -112,6 +112,67 @@ def test_converted_captioner_has_all_weights(capvid: Run, tmp_path: Path, easydi
     assert capvid("convert", str(path), "--words", str(words))[0] == 2  # the folder exists
 
 
+def their_xl_tensors() -> dict[str, torch.Tensor]:
+    """Return random tensors named as the authors' TransformerXL names them."""
+    kept = {name: t for name, t in their_tensors().items() if not name.startswith("encoder.")}
+    layer, hidden = "encoder.layers.0.", (4, 4)
+    shapes: dict[str, tuple[int, ...]] = {"encoder.r_w_bias": (2, 2), "encoder.r_r_bias": (2, 2)}
+    shapes |= {"encoder.pos_emb.inv_freq": (2,), f"{layer}dec_attn.qkv_net.weight": (12, 4)}
+    shapes |= {f"{layer}dec_attn.{name}_net.weight": hidden for name in "or"}
+    for name, shape in (("pos_ff.CoreNet.0", hidden), ("pos_ff.CoreNet.3", hidden)):
+        shapes |= {f"{layer}{name}.weight": shape, f"{layer}{name}.bias": (4,)}
+    for name in ("dec_attn", "pos_ff"):
+        shapes |= {f"{layer}{name}.layer_norm.{kind}": (4,) for kind in ("weight", "bias")}
+    return kept | {name: torch.randn(shape) for name, shape in shapes.items()}
+
+
+def their_masked_tensors() -> dict[str, torch.Tensor]:
+    """Return random tensors named as the authors' MTransformer names them."""
+    shapes: dict[str, tuple[int, ...]] = {"decoder.out.weight": (10, 4), "decoder.out.bias": (10,)}
+    video = "encoder.video_embeddings."
+    shapes |= {f"{video}2.weight": (4, 5), f"{video}2.bias": (4,)}
+    shapes |= {f"{video}0.{kind}": (5,) for kind in ("gamma", "beta")}
+    for layer, attentions in (
+        ("encoder.layers.0.", ["selfattn"]),
+        ("decoder.layers.0.", ["selfattn", "attention"]),
+    ):
+        for name in attentions:
+            shapes |= {f"{layer}{name}.layer.w{part}.weight": (4, 4) for part in "qkvo"}
+        for name in (*attentions, "feedforward"):
+            shapes |= {f"{layer}{name}.layernorm.{kind}": (4,) for kind in ("gamma", "beta")}
+        for number in "12":
+            linear = f"{layer}feedforward.layer.linear{number}"
+            shapes |= {f"{linear}.weight": (4, 4), f"{linear}.bias": (4,)}
+    return {name: torch.randn(shape) for name, shape in shapes.items()}
+
+
+def test_transformer_xl_is_converted(tmp_path: Path, easydict: type) -> None:
+    tensors = their_xl_tensors()
+    sizes = easydict(**{**SIZES, "xl_grad": True, "intermediate_size": 7})  # which their code ignores
+    checkpoint = read_authors_checkpoint(*write(tmp_path, easydict, model=tensors, model_cfg=sizes))
+    ours, config = checkpoint.captioner.state_dict(), checkpoint.captioner.config
+    assert (checkpoint.name, checkpoint.info["recipe"]) == ("transformer-xl", "transformer-xl-activitynet")
+    assert (config.recurrent_gradient, config.feed_forward) == (True, 4)
+    assert ours["content_bias"].equal(tensors["encoder.r_w_bias"])
+    layer = "encoder.layers.0.dec_attn."
+    assert ours["layers.0.attention.key.weight"].equal(tensors[f"{layer}qkv_net.weight"][4:8])
+    # sines and cosines take turns
+    expected = tensors[f"{layer}r_net.weight"][:, [0, 2, 1, 3]]
+    assert ours["layers.0.attention.relative.weight"].equal(expected)
+
+
+def test_masked_transformer_is_converted(tmp_path: Path, easydict: type) -> None:
+    tensors = their_masked_tensors()
+    checkpoint = read_authors_checkpoint(*write(tmp_path, easydict, model=tensors))
+    ours = checkpoint.captioner.state_dict()
+    assert (checkpoint.name, checkpoint.info["max_frames"]) == ("vanilla-transformer", 9)
+    assert ours["vocabulary.weight"].equal(tensors["decoder.out.weight"][[0, 4, 5, 6, 7, 8, 9]])
+    assert ours["decoder.0.cross_norm.bias"].equal(tensors["decoder.layers.0.attention.layernorm.beta"])
+    assert ours["decoder.0.attention.value.weight"].equal(
+        tensors["decoder.layers.0.selfattn.layer.wv.weight"]
+    )
+
+
 def test_checkpoints_that_are_refused(tmp_path: Path, easydict: type) -> None:
     class Harmful:
         def __reduce__(self) -> Any:
@@ -124,12 +185,17 @@ def test_checkpoints_that_are_refused(tmp_path: Path, easydict: type) -> None:
     tensors = their_tensors()
     del tensors["encoder.layer.0.memory_updater.mz.weight"]
     for changes, message in (
-        ({"model": tensors}, "not a checkpoint of MART"),
-        ({"model": their_tensors() | {"encoder.r_w_bias": torch.zeros(2)}}, "unknown tensor"),
-        ({"model_cfg": easydict(**{**SIZES, "hidden_size": "wide"})}, "not a checkpoint of MART"),
-        ({"model_cfg": easydict(**{**SIZES, "max_v_len": 2})}, "not a checkpoint of MART"),
-        ({"model_cfg": 3}, "not a checkpoint of MART"),
-        ({"model": 3}, "not a checkpoint of MART"),
+        ({"model": tensors}, "not a checkpoint of the MART authors' code"),
+        ({"model": their_tensors() | {"encoder.r_w": torch.zeros(2)}}, "unknown tensor"),
+        ({"model": their_tensors() | {"encoder.r_w_bias": torch.zeros(2)}}, "'xl_grad'"),
+        ({"model": their_tensors() | {"decoder.out.weight": torch.zeros(10, 4)}}, "VanillaTransformer: Missing key"),
+        (
+            {"model_cfg": easydict(**{**SIZES, "hidden_size": "wide"})},
+            "not a checkpoint of the MART authors' code",
+        ),
+        ({"model_cfg": easydict(**{**SIZES, "max_v_len": 2})}, "not a checkpoint of the MART authors' code"),
+        ({"model_cfg": 3}, "not a checkpoint of the MART authors' code"),
+        ({"model": 3}, "not a checkpoint of the MART authors' code"),
         ({"model": their_tensors() | {"decoder.decoder.weight": torch.zeros(3, 4)}}, "out of bounds"),
         ({"model": their_tensors() | {"decoder.bias": torch.zeros(())}}, "too many indices"),
         ({"model": their_tensors() | {"decoder.bias": torch.full((10,), math.nan)}}, "finite numbers"),
