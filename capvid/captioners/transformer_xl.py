@@ -11,13 +11,13 @@ to the video and to the previous segment goes on where the video's ends. What is
 is described in :mod:`capvid.captioners.transformer`, the notation too; P are the previous segment's tokens.
 
 ``layout = "authors"`` follows the MART authors' code where it departs from the print. A segment has always
-``text_start`` tokens of video and ``text_length`` of text, [PAD] included, and distances count them all. The
-tokens of a previous segment, its [PAD] included, are all seen by a token if the one in its own place there
-is real, and else none of them. A key behind its query has the position term of the next query, for the
-distance that follows the greatest one backwards, and one place behind it has none: so their shift of rows
-reads on. The feed-forward layer has a ReLU; dropout falls on tokens twice, on the encodings, inside the
-feed-forward layer, and on the output. What remains different: encodings of video and text have dropout of
-their own, and u and v begin at 0, while theirs hold whatever was in memory.
+``text_start`` tokens of video and ``text_length`` of text, [PAD] included, and distances count them all. A
+token sees all tokens of the previous segment, [PAD] included, if the token at its own position there is real,
+and otherwise none. For a key behind the query, their shift of the position terms runs into the next row: one
+position behind, the term is 0; d behind, it is the next query's term for a distance of R + 1 - d, with R
+tokens in both segments. The feed-forward layer has a ReLU; dropout falls on tokens twice, on the encodings,
+inside the feed-forward layer, and on the output. What remains different: encodings of video and text have
+dropout of their own, and u and v begin at 0, while theirs hold whatever was in memory.
 """
 
 from __future__ import annotations
