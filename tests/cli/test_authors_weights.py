@@ -188,7 +188,10 @@ def test_checkpoints_that_are_refused(tmp_path: Path, easydict: type) -> None:
         ({"model": tensors}, "not a checkpoint of the MART authors' code"),
         ({"model": their_tensors() | {"encoder.r_w": torch.zeros(2)}}, "unknown tensor"),
         ({"model": their_tensors() | {"encoder.r_w_bias": torch.zeros(2)}}, "'xl_grad'"),
-        ({"model": their_tensors() | {"decoder.out.weight": torch.zeros(10, 4)}}, "VanillaTransformer"),
+        (
+            {"model": their_tensors() | {"decoder.out.weight": torch.zeros(10, 4)}},
+            "VanillaTransformer: Missing key",
+        ),
         (
             {"model_cfg": easydict(**{**SIZES, "hidden_size": "wide"})},
             "not a checkpoint of the MART authors' code",
