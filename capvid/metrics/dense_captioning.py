@@ -29,10 +29,10 @@ over videos; references stay in the order of their file, which is that of time f
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,6 +40,9 @@ from numpy.typing import NDArray
 from capvid.metrics.bleu import bleu_counts, bleu_of_counts
 from capvid.metrics.cider import SCALE, SIGMA
 from capvid.metrics.ngram_index import MAX_N, Floats, Ints, Order, ReferenceIndex, Shared
+
+if TYPE_CHECKING:  # METEOR needs packages that may be missing
+    from capvid.metrics.meteor.meteor_scorer import PairScorer
 
 THRESHOLDS = (0.3, 0.5, 0.7, 0.9)
 MAX_SEGMENTS = 1000  # per video, as in the evaluator
@@ -58,63 +61,6 @@ class TimedSentence(NamedTuple):
 Segments = Mapping[str, Sequence[TimedSentence]]  # by video
 
 
-class PairScorer:
-    """METEOR counts of pairs of sentences; its word lists are read once for all sentences.
-
-    Raises:
-        DataError: METEOR's word lists are not installed.
-        ImportError: a package that it needs is not installed.
-    """
-
-    def __init__(self, sentences: Iterable[str]) -> None:
-        # METEOR as it is scores a corpus of videos with several references each. The scores here pool the
-        # counts of other groups of sentences, so they use the parts of that module.
-        from capvid.metrics.meteor import meteor_scorer
-        from capvid.metrics.meteor.english import english
-
-        self._meteor: Any = meteor_scorer
-        language = english()
-        texts = {text: language.normalise(text.replace("|||", "")) for text in sentences}
-        self._tables = meteor_scorer._Tables(texts.values(), language)
-        self._captions = {
-            text: meteor_scorer._Caption(normalized, self._tables) for text, normalized in texts.items()
-        }
-        self._counts: dict[tuple[str, str], list[int]] = {}
-
-    def align(
-        self, videos: Iterable[str], predictions: Segments, annotators: Sequence[Segments], unmatched: str
-    ) -> None:
-        """Count the pairs of overlapping segments of videos, and each prediction with ``unmatched``."""
-        self._counts.clear()  # memory does not grow with the number of videos
-        for video in videos:
-            references = [segment for annotator in annotators for segment in annotator.get(video, ())]
-            own = predictions.get(video, ())
-            for (_, _, sentence), values in zip(own, overlaps(own, references), strict=True):
-                near = {references[other].sentence for other in np.flatnonzero(values).tolist()}
-                self._align(sentence, {*near, unmatched})
-
-    def _align(self, prediction: str, references: Iterable[str]) -> None:
-        own, index = self._captions[prediction], None
-        for reference in references:
-            other = self._captions[reference]
-            if (prediction, reference) in self._counts:
-                continue
-            if own.text == other.text:
-                counts = self._meteor._best(own, [other], self._tables)
-            else:
-                index = index or self._meteor._Prediction(own, self._tables)
-                counts = self._meteor._count(own, other, self._meteor.align(index.matches(other), own.length))
-            self._counts[prediction, reference] = counts
-
-    def counts(self, prediction: str, reference: str) -> list[int]:
-        """Return the counts of METEOR of an aligned pair; they may be added up over pairs."""
-        return self._counts[prediction, reference]
-
-    def score(self, counts: list[int]) -> float:
-        """Return the score (0 to 1) of counts, of a pair or summed over several."""
-        return float(self._meteor._score_counts(counts))
-
-
 def overlaps(predictions: Sequence[TimedSentence], references: Sequence[TimedSentence]) -> Floats:
     """Return the tIoU of each prediction with each reference, (P, R)."""
     start, end = np.array([each[:2] for each in predictions], dtype=float).reshape(-1, 2, 1).swapaxes(0, 1)
@@ -123,6 +69,17 @@ def overlaps(predictions: Sequence[TimedSentence], references: Sequence[TimedSen
     hull = np.maximum(end, other_end) - np.minimum(start, other_start)
     union = np.minimum(hull, (end - start) + (other_end - other_start))
     return np.asarray(shared / (union + 1e-8))  # as in the evaluator, also against division by 0
+
+
+def overlapping_pairs(
+    videos: Iterable[str], predictions: Segments, annotators: Sequence[Segments], unmatched: str
+) -> Iterator[tuple[str, set[str]]]:
+    """Yield each prediction and the references that it overlaps, among them ``unmatched``."""
+    for video in videos:
+        references = [segment for annotator in annotators for segment in annotator.get(video, ())]
+        own = predictions.get(video, ())
+        for (_, _, sentence), values in zip(own, overlaps(own, references), strict=True):
+            yield sentence, {unmatched, *(references[i].sentence for i in np.flatnonzero(values).tolist())}
 
 
 def dense_scores(
@@ -139,7 +96,7 @@ def dense_scores(
         videos: ids of the videos.
         predictions: predicted segments by video; those after the first 1000 of a video are ignored.
         annotators: segments of each annotator by video.
-        pair_scorer: METEOR, aligned for these videos; None leaves METEOR out.
+        pair_scorer: METEOR of :func:`overlapping_pairs` of these videos; None leaves METEOR out.
         version: version of the evaluator, one of :data:`UNMATCHED`.
 
     Returns:
@@ -289,7 +246,7 @@ def soda_c(
         videos: ids of the videos.
         predictions: predicted segments by video; videos without any have 0.
         annotators: segments of each annotator by video.
-        pair_scorer: METEOR, aligned for these videos.
+        pair_scorer: METEOR of :func:`overlapping_pairs` of these videos.
     """
     scores = []
     for video in videos:

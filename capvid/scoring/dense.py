@@ -27,10 +27,10 @@ from capvid.metrics.dense_captioning import (
     MAX_SEGMENTS,
     THRESHOLDS,
     UNMATCHED,
-    PairScorer,
     Segments,
     TimedSentence,
     dense_scores,
+    overlapping_pairs,
     soda_c,
 )
 from capvid.metrics.ngram_index import tokenize
@@ -156,6 +156,8 @@ def score_dense(
     own, *annotators = (_with_tokens(group, videos, tokens) for group in (own, *annotators))
     scorer = None
     try:
+        from capvid.metrics.meteor.meteor_scorer import PairScorer
+
         scorer = PairScorer({*tokens.values(), *UNMATCHED.values()})
     except (CapvidError, ImportError) as error:
         reason = error if isinstance(error, CapvidError) else "pip install 'capvid[meteor]'"
@@ -163,7 +165,7 @@ def score_dense(
     values, soda = [], []
     for block in _blocks(videos, own, annotators):
         if scorer is not None:
-            scorer.align(block, own, annotators, UNMATCHED[version])
+            scorer.align(overlapping_pairs(block, own, annotators, UNMATCHED[version]))
             soda.append(soda_c(block, own, annotators, scorer))
         values.append(dense_scores(block, own, annotators, pair_scorer=scorer, version=version))
     scores = {name: np.concatenate([one[name] for one in values]) for name in values[0]}

@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from capvid.metrics.dense_captioning import (
     THRESHOLDS,
     UNMATCHED,
-    PairScorer,
     Segments,
     TimedSentence,
     dense_scores,
     ordered_matching,
+    overlapping_pairs,
     soda_c,
 )
 from capvid.metrics.meteor import meteor_scorer
@@ -166,7 +166,7 @@ def check_against_definitions(
 ) -> None:
     videos = list(dict.fromkeys(video for annotator in annotators for video in annotator))
     sentences = {s.sentence for group in (own, *annotators) for each in group.values() for s in each}
-    scorer = PairScorer({*sentences, UNMATCHED[version]})
+    scorer = meteor_scorer.PairScorer({*sentences, UNMATCHED[version]})
     table = scorer._tables.paraphrases
     # The table of 5 million paraphrases is read once, not for each group of pairs.
     monkeypatch.setattr(
@@ -176,7 +176,7 @@ def check_against_definitions(
             phrase: [other for other in table[phrase] if other in phrases] for phrase in phrases & set(table)
         },
     )
-    scorer.align(videos, own, annotators, UNMATCHED[version])
+    scorer.align(overlapping_pairs(videos, own, annotators, UNMATCHED[version]))
     scores = dense_scores(videos, own, annotators, pair_scorer=scorer, version=version)
     expected = plain_scores(own, annotators, videos, UNMATCHED[version], with_meteor=True)
     assert list(scores) == list(expected)

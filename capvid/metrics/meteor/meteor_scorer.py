@@ -258,3 +258,44 @@ def meteor_scores(
         counts[video] = _best(_Caption(own[video], tables), captions, tables)
     corpus = [sum(column) for column in zip(*counts.values(), strict=True)]
     return _score_counts(corpus), {video: _score_counts(count) for video, count in counts.items()}
+
+
+class PairScorer:
+    """METEOR of single pairs, whose counts may be added up over groups of pairs.
+
+    The word lists are read once for all sentences, which are tokenized, tokens separated by single spaces.
+
+    Raises:
+        DataError: METEOR's word lists are not installed.
+    """
+
+    def __init__(self, sentences: Iterable[str]) -> None:
+        language = english()
+        texts = {text: language.normalise(text.replace("|||", "")) for text in sentences}
+        self._tables = _Tables(texts.values(), language)
+        self._captions = {text: _Caption(normalized, self._tables) for text, normalized in texts.items()}
+        self._counts: dict[tuple[str, str], Counts] = {}
+
+    def align(self, pairs: Iterable[tuple[str, Iterable[str]]]) -> None:
+        """Align predictions, each with its references; forget the pairs of the last call."""
+        self._counts.clear()  # memory does not grow with the number of videos
+        for prediction, references in pairs:
+            own, index = self._captions[prediction], None
+            for reference in references:
+                other = self._captions[reference]
+                if (prediction, reference) in self._counts:
+                    continue
+                if own.text == other.text:
+                    counts = _best(own, [other], self._tables)
+                else:
+                    index = index or _Prediction(own, self._tables)
+                    counts = _count(own, other, align(index.matches(other), own.length))
+                self._counts[prediction, reference] = counts
+
+    def counts(self, prediction: str, reference: str) -> Counts:
+        """Return the counts of an aligned pair."""
+        return self._counts[prediction, reference]
+
+    def score(self, counts: Counts) -> float:
+        """Return the score (0 to 1) of counts, of a pair or summed over several."""
+        return _score_counts(counts)
