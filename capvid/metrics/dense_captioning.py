@@ -74,7 +74,7 @@ def overlaps(predictions: Sequence[TimedSentence], references: Sequence[TimedSen
 def overlapping_pairs(
     videos: Iterable[str], predictions: Segments, annotators: Sequence[Segments], unmatched: str
 ) -> Iterator[tuple[str, set[str]]]:
-    """Yield each prediction and the references that it overlaps, among them ``unmatched``."""
+    """Yield the sentence of each prediction, with ``unmatched`` and those of the references it overlaps."""
     for video in videos:
         references = [segment for annotator in annotators for segment in annotator.get(video, ())]
         own = predictions.get(video, ())
