@@ -2,16 +2,15 @@ from __future__ import annotations
 
 import csv
 import json
-import os
 import re
 import shutil
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pysrt
 import pytest
+import signal_at
 from toy import Run, Toy, save_toy_captioner, write_video
 
 from capvid.cli.app import main
@@ -374,19 +373,12 @@ def test_invalid_model_folder_prints_one_error_line(
 def test_interrupt_prints_progress(toy: Toy, tmp_path: Path) -> None:
     for number in range(40):
         write_video(tmp_path / f"{number:02}.mp4", seed=number)
-    process = subprocess.Popen(
-        [sys.executable, "-m", "capvid", "caption", tmp_path, "--model", toy.model, "--batch-size", "1"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=os.environ | {"PYTHONUNBUFFERED": "1"},
-    )
-    assert process.stdout is not None
-    assert process.stdout.readline().startswith(str(tmp_path / "00.mp4"))
-    process.send_signal(signal.SIGINT)
-    stdout, stderr = process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert stderr == f"interrupted: {1 + len(stdout.splitlines())} of 40 captioned\n"
+    arguments = ["caption", tmp_path, "--model", toy.model, "--batch-size", 1]
+    command = signal_at.command(signal.SIGINT, "stdout", "\t", 2, *arguments)
+    completed = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (completed.returncode, completed.stderr) == (130, "interrupted: 2 of 40 captioned\n")
+    first, second = completed.stdout.splitlines()
+    assert first.startswith(f"{tmp_path / '00.mp4'}\t") and second.startswith(f"{tmp_path / '01.mp4'}\t")
 
 
 @pytest.mark.slow

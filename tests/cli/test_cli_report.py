@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import re
 import shutil
 import signal
@@ -15,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import signal_at
 from toy import Run, Toy, write_video
 
 from capvid.pipeline import load
@@ -156,23 +156,16 @@ def test_interrupted_run_writes_its_report(toy: Toy, tmp_path: Path) -> None:
     for number in range(40):
         write_video(tmp_path / f"{number:02}.mp4", seed=number)
     page = tmp_path / "p.html"
-    arguments = ["caption", tmp_path, "--model", toy.model, "--batch-size", "1", "--report", page]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "capvid", *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=os.environ | {"PYTHONUNBUFFERED": "1"},
-    )
-    assert process.stdout is not None
-    for _ in range(2):
-        process.stdout.readline()
+    arguments = ["caption", tmp_path, "--model", toy.model, "--batch-size", 1, "--report", page]
+    command = signal_at.command(signal.SIGSTOP, "stdout", "\t", 2, *arguments)
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    signal_at.wait_until_stopped(process)
     assert not page.exists()
-    process.send_signal(signal.SIGINT)
-    _, stderr = process.communicate(timeout=60)
+    signal_at.interrupt_stopped(process)
+    stdout, stderr = process.communicate(timeout=60)
     assert process.returncode == 130 and "Traceback" not in stderr
     assert "stopped before the end" in page.read_text(encoding="utf-8")
-    assert 1 <= len(report_videos(page)) < 40
+    assert len(report_videos(page)) == len(stdout.splitlines()) == 2
     assert not list(tmp_path.glob(".*"))
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -36,17 +34,12 @@ def test_sharded_run_resumes_after_kills_and_interrupts(toy: Toy, tmp_path: Path
     ]
     with CommandServer() as server:
         for number in range(3):
-            before = len(read_jsonl_shards(out))
-            process = server.start([*command, 2, "--output-dir", out], stderr=tmp_path / "stderr")
-            start = time.monotonic()
-            while len(read_jsonl_shards(out)) < min(13, before + 2):
-                assert time.monotonic() - start < 60
-                time.sleep(0.005)
-            with suppress(ProcessLookupError):
-                os.kill(process, signal.SIGINT if number == 1 else signal.SIGKILL)
-            code = server.wait()
+            ending = signal.SIGINT if number == 1 else signal.SIGKILL
+            at = {"number": ending, "event": "os.rename", "text": "captions-", "count": 2}
+            server.start([*command, 2, "--output-dir", out], stderr=tmp_path / "stderr", signal_at=at)
+            assert server.wait() == (130 if ending == signal.SIGINT else -ending)
             index_by_video(read_jsonl_shards(out))  # no duplicates
-            if number == 1 and code == 130:
+            if ending == signal.SIGINT:
                 stderr = (tmp_path / "stderr").read_text()
                 assert stderr.splitlines()[-1].startswith("interrupted: ")
                 assert stderr.endswith("; the same command goes on from there\n")

@@ -5,9 +5,7 @@ from __future__ import annotations
 import os
 import random
 import signal
-import time
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -63,14 +61,10 @@ def test_killed_runs_end_with_the_files_of_an_undisturbed_run(
         assert server.wait() == SOME_FAILED
         for _ in range(kills):
             finished = count()
-            process = server.start(command(toy, videos, out, "--batch-size", generator.choice(sizes)))
-            start = time.monotonic()
-            while finished < VIDEOS and count() == finished:
-                assert time.monotonic() - start < 60
-                time.sleep(0.002)
-            time.sleep(generator.uniform(0, 0.02))
-            with suppress(ProcessLookupError):  # it may have finished
-                os.kill(process, signal.SIGKILL)
+            kill = {"number": signal.SIGKILL, "event": "os.rename", "text": f".{suffix}", "count": 2}
+            kill["delay"] = generator.uniform(0, 0.02)
+            batch_size = generator.choice(sizes)
+            server.start(command(toy, videos, out, "--batch-size", batch_size), signal_at=kill)
             server.wait()
             progress.append(count() - finished)
             assert all(path.read_bytes().endswith(LAST_BYTES[suffix]) for path in out.rglob(f"*.{suffix}"))

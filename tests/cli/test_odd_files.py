@@ -7,9 +7,11 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
+import signal_at
 from odd_files import make_odd_files
 from toy import TIME
 
@@ -19,31 +21,37 @@ pytestmark = [
 ]
 
 
-def marked_processes(mark: str) -> list[int]:
-    """Return the ids of all processes with ``mark`` in their environment; empty outside Linux."""
-    pids = []
-    for entry in Path("/proc").iterdir() if Path("/proc/self/environ").exists() else ():
-        if entry.name.isdigit():
-            try:
-                if mark.encode() in (entry / "environ").read_bytes():
-                    pids.append(int(entry.name))
-            except OSError:
-                continue
-    return pids
+class Run:
+    """A ``capvid`` command that stops itself once (see :func:`signal_at.command`)."""
 
+    def __init__(self, mark: Path, event: str, text: str, count: int, *arguments: object) -> None:
+        self._mark = f"CAPVID_TEST_RUN={mark}"
+        self.process = subprocess.Popen(
+            signal_at.command(signal.SIGSTOP, event, text, count, *arguments),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "CAPVID_TEST_RUN": str(mark)},
+            start_new_session=True,
+        )
+        signal_at.wait_until_stopped(self.process)
 
-def child_processes(parent: int) -> list[int]:
-    """Return the ids of the running children of a process; empty outside Linux."""
-    pids = []
-    for entry in Path("/proc").iterdir() if Path("/proc/self/stat").exists() else ():
-        if entry.name.isdigit():
-            try:
-                fields = (entry / "stat").read_text(encoding="utf-8").rpartition(")")[2].split()
-            except OSError:
-                continue
-            if int(fields[1]) == parent and fields[0] != "Z":
-                pids.append(int(entry.name))
-    return pids
+    def count_processes(self) -> int:
+        """Count the processes of this run, itself included; 0 outside Linux."""
+        count = 0
+        for entry in Path("/proc").glob("[0-9]*/environ"):
+            with suppress(OSError):  # it ended, or is another user's
+                count += self._mark.encode() in entry.read_bytes()
+        return count
+
+    def finish(self) -> tuple[str, str]:
+        """Wait for the end, also of its workers; return what stood on stdout and stderr."""
+        stdout, stderr = self.process.communicate(timeout=250)
+        deadline = time.monotonic() + 10
+        while self.count_processes() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert not self.count_processes()
+        return stdout, stderr
 
 
 @pytest.fixture(scope="module")
@@ -60,26 +68,11 @@ def test_every_file_is_extracted_or_reported(odd_files: tuple[Path, dict[str, bo
     folder, expected = odd_files
     assert len(expected) >= 60
     out = tmp_path / "out"
-    extract = capvid_command(
-        "extract", folder, "--backbone", "colour-grid", "--frames", 4, "-o", out, "--timeout", 60
-    )
-    mark = f"CAPVID_TEST_RUN={tmp_path}"
-    environment = {**os.environ, "CAPVID_TEST_RUN": str(tmp_path)}
-    process = subprocess.Popen(
-        extract, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
-    )
-    # the workers may have decoded everything, and ended, before the first feature file is written
-    while Path("/proc/self/environ").exists() and len(marked_processes(mark)) < 2:
-        assert process.poll() is None
-        time.sleep(0.01)
-    while not list(out.glob("*.safetensors")):
-        assert process.poll() is None
-        time.sleep(0.01)
-    stdout, stderr = process.communicate(timeout=250)
-    deadline = time.monotonic() + 5
-    while marked_processes(mark) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert not marked_processes(mark)
+    extract = ["extract", folder, "--backbone", "colour-grid", "--frames", 4, "-o", out, "--timeout", 60]
+    run = Run(tmp_path, "os.rename", ".safetensors", 2, *extract)
+    assert len(list(out.glob("[!.]*.safetensors"))) == 1
+    run.process.send_signal(signal.SIGCONT)
+    stdout, stderr = run.finish()
     readable_count = sum(expected.values())
     lines = stderr.splitlines()
     reported = {
@@ -90,7 +83,7 @@ def test_every_file_is_extracted_or_reported(odd_files: tuple[Path, dict[str, bo
     }
     assert reported == {name for name, readable in expected.items() if not readable}, stderr
     assert stdout == ""
-    assert process.returncode == 3
+    assert run.process.returncode == 3
     assert TIME.sub("", lines[-1]) == f"{readable_count} extracted, {len(expected) - readable_count} failed"
     assert all(line.startswith(("error: ", "warning: ")) for line in lines[:-1]), stderr
     assert len([line for line in lines if line.startswith("error: ")]) == len(expected) - readable_count
@@ -98,7 +91,9 @@ def test_every_file_is_extracted_or_reported(odd_files: tuple[Path, dict[str, bo
     feature_files = list(out.rglob("*.safetensors"))
     assert len(feature_files) == readable_count and not list(out.rglob(".*"))
 
-    second_run = subprocess.run(extract, capture_output=True, text=True, timeout=250, check=False)
+    second_run = subprocess.run(
+        capvid_command(*extract), capture_output=True, text=True, timeout=250, check=False
+    )
     assert second_run.returncode == 3
     assert second_run.stderr.splitlines()[-1] == (
         f"0 extracted, {readable_count} skipped (already done), {len(expected) - readable_count} failed"
@@ -120,42 +115,28 @@ def test_interrupt_leaves_no_process(odd_files: tuple[Path, dict[str, bool]], tm
     readable = next(folder / name for name, is_readable in expected.items() if is_readable)
     for number in range(1000):  # a second of work or more, to be interrupted in
         os.link(readable, copies / f"{number}{readable.suffix}")
-    extract = capvid_command(
-        "extract", folder, copies, "--backbone", "colour-grid", "-o", tmp_path / "out", "--workers", 3
-    )
-    process = subprocess.Popen(
-        extract, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
-    )
-    while not list((tmp_path / "out").rglob("*.safetensors")):
-        assert process.poll() is None
-        time.sleep(0.01)
-    worker_pids = child_processes(process.pid)
-    assert worker_pids or not Path("/proc/self/stat").exists()
-    process.send_signal(signal.SIGINT)
-    _, stderr = process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert b"Traceback" not in stderr
-    deadline = time.monotonic() + 10
-    while any(Path(f"/proc/{pid}").exists() for pid in worker_pids) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert not any(Path(f"/proc/{pid}").exists() for pid in worker_pids)
-    assert not list((tmp_path / "out").rglob(".*"))
-    assert len(list((tmp_path / "out").rglob("*.safetensors"))) < sum(expected.values()) + 1000
+    out = tmp_path / "out"
+    extract = ["extract", folder, copies, "--backbone", "colour-grid", "-o", out, "--workers", 3]
+    run = Run(tmp_path, "os.rename", ".safetensors", 2, *extract)
+    assert len(list(out.glob("[!.]*.safetensors"))) == 1
+    assert run.count_processes() > 1 or not Path("/proc/self/environ").exists()
+    signal_at.interrupt_stopped(run.process)
+    _, stderr = run.finish()
+    assert run.process.returncode == 130
+    assert "Traceback" not in stderr
+    assert not list(out.rglob(".*"))
+    assert len(list(out.rglob("*.safetensors"))) < sum(expected.values()) + 1000
 
 
-def test_closed_output_pipe_leaves_no_process(odd_files: tuple[Path, dict[str, bool]]) -> None:
+def test_closed_output_pipe_leaves_no_process(
+    odd_files: tuple[Path, dict[str, bool]], tmp_path: Path
+) -> None:
     folder, _ = odd_files
-    process = subprocess.Popen(
-        capvid_command("caption", folder, "--batch-size", 1), stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
-    assert process.stdout is not None
-    assert process.stdout.readline()
-    worker_pids = child_processes(process.pid)
-    process.stdout.close()
-    _, stderr = process.communicate(timeout=60)
-    assert process.returncode == 141
-    assert all(line.startswith((b"error: ", b"warning: ")) for line in stderr.splitlines())
-    deadline = time.monotonic() + 10
-    while any(Path(f"/proc/{pid}").exists() for pid in worker_pids) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert not any(Path(f"/proc/{pid}").exists() for pid in worker_pids)
+    run = Run(tmp_path, "stdout", "\t", 1, "caption", folder, "--batch-size", 1)
+    assert run.process.stdout is not None
+    assert run.process.stdout.readline()
+    run.process.stdout.close()
+    run.process.send_signal(signal.SIGCONT)
+    _, stderr = run.finish()
+    assert run.process.returncode == 141
+    assert all(line.startswith(("error: ", "warning: ")) for line in stderr.splitlines())

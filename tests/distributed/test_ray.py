@@ -18,6 +18,7 @@ from typing import Any
 import forked
 import psutil
 import pytest
+import signal_at
 from s3_server import FlakyS3
 from webdataset_reader import read_webdataset
 
@@ -79,17 +80,12 @@ def environment() -> dict[str, str]:
     return {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
-def start(*arguments: object) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "capvid", *map(str, arguments)]
+def start_until_first_shard(number: int, *arguments: object) -> subprocess.Popen[str]:
+    """Start a command that sends itself a signal when the first shard is reported to it."""
+    command = signal_at.command(number, "pickle.find_class", "capvid.output.shards", 1, *arguments)
     return subprocess.Popen(
         command, cwd=ROOT, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
-
-
-def finished(process: subprocess.Popen[str]) -> tuple[int, str]:
-    """The exit code of a command, and what it said."""
-    _, said = process.communicate(timeout=500)
-    return process.returncode, said
 
 
 def run(*arguments: object) -> tuple[int, str]:
@@ -104,11 +100,10 @@ def records(folder: Path) -> list[dict[str, Any]]:
     return sorted(map(json.loads, lines), key=lambda record: record["video"])
 
 
-def wait_for(condition: Callable[[], Any], process: subprocess.Popen[str] | None = None) -> Any:
-    """Wait until there is something, while a command runs, if one is given."""
+def wait_for(condition: Callable[[], Any]) -> Any:
+    """Wait until there is something."""
     end = time.monotonic() + 300
     while not (found := condition()):
-        assert process is None or process.poll() is None, process.communicate()
         assert time.monotonic() < end
         time.sleep(0.05)
     return found
@@ -188,22 +183,23 @@ def test_runs_that_die_lose_nothing_and_double_nothing(
     def shards() -> dict[str, bytes]:
         return {path.name: path.read_bytes() for path in out.glob("captions-*.jsonl")}
 
-    process = start(*command)
-    wait_for(shards, process)
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
+    process = start_until_first_shard(signal.SIGKILL, *command)
+    _, said = process.communicate(timeout=500)
+    assert process.returncode == -signal.SIGKILL, said
     wait_for(lambda: not nodes.actors())  # a shard may be on its way
     before, done = shards(), records(out)
-    assert 5 <= len(done) <= 130, "it was not killed at work"
+    assert 5 <= len(done) <= 130
 
-    process = start(*command)
+    process = start_until_first_shard(signal.SIGSTOP, *command)
     for kind in ("Decoding", "Computing"):
-        actors: list[psutil.Process] = wait_for(partial(nodes.actors, kind), process)
+        actors: list[psutil.Process] = wait_for(partial(nodes.actors, kind))
         actors[0].kill()
-    wait_for(lambda: len(shards()) > len(before), process)
-    assert len(shards()) < 30, "it was over already"
+    signal_at.wait_until_stopped(process)
+    assert len(before) < len(shards()) < 30
     nodes.cluster.remove_node(nodes.second, allow_graceful=False)
-    code, said = finished(process)
+    process.send_signal(signal.SIGCONT)
+    _, said = process.communicate(timeout=500)
+    code = process.returncode
     *errors, last = said.splitlines()
     good = sum(record["status"] == "ok" for record in done)
     assert last.startswith(f"{140 - good} captioned") and f"{len(done)} skipped (already done)" in last, said

@@ -4,7 +4,6 @@ import json
 import os
 import random
 import signal
-import time
 from pathlib import Path
 from typing import Any
 
@@ -153,18 +152,12 @@ def test_killed_and_resumed_run_equals_an_undisturbed_one(tmp_path: Path) -> Non
         return ["train", "m3-small", *files, *options, *run_options]
 
     generator, kills = random.Random(7), 0
-    state = tmp_path / "killed" / "last" / STATE
     with CommandServer("torch._dynamo") as server:  # imported by optimizers
         server.start(command("undisturbed"))
         assert server.wait() == 0
         for _ in range(KILLS):
-            last_mtime = state.stat().st_mtime_ns if state.exists() else 0
-            process, start = server.start(command("killed")), time.monotonic()
-            while not state.exists() or state.stat().st_mtime_ns == last_mtime:
-                assert time.monotonic() - start < 60
-                time.sleep(0.002)
-            time.sleep(generator.uniform(0, 0.1))
-            os.kill(process, signal.SIGKILL)
+            kill = {"number": signal.SIGKILL, "event": "os.rename", "text": STATE, "count": 2}
+            server.start(command("killed"), signal_at={**kill, "delay": generator.uniform(0, 0.1)})
             kills += server.wait() == -signal.SIGKILL
         assert kills == KILLS  # each kill hit a working process
         server.start(command("killed"))

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import pickle
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import forked
 import numpy as np
 import pytest
+import signal_at
 import torch
 from hub_server import COMMIT, FakeHub, environment
 from tiny_chat_models import CHAT_MODELS
@@ -401,19 +400,18 @@ def test_on_the_command_line(
 
 @pytest.mark.slow
 def test_a_killed_run_is_resumed(folders: dict[str, Path], clips: list[Path], tmp_path: Path) -> None:
-    def command(folder: Path) -> list[str]:
-        arguments = ["caption", *clips, "--model", folders["gemma3"], "--max-length", 6, "--workers", 1]
-        arguments += ["--batch-size", 1, "--output-dir", folder]
-        return [sys.executable, "-m", "capvid", *map(str, arguments)]
+    def arguments(folder: str) -> list[str]:
+        options = ["--max-length", 6, "--workers", 1, "--batch-size", 1, "--output-dir", tmp_path / folder]
+        return list(map(str, ["caption", *clips, "--model", folders["gemma3"], *options]))
 
-    subprocess.run(command(tmp_path / "expected"), check=True, capture_output=True)
-    process = subprocess.Popen(command(tmp_path / "actual"), stderr=subprocess.PIPE, start_new_session=True)
-    while process.poll() is None and not list(tmp_path.glob("actual/*.txt")):
-        time.sleep(0.01)
-    os.killpg(process.pid, signal.SIGKILL)
-    process.communicate()
-    done = subprocess.run(command(tmp_path / "actual"), check=True, capture_output=True, text=True)
-    assert "already done" in done.stderr
+    def run(*command: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(command, capture_output=True, text=True, check=False)
+
+    assert run(sys.executable, "-m", "capvid", *arguments("expected")).returncode == 0
+    killed = run(*signal_at.command(signal.SIGKILL, "os.rename", ".txt", 2, *arguments("actual")))
+    assert killed.returncode == -signal.SIGKILL and len(list(tmp_path.glob("actual/*.txt"))) == 1
+    done = run(sys.executable, "-m", "capvid", *arguments("actual"))
+    assert done.returncode == 0 and "1 skipped (already done)" in done.stderr
     expected, actual = (
         {path.name: path.read_bytes() for path in (tmp_path / name).glob("*.txt")}
         for name in ("expected", "actual")

@@ -5,15 +5,18 @@ from __future__ import annotations
 import base64
 import email.utils
 import io
+import itertools
 import json
 import math
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -193,22 +196,32 @@ def test_an_answer_without_end(
         with suppress(OSError):
             while True:
                 handler.wfile.write(b" ")
-                time.sleep(0.02)
         return True
 
     server.misbehave = drip
     monkeypatch.setattr(endpoint, "TRIES", 2)
+    model = endpoint.ServedModel(server.url, timeout=60)
+    with monkeypatch.context() as patch:
+        clock = SimpleNamespace(monotonic=itertools.count(step=25).__next__, sleep=lambda seconds: None)
+        patch.setattr(endpoint, "time", clock)  # reading a part takes 25 seconds
+        with pytest.raises(endpoint.EndpointError, match=r"the answer takes too long.*tried 2 times"):
+            model._request("chat/completions", {"messages": [{"content": []}]})
     monkeypatch.setattr(endpoint, "_MAX_ANSWER", 1000)
-    model = endpoint.ServedModel(server.url, timeout=0.3)
-    with pytest.raises(endpoint.EndpointError, match=r"the answer takes too long.*tried 2 times"):
-        model._request("chat/completions", {"messages": [{"content": []}]})
     server.misbehave = lambda handler, body: handler.send(b" " * 1001, 200) or True
     with pytest.raises(endpoint.EndpointError, match="the answer is too large"):
         model._request("chat/completions", {"messages": [{"content": []}]})
 
 
 def test_requests_are_concurrent_and_answers_in_order(server: ChatServer, clips: list[Path]) -> None:
-    server.delay = 0.3
+    at_once = threading.Event()
+
+    def gather(handler: Any, body: dict[str, Any]) -> bool:
+        if server.active >= 3:
+            at_once.set()
+        at_once.wait(2)  # in vain in the first batch: it has the videos that were decoded at once
+        return False
+
+    server.misbehave = gather
     assert texts(server, clips * 2, batch_size=5) == EXPECTED * 2
     assert 3 <= server.most <= 5
 
