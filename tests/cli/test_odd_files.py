@@ -45,7 +45,7 @@ class Run:
         return count
 
     def finish(self) -> tuple[str, str]:
-        """Wait for the end, also of its workers; return what stood on stdout and stderr."""
+        """Wait for the end, also of its workers; return what they wrote to stdout and stderr."""
         stdout, stderr = self.process.communicate(timeout=250)
         deadline = time.monotonic() + 10
         while self.count_processes() and time.monotonic() < deadline:
@@ -113,7 +113,7 @@ def test_interrupt_leaves_no_process(odd_files: tuple[Path, dict[str, bool]], tm
     copies = tmp_path / "copies"
     copies.mkdir()
     readable = next(folder / name for name, is_readable in expected.items() if is_readable)
-    for number in range(1000):  # a second of work or more, to be interrupted in
+    for number in range(1000):  # far more than is decoded before the first file is written
         os.link(readable, copies / f"{number}{readable.suffix}")
     out = tmp_path / "out"
     extract = ["extract", folder, copies, "--backbone", "colour-grid", "-o", out, "--workers", 3]
