@@ -4,8 +4,8 @@ Szegedy et al., Going Deeper with Convolutions, CVPR 2015 (arXiv:1409.4842), in 
 zoo: local response normalisation, no batch normalisation, pooling sizes rounded up.
 
 It runs without gradients, in float32, float16 or bfloat16. For speed on CPUs, memory is channels-last, the
-large maps at the start are computed image by image, max-pooling compares shifted slices, and 1 x 1
-convolutions of the same input are one matrix product.
+large maps at the start are computed image by image, and 1 x 1 convolutions of the same input are one matrix
+product.
 
 Notation for tensor shapes: N images, C channels, H x W pixels, p locations of maps.
 """
@@ -34,9 +34,6 @@ _INCEPTIONS: dict[str, tuple[int, int, int, int, int, int, int]] = {
     "5b": (832, 384, 192, 384, 48, 128, 128),
 }
 _POOL_BEFORE = ("4a", "5a")
-_NORM_SIZE, _NORM_ALPHA = 5, 1e-4  # channels in a sum of squares, weight of their mean
-# elements that are pooled at once, and normalised at once by a thread: they fit into a core's cache
-_POOL_BLOCK, _NORM_BLOCK = 300_000, 1 << 16
 LAYERS = ("inception_5b/output", "pool5/7x7_s1", "loss3/classifier")
 
 
@@ -75,8 +72,7 @@ class GoogLeNet(nn.Module):
         """
         images = images.contiguous(memory_format=torch.channels_last)
         chunk_size = 1 if images.device.type == "cpu" else max(1, len(images))
-        norm = LocalResponseNorm(images.device)
-        x = torch.cat([self._stem(chunk, norm) for chunk in images.split(chunk_size)])  # (N, 192, 28, 28)
+        x = torch.cat([self._stem(chunk) for chunk in images.split(chunk_size)])  # (N, 192, 28, 28)
         for name in _INCEPTIONS:
             x = self._inception(name, max_pool(x) if name in _POOL_BEFORE else x)
         pooled = F.avg_pool2d(x, 7, stride=1).flatten(1)  # (N, 1024, 7, 7) to (N, 1024)
@@ -85,13 +81,13 @@ class GoogLeNet(nn.Module):
             outputs["loss3/classifier"] = self.loss3_classifier(pooled)
         return {layer: outputs[layer] for layer in layers}
 
-    def _stem(self, images: Tensor, norm: LocalResponseNorm) -> Tensor:
+    def _stem(self, images: Tensor) -> Tensor:
         """Compute the layers before the inception modules: (n, 3, H, W) to (n, 192, 28, 28)."""
         # ReLU and max-pooling commute, and the pooled map is smaller
         x = F.relu_(max_pool(self.get_submodule("conv1_7x7_s2")(images)))  # (n, 64, 56, 56)
-        x = F.relu_(self._linear(norm(x), "conv2_3x3_reduce"))
+        x = F.relu_(self._linear(local_response_norm(x), "conv2_3x3_reduce"))
         x = F.relu_(self.get_submodule("conv2_3x3")(x))  # (n, 192, 56, 56)
-        return max_pool(norm(x))
+        return max_pool(local_response_norm(x))
 
     def _inception(self, name: str, x: Tensor) -> Tensor:
         """Compute an inception module; the ReLU of each branch writes into a slice of the output."""
@@ -121,101 +117,25 @@ def max_pool(x: Tensor, *, stride: int = 2) -> Tensor:
     """Take the maximum over 3 x 3 windows, as Caffe does.
 
     Args:
-        x: (N, C, H, W), H and W at least 3; in half precision maxima must be neither negative nor NaN.
+        x: (N, C, H, W), H and W at least 3.
         stride: 2, where windows may extend beyond the edge, or 1, where each pixel is the centre of a window.
 
     Returns:
         (N, C, H // 2, W // 2), or (N, C, H, W) with stride 1.
     """
-    half = x.element_size() == 2
-    if x.device.type != "cpu" or (stride == 2 and not half):
-        return F.max_pool2d(x, 3, stride, padding=2 - stride, ceil_mode=stride == 2)
-    rows, columns = (side if stride == 1 else side // 2 for side in x.shape[2:])
-    shape = (*x.shape[:2], rows, columns)
-    pooled = torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
-    # non-negative floats are ordered like the integers with the same bits, which are faster to compare
-    source, target = (y.view(torch.int16) if half else y for y in (x, pooled))
-    maxima = _maxima if stride == 2 else _centred_maxima
-    chunk_size = _POOL_BLOCK * len(x) // max(1, x.numel()) or 1
-    for images, out in zip(source.split(chunk_size), target.split(chunk_size), strict=True):
-        by_column = torch.empty_like(images[:, :, :rows])
-        maxima(images.transpose(0, 2), by_column.transpose(0, 2))
-        maxima(by_column.transpose(0, 3), out.transpose(0, 3))
-    return pooled
+    return F.max_pool2d(x, 3, stride, padding=2 - stride, ceil_mode=stride == 2)
 
 
-def _maxima(x: Tensor, out: Tensor) -> None:
-    """Take the maxima of windows of 3 at stride 2 along the first dimension; the last may have only 2."""
-    torch.maximum(x[: 2 * len(out) : 2], x[1::2], out=out)
-    third = x[2::2]
-    complete = out[: len(third)]
-    torch.maximum(complete, third, out=complete)
-
-
-def _centred_maxima(x: Tensor, out: Tensor) -> None:
-    """Take the maximum of each element and its neighbours along the first dimension."""
-    pairs = torch.maximum(x[:-1], x[1:])
-    torch.maximum(pairs[:-1], pairs[1:], out=out[1:-1])
-    out[0] = pairs[0]
-    out[-1] = pairs[-1]
-
-
-class LocalResponseNorm:
-    """Division by (1 + alpha / 5 * sum of squares over 5 neighbouring channels) ** 0.75, in float32.
-
-    It is computed in blocks of locations that fit into a CPU's cache.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self.blocks: dict[tuple[int, int], _NormBlock] = {}
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """Normalise x (N, C, H, W), in place if its memory is channels-last."""
-        x = x.contiguous(memory_format=torch.channels_last)
-        channels, locations, num_blocks = x.shape[1], x.numel() // x.shape[1], 1
-        if self.device.type == "cpu":
-            num_blocks += x.numel() // (_NORM_BLOCK * torch.get_num_threads())
-        for rows in x.permute(0, 2, 3, 1).view(-1, channels).split(max(1, -(-locations // num_blocks))):
-            shape = (len(rows), channels)
-            if shape not in self.blocks:
-                self.blocks[shape] = _NormBlock(*shape, self.device)
-            self.blocks[shape].normalise_(rows)
-        return x
-
-
-class _NormBlock:
-    """Buffers for normalising p locations of C channels, and the slices of them that are summed.
-
-    A row has C + 4 numbers, so that sums along all rows at once do not mix the channels of two locations.
-    """
-
-    def __init__(self, locations: int, channels: int, device: torch.device) -> None:
-        width, side = channels + _NORM_SIZE - 1, _NORM_SIZE // 2
-        # each square includes a fifth of the 1 that is added to their sum; the padding consists of it alone
-        self.share = torch.full((), 1 / _NORM_SIZE, device=device)
-        self.converted = torch.empty(locations, channels, device=device)
-        squares = torch.full((locations * width,), 1 / _NORM_SIZE, device=device)
-        self.root, self.total = pairs, total = torch.ones((2, locations * width), device=device)
-        self.squares = squares.view(-1, width)[:, side:-side]
-        self.two = squares[:-1], squares[1:], pairs[:-1]
-        self.four = pairs[:-3], pairs[2:-1], total[:-3]
-        self.five = total[:-4], squares[4:]
-        self.by_location = total.view(-1, width)[:, :channels]
-
-    def normalise_(self, x: Tensor) -> None:
-        """Normalise x (p, C) in place."""
-        values = x if x.dtype == torch.float32 else self.converted.copy_(x)
-        torch.addcmul(self.share, values, values, value=_NORM_ALPHA / _NORM_SIZE, out=self.squares)
-        torch.add(*self.two[:2], out=self.two[2])
-        torch.add(*self.four[:2], out=self.four[2])
-        self.five[0].add_(self.five[1])
-        # sum ** 0.75 by two square roots, which are much faster than a power
-        torch.sqrt(self.total, out=self.root)
-        self.total.mul_(self.root).sqrt_()
-        values.div_(self.by_location)
-        if values is not x:
-            x.copy_(values)
+def local_response_norm(x: Tensor) -> Tensor:
+    """Divide x (N, C, H, W) by (1 + 1e-4 / 5 * sum of 5 neighbouring channels' squares) ** 0.75, in float32."""
+    squares = F.pad(x.float().square(), (0, 0, 0, 0, 2, 2))  # (N, C + 4, H, W)
+    channels = x.shape[1]
+    total = torch.ones((), device=x.device)
+    for shift in range(5):
+        total = total + 1e-4 / 5 * squares[:, shift : shift + channels]
+    root = total.sqrt()
+    # sum ** 0.75 by two square roots, which are much faster than a power
+    return (x / (root * root.sqrt())).to(x.dtype)
 
 
 @NETWORKS.register("googlenet")
