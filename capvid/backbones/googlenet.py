@@ -127,7 +127,7 @@ def max_pool(x: Tensor, *, stride: int = 2) -> Tensor:
 
 
 def local_response_norm(x: Tensor) -> Tensor:
-    """Divide x (N, C, H, W) by (1 + 1e-4 / 5 * sum of 5 neighbouring channels' squares) ** 0.75, in float32."""
+    """Divide x (N, C, H, W) by (1 + 1e-4 / 5 * sum of 5 neighbouring squares) ** 0.75, in float32."""
     squares = F.pad(x.float().square(), (0, 0, 0, 0, 2, 2))  # (N, C + 4, H, W)
     channels = x.shape[1]
     total = torch.ones((), device=x.device)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import logging
-import os
-import struct
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 from capvid.errors import TrainingError, UsageError
 from capvid.utils.files import atomic_path
@@ -19,6 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from optuna.trial import FrozenTrial
     from tensorboardX.proto.event_pb2 import Event
+    from tensorboardX.record_writer import RecordWriter
 
     from capvid.training.recipe import Recipe
 
@@ -96,14 +95,17 @@ class Reporters(Reporter):
 
 EVENTS = "events"
 _NAME = "events.out.tfevents.{:06d}"  # TensorBoard reads files in the order of their names
-_HEAD, _TAIL = 12, 4  # bytes before an event (its length and a checksum), and after it (a checksum)
 
 
 class Events(Reporter):
     """Reporter that writes TensorBoard events.
 
     Tags are ``steps/...`` (the loss is the mean of the epoch so far), ``epochs/...`` and ``test/...``. A new
-    run removes the events of an older one; a resumed run adds a file.
+    run removes the events of an older one; a resumed run adds a file, whose start makes TensorBoard discard
+    the later steps of older files.
+
+    Records are written at once. ``tensorboardX.SummaryWriter`` writes them in a thread: on a full disk that
+    thread dies, and training waits forever for its queue.
 
     Args:
         folder: folder of the files; created if needed.
@@ -112,36 +114,35 @@ class Events(Reporter):
 
     def __init__(self, folder: Path, *, every: float = 1.0) -> None:
         self.folder, self.every = folder, every
-        self._file: IO[bytes] | None = None
+        self._writer: RecordWriter | None = None
         self._batches = self._step = 0
-        self._written = -every
+        self._last_write = -every
 
     def close(self) -> None:
         """Close the file."""
-        if self._file is not None:
-            self._file.close()
+        if self._writer is not None:
+            self._writer.close()
 
     def started(self, *, batches: int, epoch: int, batch: int, **counts: int) -> None:
-        """Begin a file, and remove later steps from older files."""
+        """Begin a file, and remove the files of an older run."""
         from tensorboardX.proto.event_pb2 import Event, SessionLog
+        from tensorboardX.record_writer import RecordWriter
 
         self._batches = batches
         self._step = (epoch - 1) * batches + batch
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             older = sorted(self.folder.glob("events.out.tfevents.*"))
-            for path in older:
-                if self._step:
-                    _cut(path, self._step)
-                else:
+            if not self._step:
+                for path in older:
                     path.unlink()
+                older = []
             numbers = [int(path.suffix[1:]) for path in older if path.suffix[1:].isdecimal()]
-            number = 1 + max(numbers, default=0) if self._step else 1
-            self._file = (self.folder / _NAME.format(number)).open("xb", buffering=0)
+            self._writer = RecordWriter(str(self.folder / _NAME.format(1 + max(numbers, default=0))))
         except OSError as error:
-            raise self._failed(error) from error
-        self._write(Event(file_version="brain.Event:2"), step=0)
-        self._write(Event(session_log=SessionLog(status=SessionLog.START)), step=self._step + 1)
+            raise self._failure(error) from error
+        version = Event(file_version="brain.Event:2")
+        self._write(version, Event(session_log=SessionLog(status=SessionLog.START)), step=self._step + 1)
 
     def stepped(
         self, *, epoch: int, batch: int, loss: float, captions_per_second: float, learning_rate: float
@@ -149,8 +150,8 @@ class Events(Reporter):
         """Write a point, unless the last one was written less than ``every`` seconds ago."""
         self._step = (epoch - 1) * self._batches + batch
         now = time.monotonic()
-        if now - self._written >= self.every or batch == self._batches:
-            self._written = now
+        if now - self._last_write >= self.every or batch == self._batches:
+            self._last_write = now
             rates = {"captions_per_second": captions_per_second, "learning_rate": learning_rate}
             self._scalars("steps", {"loss": loss, **rates}, self._step)
 
@@ -185,44 +186,21 @@ class Events(Reporter):
         ]
         self._write(Event(summary=Summary(value=points)), step=step)
 
-    def _write(self, event: Event, *, step: int) -> None:
-        """Append an event: its length and bytes, each followed by a checksum."""
-        from tensorboardX.record_writer import masked_crc32c
-
-        assert self._file is not None, "started comes first"
-        event.wall_time, event.step = time.time(), step
-        data = event.SerializeToString()
-        length = struct.pack("<Q", len(data))
-        record = b"".join(part + struct.pack("<I", masked_crc32c(part)) for part in (length, data))
+    def _write(self, *events: Event, step: int) -> None:
+        assert self._writer is not None, "started comes first"
         try:
-            while record:  # a nearly full disk may take a part only
-                record = record[self._file.write(record) :]
+            for event in events:
+                event.wall_time, event.step = time.time(), step
+                self._writer.write(event.SerializeToString())
+            self._writer.flush()
         except OSError as error:
-            raise self._failed(error) from error
+            raise self._failure(error) from error
 
-    def _failed(self, error: OSError) -> TrainingError:
+    def _failure(self, error: OSError) -> TrainingError:
         return TrainingError(
             f"{self.folder}: events cannot be written ({error.strerror})",
-            remedy="make room or the folder writable, and go on with --resume",
+            remedy="free disk space or make the folder writable, then continue with --resume",
         )
-
-
-def _cut(path: Path, step: int) -> None:
-    """Truncate a file after its last whole event up to ``step``."""
-    from google.protobuf.message import DecodeError
-    from tensorboardX.proto.event_pb2 import Event
-
-    data, kept = path.read_bytes(), 0
-    while kept + _HEAD <= len(data):
-        (length,) = struct.unpack_from("<Q", data, kept)
-        end = kept + _HEAD + length + _TAIL
-        try:
-            if end > len(data) or Event.FromString(data[kept + _HEAD : end - _TAIL]).step > step:
-                break
-        except DecodeError:
-            break
-        kept = end
-    os.truncate(path, kept)
 
 
 SUFFIXES = (".eps", ".jpeg", ".jpg", ".pdf", ".png", ".ps", ".svg", ".tif", ".tiff", ".webp")
