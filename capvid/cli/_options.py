@@ -54,7 +54,7 @@ PANELS = {  # panels of --help: parameters of caption, extract, train and score
     "Input": (
         *("from_file", "column", "recursive", "shard", "data", "skip_bad", "features", "videos", "values"),
         *("model", "weights", "backbone", "layer", "frames", "sampling", "max_frames", "clean", "views"),
-        *("segments", "references_format", "missing", "encoder", "self_critical", "teachers", "settings"),
+        *("segments", "references_format", "missing", "encoder", "self_critical", "settings"),
         "list_recipes",
     ),
     "Output": (

@@ -91,13 +91,6 @@ def train(
         metavar="RUN",
         help="Fine-tune the captioner of this run on CIDEr-D, by the recipe's section self_critical.",
     ),
-    teachers: list[Path] | None = typer.Option(
-        None,
-        "--teacher",
-        metavar="RUN",
-        help="Distillation: learn the next-word probabilities of this run, which was trained on the same "
-        "data with training.soft_targets. May be repeated: the mean of an ensemble.",
-    ),
     search: int | None = typer.Option(
         None,
         min=1,
@@ -207,7 +200,6 @@ def train(
             weights=weights,
             device=device,
             self_critical=self_critical,
-            teachers=teachers or [],
             search=search,
             resume=resume,
             overwrite=overwrite,

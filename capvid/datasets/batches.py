@@ -38,7 +38,6 @@ class Example:
     captions: tuple[list[int], ...]
     reader: Callable[[str], Tensor]
     key: str = ""  # of the augmented view; empty for the video itself
-    soft: Sequence[tuple[Tensor, Tensor]] = ()  # per caption, words and probabilities (L + 1, k) to learn
 
     @property
     def frames(self) -> Tensor:
@@ -232,7 +231,6 @@ class Batch:
         paragraphs: all paragraphs of each video as tokens, the one in ``inputs`` first.
         remembered: sentences (B, S - 1, L), from the start token on, for the memory of later segments; None
             uses those of ``inputs``.
-        soft: words and probabilities (N, k) to learn at the N real targets, row by row; None without any.
     """
 
     features: Tensor
@@ -241,7 +239,6 @@ class Batch:
     targets: Tensor
     paragraphs: Sequence[Sequence[Sequence[list[int]]]] = ()
     remembered: Tensor | None = None
-    soft: tuple[Tensor, Tensor] | None = None
 
     def __len__(self) -> int:
         return len(self.targets)
@@ -253,8 +250,6 @@ class Batch:
         rest: dict[str, Any] = {
             name: getattr(self, name).to(device, non_blocking=True) for name in ("mask", "inputs", "targets")
         }
-        if self.soft is not None:
-            rest["soft"] = tuple(tensor.to(device, non_blocking=True) for tensor in self.soft)
         return replace(self, features=features if maps else features.float(), **rest)
 
 
@@ -296,7 +291,7 @@ class Plan(Generic[_Example]):
 
         def read_without_words() -> Batch:
             batch = self.make(self.rows[:1])
-            return replace(batch, targets=torch.full_like(batch.targets, PAD), soft=None)
+            return replace(batch, targets=torch.full_like(batch.targets, PAD))
 
         return read_without_words
 
@@ -390,12 +385,7 @@ class TrainingBatches(_Batches[Example]):
 
     def _make_batch(self, rows: Sequence[Row[Example]]) -> Batch:
         features, mask = pad_frames([row.example.frames[row.frames] for row in rows])
-        tokens = teacher_tokens([row.example.captions[row.choice] for row in rows])
-        soft = [row.example.soft[row.choice] for row in rows if row.example.soft]
-        if not soft:
-            return Batch(features, mask, *tokens)
-        words, probabilities = (torch.cat(parts) for parts in zip(*soft, strict=True))
-        return Batch(features, mask, *tokens, soft=(words.long(), probabilities.float()))
+        return Batch(features, mask, *teacher_tokens([row.example.captions[row.choice] for row in rows]))
 
 
 class ParagraphBatches(_Batches[ParagraphExample]):

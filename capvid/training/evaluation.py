@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,13 +18,11 @@ from capvid.captioners.base import Captioner, ParagraphCaptioner
 from capvid.captioners.checkpoint import Checkpoint, limited, load_checkpoint, save_info
 from capvid.captioners.layers import pad_frames, pad_segments
 from capvid.datasets.batches import (
-    Example,
     FrameReader,
     Lengths,
     ParagraphBatches,
     TrainingBatches,
     make_examples,
-    teacher_tokens,
     usable_captions,
     usable_paragraphs,
 )
@@ -37,7 +35,7 @@ from capvid.errors import CapvidError, DataError
 from capvid.features.feature_store import NO_VIEWS, FeatureStore, Views
 from capvid.metrics.cider import CiderD
 from capvid.scoring.scorer import paragraph_text, score, score_paragraphs
-from capvid.text.vocabulary import PAD, Vocabulary
+from capvid.text.vocabulary import Vocabulary
 from capvid.training.recipe import DataOptions
 from capvid.utils.files import atomic_write_text
 
@@ -86,24 +84,6 @@ class Task:
         """Return the videos with usable sentences and their views; without a vocabulary, all videos."""
         segments = self.data.max_segments if self.paragraphs else None
         return make_examples(videos, reader, vocabulary, self.lengths, views, max_segments=segments)
-
-    @torch.inference_mode()
-    def teacher_forced(
-        self, captioner: Captioner, examples: Sequence[Example], batch_size: int
-    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Yield logits (N, V) and targets (N,) at all words of the captions, in order, batch by batch."""
-        device = next(captioner.parameters()).device
-        captioner.eval()
-        rows = [(each, caption) for each in examples for caption in each.captions]
-        for first in range(0, len(rows), batch_size):
-            batch = rows[first : first + batch_size]
-            clips = [limited(each.frames, self.data.max_frames, self.data.frames) for each, _ in batch]
-            features, mask = (tensor.to(device) for tensor in pad_frames(clips))
-            inputs, targets = (tensor.to(device) for tensor in teacher_tokens([words for _, words in batch]))
-            maps = features.dim() == 4  # stay in half precision, for their size
-            hidden = captioner.teacher_forced(features if maps else features.float(), mask, inputs)
-            real = targets != PAD
-            yield captioner.logits(hidden[real]).float(), targets[real]
 
     def batches(self, examples: Sequence[Any], *, batch_size: int, seed: int) -> Any:
         """Return the training batches."""

@@ -1,4 +1,4 @@
-"""Training objectives: cross-entropy with distillation, and self-critical training on CIDEr-D.
+"""Training objectives: cross-entropy, and self-critical training on CIDEr-D.
 
 An objective decides what an epoch's batches hold (``batches``), turns a shard of a batch into weighted
 micro-batches (``micro_batches``) and scores those (``loss``).
@@ -11,51 +11,37 @@ smoothed labels samples little of use at 1. With a ``contrast``, a caption's sco
 against it, after Luo et al., Discriminability Objective for Training Descriptive Captions, CVPR 2018
 (arXiv:1803.04376), who ask a retrieval model instead.
 
-Word-level distillation adds soft targets to cross-entropy (Kim and Rush, Sequence-Level Knowledge
-Distillation, EMNLP 2016, arXiv:1606.07947, Section 3.1). A run with ``training.soft_targets`` = k keeps, for
-each word of the training captions, the k most probable words by its best checkpoint. Another run on the same
-data takes such runs as teachers and learns their mean distribution. It does not need the teachers' features.
-
 Notation for tensor shapes: B captions or videos, K samples of a video, T frames, D feature width, L words,
-Z width before the vocabulary layer, V words of the vocabulary; W words of all training captions, end tokens
-included, and k soft targets of each.
+Z width before the vocabulary layer, V words of the vocabulary.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate import Accelerator
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from capvid.captioners.base import Captioner, ParagraphCaptioner
-from capvid.captioners.checkpoint import Checkpoint, limited, load_checkpoint
+from capvid.captioners.checkpoint import Checkpoint, limited
 from capvid.captioners.layers import pad_frames
 from capvid.datasets.batches import Batch, Example, paragraph_teacher_tokens
 from capvid.decoding.beam_search import as_tokens, decode, decode_paragraphs
 from capvid.decoding.decoding_options import DecodingOptions, Hypothesis
-from capvid.errors import TrainingError, UsageError
+from capvid.errors import UsageError
 from capvid.features.feature_file import FeatureHeader
 from capvid.metrics.cider import CiderD
-from capvid.text.vocabulary import BOS, EOS, PAD, SPECIAL, Vocabulary
+from capvid.text.vocabulary import BOS, EOS, PAD, Vocabulary
 from capvid.training.evaluation import Task
 from capvid.training.optimization import Shard
 from capvid.training.recipe import Recipe
 from capvid.utils.device import release_memory
-from capvid.utils.files import atomic_path, open_regular
-from capvid.utils.validation import parse_json
 
-SOFT_TARGETS = "soft_targets.safetensors"
 NGRAM = 3  # words; the unit of repetition between segments
 CONTRAST_VIDEOS = 4  # other videos that each caption is scored for
 
@@ -63,21 +49,12 @@ CONTRAST_VIDEOS = 4  # other videos that each caption is scored for
 class TeacherForcedLoss(nn.Module):
     """Negative log-likelihood of a batch's words, end tokens included (M3, Eq. 24, unregularized).
 
-    A module, so that several processes can share it. Padding skips the vocabulary layer. In a batch with
-    soft targets, their cross-entropy has the weight ``distillation``, and that of the words the rest.
+    A module, so that several processes can share it. Padding skips the vocabulary layer.
     """
 
-    def __init__(
-        self,
-        captioner: Captioner,
-        label_smoothing: float,
-        *,
-        temperature: float = 1.0,
-        distillation: float = 0.0,
-    ) -> None:
+    def __init__(self, captioner: Captioner, label_smoothing: float, *, temperature: float = 1.0) -> None:
         super().__init__()
         self.captioner, self.label_smoothing, self.temperature = captioner, label_smoothing, temperature
-        self.distillation = distillation
 
     def forward(self, batch: Batch, weights: Tensor | None = None) -> Tensor:
         """Return the sum over all words, weighted by ``weights`` in the shape of the targets."""
@@ -86,12 +63,7 @@ class TeacherForcedLoss(nn.Module):
         logits = self.captioner.logits(z[real]).float() / self.temperature  # (words, V)
         if weights is not None:
             return (F.cross_entropy(logits, targets[real], reduction="none") * weights[real]).sum()
-        loss = F.cross_entropy(logits, targets[real], label_smoothing=self.label_smoothing, reduction="sum")
-        if batch.soft is None:
-            return loss
-        words, probabilities = batch.soft
-        soft = (logits.logsumexp(-1) - (logits.gather(1, words) * probabilities).sum(-1)).sum()
-        return (1 - self.distillation) * loss + self.distillation * soft
+        return F.cross_entropy(logits, targets[real], label_smoothing=self.label_smoothing, reduction="sum")
 
 
 def teacher_forced(captioner: Captioner, batch: Batch) -> Tensor:
@@ -125,7 +97,7 @@ def count_sentences(batches: Sequence[Batch], accelerator: Accelerator) -> int:
 
 @dataclass(eq=False)
 class CrossEntropy:
-    """Cross-entropy of the reference captions, with scheduled sampling and own memory.
+    """Cross-entropy of the reference captions, with own memory.
 
     It is summed over a batch and divided by ``training.loss``: by the number of words; by that of sentences,
     as in M3, Eq. 24, and key-value memory, Eq. 15; or by nothing, as in HAM, Eq. 12.
@@ -140,9 +112,7 @@ class CrossEntropy:
 
     def __post_init__(self) -> None:
         options = self.recipe.training
-        self.loss = TeacherForcedLoss(
-            self.captioner, options.label_smoothing, distillation=options.distillation
-        )
+        self.loss = TeacherForcedLoss(self.captioner, options.label_smoothing)
         self.batches = self.task.batches(self.examples, batch_size=options.batch_size, seed=options.seed)
 
     def micro_batches(self, shard: Shard, epoch: int, *, bf16: bool) -> MicroBatches:
@@ -153,27 +123,8 @@ class CrossEntropy:
             length = self.recipe.decoding.max_length
             batches = [with_own_memory(self.captioner, batch, max_length=length) for batch in batches]
             words = count_words(batches, self.accelerator)
-        done = (epoch - 1) * len(self.batches) + shard.number - 1
-        if rate := options.scheduled_sampling * done / (options.epochs * len(self.batches)):
-            with torch.autocast(self.device.type, torch.bfloat16, enabled=bf16):
-                batches = [with_own_words(self.captioner, batch, rate) for batch in batches]
         divisor = {"word": words, "sum": 1}.get(options.loss) or count_sentences(batches, self.accelerator)
         return MicroBatches([(batch, None) for batch in batches], divisor, words)
-
-
-@torch.no_grad()
-def with_own_words(captioner: Captioner, batch: Batch, rate: float) -> Batch:
-    """Return the batch with input words, except the first, replaced at ``rate`` by own samples."""
-    z = teacher_forced(captioner, batch)  # (..., L, Z)
-    words = batch.inputs[..., 1:]
-    replaced = (words != PAD) & (torch.rand(words.shape, device=words.device) < rate)  # (..., L - 1)
-    logits = captioner.logits(z[..., :-1, :][replaced]).float()  # (N, V)
-    if not len(logits):
-        return batch
-    logits[:, : len(SPECIAL)] = -torch.inf
-    inputs = batch.inputs.clone()
-    inputs[..., 1:][replaced] = torch.multinomial(logits.softmax(-1), 1).squeeze(-1)
-    return replace(batch, inputs=inputs)
 
 
 def with_own_memory(captioner: Captioner, batch: Batch, *, max_length: int) -> Batch:
@@ -212,100 +163,6 @@ def least_repeated(
         chosen.append(min(sentences, key=lambda sentence: len(before & ngrams(sentence))))
         before |= ngrams(own[segment]) if segment < len(own) else set()
     return chosen
-
-
-def write_soft_targets(
-    folder: Path,
-    task: Task,
-    examples: Sequence[Example],
-    *,
-    count: int,
-    batch_size: int,
-    device: torch.device,
-) -> None:
-    """Write the ``count`` most probable words at each word of the examples' captions, by a run's best epoch.
-
-    Augmented views share the soft targets of their video. ``batch_size`` captions are computed together.
-    """
-    checkpoint = load_checkpoint(folder)
-    captioner, originals = checkpoint.captioner.to(device), [each for each in examples if not each.key]
-    words, probabilities = [], []
-    for logits, _ in task.teacher_forced(captioner, originals, batch_size):
-        top = logits.softmax(-1).topk(min(count, logits.shape[-1]), -1)
-        words.append(top.indices.int().cpu())
-        probabilities.append((top.values / top.values.sum(-1, keepdim=True)).half().cpu())
-    tensors = {"words": torch.cat(words), "probabilities": torch.cat(probabilities)}  # (W, k)
-    note = {"captions": _captions_digest(originals, checkpoint.vocabulary)}
-    with atomic_path(folder / SOFT_TARGETS) as temporary:
-        save_file(tensors, temporary, metadata={"capvid": json.dumps(note)})
-
-
-def with_soft_targets(
-    examples: Sequence[Example], vocabulary: Vocabulary, teachers: Sequence[Path]
-) -> list[Any]:
-    """Return the examples with the mean of the teachers' soft targets for each caption.
-
-    Raises:
-        UsageError: a run has no soft targets, or those of other captions or words.
-    """
-    originals = [each for each in examples if not each.key]
-    digest = _captions_digest(originals, vocabulary)
-    count = sum(len(caption) + 1 for each in originals for caption in each.captions)
-    files = [_read_soft_targets(f / SOFT_TARGETS, digest, count, len(vocabulary)) for f in teachers]
-    words = torch.cat([file["words"] for file in files], 1)  # (W, teachers * k), the same word several times
-    probabilities = torch.cat([file["probabilities"] for file in files], 1) / len(files)
-    soft, start = {}, 0
-    for example in originals:
-        targets = []
-        for caption in example.captions:
-            end = start + len(caption) + 1
-            targets.append((words[start:end], probabilities[start:end]))
-            start = end
-        soft[example.id] = targets
-    return [replace(example, soft=soft[example.id]) for example in examples]
-
-
-def _read_soft_targets(path: Path, digest: str, count: int, vocabulary_size: int) -> dict[str, Tensor]:
-    """Read the soft targets of ``count`` words; the file is not trusted."""
-    try:
-        open_regular(path).close()
-        with safe_open(path, "pt") as file:
-            if parse_json((file.metadata() or {})["capvid"])["captions"] != digest:
-                raise UsageError(
-                    f"{path}: soft targets of other captions or of another vocabulary",
-                    remedy="train teacher and student on the same --data with the same words",
-                )
-            slices = [file.get_slice(name) for name in ("words", "probabilities")]
-            shape = slices[0].get_shape()
-            if shape != slices[1].get_shape() or len(shape) != 2 or shape[0] != count:
-                raise ValueError(f"expected words and probabilities of the shape ({count}, k)")
-            types = [part.get_dtype() for part in slices]
-            if types != ["I32", "F16"] or not 1 <= shape[1] <= vocabulary_size:
-                raise ValueError(f"expected 1 to {vocabulary_size} words as I32, and probabilities as F16")
-            words, probabilities = file.get_tensor("words"), file.get_tensor("probabilities")
-        if words.min() < 0 or words.max() >= vocabulary_size:
-            raise ValueError(f"words must be from 0 to {vocabulary_size - 1}")
-        if not ((probabilities >= 0) & (probabilities <= 1)).all():
-            raise ValueError("probabilities must be from 0 to 1")
-        return {"words": words, "probabilities": probabilities}
-    except FileNotFoundError as error:
-        raise UsageError(
-            f"{path.parent}: this run has no soft targets",
-            remedy="train it with --set training.soft_targets=16; with --resume, a finished run adds them",
-        ) from error
-    except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
-        raise TrainingError(
-            f"{path}: damaged ({str(error).splitlines()[0]})",
-            remedy="delete it, and let the teacher's run write it again with --resume",
-        ) from error
-
-
-def _captions_digest(examples: Sequence[Example], vocabulary: Vocabulary) -> str:
-    """Return the SHA-256 of the vocabulary and of all captions in tokens, in order."""
-    digest = hashlib.sha256("\n".join(vocabulary.words).encode())
-    for example in examples:
-        digest.update(json.dumps([example.id, example.captions]).encode())
-    return digest.hexdigest()
 
 
 @dataclass(frozen=True)

@@ -87,14 +87,6 @@ class TrainingOptions:
         "Decoupled for adamw (matrices other than embeddings), an L2 term of all parameters for the others.",
     )
     label_smoothing: float = _rate(0.0, "Probability spread over the vocabulary.")
-    soft_targets: int = option(
-        0,
-        "Most probable words to keep for each training word, for --teacher; 0 keeps none.",
-        minimum=0,
-        maximum=1000,
-    )
-    distillation: float = _rate(0.5, "With --teacher: weight of its probabilities against the references.")
-    scheduled_sampling: float = _rate(0.0, "Final rate of input words sampled from the captioner, from 0 on.")
     own_memory: bool = option(
         False,
         "Paragraphs: build the memory from own sentences; learn the references that repeat them the least.",
@@ -259,11 +251,6 @@ def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
             parse_sampling(sampling)
         except UsageError as error:
             raise UsageError(f"data.sampling: {error.message}", remedy=error.remedy) from error
-    if sections["training"].soft_targets and kind.paragraphs:
-        raise UsageError(
-            f"training.soft_targets: {captioner} writes paragraphs, and only single captions are distilled",
-            remedy="leave it at 0",
-        )
     if sections["training"].own_memory and not kind.paragraphs:
         raise UsageError(
             f"training.own_memory = true: {captioner} writes single captions, and remembers none",

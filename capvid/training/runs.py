@@ -13,7 +13,6 @@ from accelerate import Accelerator
 from capvid.captioners.checkpoint import load_checkpoint
 from capvid.checkpoints.publishing import CARD, load_run, model_card
 from capvid.datasets.dataset import CaptionedVideo, load_data
-from capvid.errors import UsageError
 from capvid.features.feature_store import FeatureStore
 from capvid.training import run_folder
 from capvid.training.optimization import accelerate_on
@@ -64,7 +63,6 @@ def train(
     weights: str | Path | None = None,
     device: str = "auto",
     self_critical: str | Path | None = None,
-    teachers: Sequence[str | Path] = (),
     search: int | None = None,
     resume: bool = False,
     overwrite: bool = False,
@@ -86,8 +84,6 @@ def train(
         weights: weights of the backbones to copy into the run: a file, or their folder.
         device: ``auto``, ``cpu``, ``cuda`` or ``cuda:N``.
         self_critical: run whose captioner to fine-tune on CIDEr-D.
-        teachers: runs whose next-word probabilities to learn beside the captions (distillation); they were
-            trained on the same data with ``training.soft_targets``.
         search: number of trials with values drawn from the recipe's search space; the best becomes the run.
         resume: continue the run in ``output``, if there is one.
         overwrite: replace the run in ``output``.
@@ -103,8 +99,6 @@ def train(
     from capvid.training.hyperparameter_search import Search, check_search, forget_search
 
     chosen = recipe if isinstance(recipe, Recipe) else load_recipe(str(recipe), settings)
-    if teachers and self_critical:
-        raise UsageError("--teacher and --self-critical exclude each other", remedy="fine-tune afterwards")
     folder = Path(output)
     with run_folder.locked_run(folder):
         run_folder.check_free(folder, resume=resume, overwrite=overwrite)
@@ -139,8 +133,7 @@ def train(
 
         def make(recipe: Recipe, *, folder: Path, reporter: Reporter, **options: Any) -> Trainer:
             both = Reporters(reporter, Events(folder / EVENTS)) if main else reporter
-            options |= {"teachers": [Path(teacher) for teacher in teachers], "value_width": width}
-            return Trainer(recipe, folder=folder, reporter=both, device=target, **options)
+            return Trainer(recipe, folder=folder, reporter=both, device=target, value_width=width, **options)
 
         if search is not None:
             study = Search(chosen, trials=search, make=make, reporter=reporter or Reporter(), **common)

@@ -42,12 +42,9 @@ from capvid.text.vocabulary import SPECIAL, Vocabulary, read_word_vectors
 from capvid.training import run_folder
 from capvid.training.evaluation import Evaluation, Prediction, Task, calibrate_run, evaluate_run
 from capvid.training.objectives import (
-    SOFT_TARGETS,
     CrossEntropy,
     SelfCritical,
     TeacherForcedLoss,
-    with_soft_targets,
-    write_soft_targets,
 )
 from capvid.training.optimization import (
     OPTIMIZERS,
@@ -64,7 +61,7 @@ from capvid.training.recipe import DataOptions, Recipe
 from capvid.training.reporters import EpochResult, Reporter
 from capvid.training.run_folder import Progress
 from capvid.utils.device import release_memory
-from capvid.utils.files import atomic_path, atomic_write_text, open_regular, sha256_file
+from capvid.utils.files import atomic_path, atomic_write_text, open_regular
 from capvid.utils.validation import parse_json
 
 RELEASE_EVERY = 50  # batches
@@ -72,7 +69,7 @@ SYNC_EVERY = 10  # batches: reading the loss makes the CPU wait for the GPU
 SAMPLES = 3  # validation captions in the log
 LAST = "last"  # folder of the last checkpoint and of the state to resume from
 STATE, STATE_FORMAT = "state.safetensors", 2
-FREE = ("accumulate", "save_every", "soft_targets")  # options that may change when a run is resumed
+FREE = ("accumulate", "save_every")  # options that may change when a run is resumed
 
 
 class Trainer:
@@ -92,7 +89,6 @@ class Trainer:
         value_width: number of last feature columns that are a captioner's values, not keys.
         views: augmented views of the videos; None uses those in the store.
         start: trained captioner to fine-tune.
-        teachers: run folders whose soft targets to learn, see :mod:`capvid.training.objectives`.
         resume: continue the run in the folder, if it holds a state.
     """
 
@@ -108,7 +104,6 @@ class Trainer:
         value_width: int = 0,
         views: Views | None = None,
         start: Checkpoint | None = None,
-        teachers: Sequence[Path] = (),
         resume: bool = False,
     ) -> None:
         recipe = SelfCritical.recipe_for(recipe, start, store.header) if start else recipe
@@ -135,15 +130,12 @@ class Trainer:
         examples = self.task.examples(train, self.reader, self.vocabulary, views if data.views else NO_VIEWS)
         if not examples:
             raise DataError(f"no training caption has 1 to {data.max_words} words")
-        if teachers:
-            examples = with_soft_targets(examples, self.vocabulary, teachers)
-        self.teacher_digests = [sha256_file(teacher / SOFT_TARGETS) for teacher in teachers]
         self.validation = self.task.examples(self.val, self.reader, None)
         self.cider = self.task.cider(self.val)
         captioned = self.task.examples(self.val, self.reader, self.vocabulary)
         # no more captions at once than in training, so that validation needs no more memory
-        self.micro_batch = -(-options.batch_size // options.accumulate)
-        validation = self.task.validation_batches(captioned, self.micro_batch)
+        micro_batch = -(-options.batch_size // options.accumulate)
+        validation = self.task.validation_batches(captioned, micro_batch)
         self.validation_plans = list(validation.epoch(0)) if captioned else []
         if isinstance(self.captioner.standardise, Standardise) and not start:
             frames = (example.segments if paragraphs else [example.frames] for example in examples)
@@ -178,8 +170,6 @@ class Trainer:
         names = [*self.vocabulary.words, *(video.id for video in self.videos), self.store.header.to_json()]
         data = "\n".join([*names, str(self.batches.captions)])
         identity = {"recipe": options, "data": hashlib.sha256(data.encode()).hexdigest()}
-        if self.teacher_digests:
-            identity["teachers"] = self.teacher_digests
         return {**identity, "start": self.start.info} if self.start else identity
 
     def _save_state(self) -> None:
@@ -282,10 +272,6 @@ class Trainer:
         with self._saving():
             decoding = self.recipe.decoding
             uncalibrated = calibrate_run(self.folder, self.val, self.store, decoding)
-            if count := self.recipe.training.soft_targets:
-                examples = self.batches.examples
-                sizes = {"count": count, "batch_size": self.micro_batch}
-                write_soft_targets(self.folder, self.task, examples, device=self.device, **sizes)
             test = evaluate_run(self.folder, self.test, self.store, decoding) if self.test else None
             run_folder.end(self.folder, self.progress, uncalibrated=uncalibrated)
         self.reporter.finished(best, test.scores if test else {})

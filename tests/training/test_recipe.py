@@ -53,6 +53,7 @@ def test_settings_override_the_recipe() -> None:
         ("training.beta1=-0.1", "training.beta1 must be a number between 0 and 0.999999, got -0.1"),
         ("training.learning_rate=nan", "training.learning_rate must be a number between 0 and 100, got nan"),
         ("training.learning_rate=inf", "got inf"),
+        ("data.frame_dropout=1.5", "data.frame_dropout must be a number between 0 and 1, got 1.5"),
         ("training.learning_rate=-1", "got -1.0"),
         ("training.learning_rate=[1]", r"got \[1\]"),
         ("training.epochs=1000000000000", "got 1000000000000"),

@@ -14,6 +14,7 @@ from capvid.captioners.checkpoint import load_checkpoint
 from capvid.datasets.dataset import CaptionedVideo
 from capvid.errors import CheckpointError, DataError, UsageError
 from capvid.features.feature_store import FeatureStore
+from capvid.text.vocabulary import BOS, EOS
 from capvid.training.recipe import load_recipe
 from capvid.training.reporters import EpochResult
 from capvid.training.trainer import Trainer
@@ -116,6 +117,23 @@ def test_run_folder_and_metrics_log(tmp_path: Path) -> None:
     assert loaded.vocabulary.words == trainer.vocabulary.words
     assert json.loads((tmp_path / "run" / "recipe.json").read_text())["training"]["epochs"] == 3
     assert not (tmp_path / "run" / "test.json").exists()
+
+
+def test_validation_loss_is_the_mean_over_all_words(tmp_path: Path) -> None:
+    """Against a captioner that is stepped word by word."""
+    trainer = make_trainer(tmp_path, "m3", "training.epochs=1")
+    best, _ = trainer.run()
+    captioner = load_checkpoint(tmp_path / "run").captioner
+    losses = []
+    for video in trainer.val:
+        frames = trainer.reader(video.id).float().unsqueeze(0)
+        caption = trainer.vocabulary.encode(video.captions[0].split())
+        with torch.no_grad():
+            state = captioner.encode(frames, torch.ones(frames.shape[:2], dtype=torch.bool))
+            for word, next_word in zip([BOS, *caption], [*caption, EOS], strict=True):
+                logits, state, _ = captioner.step(torch.tensor([word]), state)
+                losses.append(-float(logits[0].log_softmax(-1)[next_word]))
+    assert best.val_loss == pytest.approx(sum(losses) / len(losses), rel=1e-4)
 
 
 def test_best_checkpoint_holds_the_averaged_weights(tmp_path: Path) -> None:
