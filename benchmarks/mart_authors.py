@@ -206,7 +206,7 @@ def main() -> None:
     torch.manual_seed(1)
     module, optimizer_class, translator = their_model(options.checkout.resolve())
     sizes = {"vocabulary_size": WORDS, "feature_width": WIDTH, **SIZES}
-    authors, paper = (build("mart", {**sizes, "layout": layout}) for layout in ("authors", "paper"))
+    authors, paper = build("mart-authors", sizes), build("mart", sizes)
     authors.load_state_dict(from_authors(module.state_dict(), ROWS))
     with torch.no_grad():
         paper.vocabulary.bias[:4] = -1e4  # type: ignore[index]

@@ -200,8 +200,8 @@ def test_options_named_beside_the_papers_exist() -> None:
     sections = {"data": DataOptions, "training": TrainingOptions, "decoding": DecodingOptions}
     for name, section in sections.items():
         known |= {f"{name}.*", *(f"{name}.{field.name}" for field in fields(section))}
-    for captioner in CAPTIONERS.values():
-        known |= {f"model.{field.name}" for field in fields(captioner.config_class)}
+    for name, captioner in CAPTIONERS.items():
+        known |= {f"captioner={name}", *(f"model.{field.name}" for field in fields(captioner.config_class))}
     table = (ROOT / "docs" / "papers.md").read_text(encoding="utf-8")
     rows = [line.split("|") for line in table.splitlines() if line.startswith("|")][2:]
     assert len(rows) > 40

@@ -1,4 +1,4 @@
-"""Checkpoints of the MART authors' code (``.chkpt``) as captioners with ``layout = "authors"``.
+"""Checkpoints of the MART authors' code (``.chkpt``) for :mod:`capvid.captioners.authors_layout`.
 
 Supported are MART, with and without recurrence, and Transformer-XL, if word and output weights are not
 shared, and the masked transformer. ``model_cfg`` and ``opt`` of a checkpoint are an EasyDict and a Namespace;
@@ -210,15 +210,15 @@ def read_authors_checkpoint(path: Path, words: Path) -> Checkpoint:
             raise ValueError(f"it has {count} words, and {words.name} {len(rows) + 3}")
         if min(config["text_start"], config["text_length"]) < 3:
             raise ValueError("no room for frames or words")
-        config |= {"layout": "authors", "vocabulary_size": len(vocabulary)}
+        config |= {"vocabulary_size": len(vocabulary)}
         if "encoder.r_w_bias" in tensors:
             own = {"recurrent_gradient": bool(stored["xl_grad"]), "feed_forward": config["hidden"]}
-            name = "transformer-xl"
+            name = "transformer-xl-authors"
         elif masked:
-            own, name = {}, "vanilla-transformer"
+            own, name = {}, "vanilla-transformer-authors"
         else:
             own = {"recurrence": any("memory_updater" in name for name in tensors)}
-            own, name = own | {"memory_length": stored["n_memory_cells"]}, "mart"
+            own, name = own | {"memory_length": stored["n_memory_cells"]}, "mart-authors"
         captioner = sketch(name, config | own)
         captioner.load_state_dict(from_authors(tensors, rows), assign=True)
     except (LookupError, ValueError, TypeError, RuntimeError, CapvidError, AttributeError) as error:
@@ -234,7 +234,7 @@ def read_authors_checkpoint(path: Path, words: Path) -> Checkpoint:
         streams=streams, sampling=None, reader=None, dtype="float32", capvid_version=__version__
     )
     info = {
-        "recipe": f"{name}-activitynet",
+        "recipe": f"{name.removesuffix('-authors')}-activitynet-authors",
         "max_frames": config["text_start"] - (0 if masked else 2),
         "frames": "even",
         "max_segments": 10_000,

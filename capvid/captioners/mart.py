@@ -5,14 +5,10 @@ up to itself. Each layer keeps a memory of ``memory_length`` slots, which its to
 updated, when a segment's sentence is whole, for the segments after it. With ``recurrence`` off there is no
 memory and no attention to it; what is left is a transformer whose encoder and decoder are one.
 
-Where the print leaves room, the authors' settings are followed: the memory M_0 of a layer is made from the
+Where the paper is silent, the authors' settings are followed: the memory M_0 of a layer is made from the
 first segment, the mean of the video's intermediate states plus a bias for each slot through a linear layer,
 layer norm and dropout; the updater sees the whole segment, all words included (its result serves only the
 next one). The end token is no input and so is not remembered.
-
-``layout = "authors"`` follows their code where it departs from the print: memory, updater and attention to
-the memory read GELU(linear(H-bar)); a linear layer alone, not the feed-forward layer, follows that attention;
-the updater's attention has no output layer; a slot's bias is one number; the end token is remembered.
 
 The common parts are described in :mod:`capvid.captioners.transformer`, the notation too; M is
 ``memory_length``. The paper's equations have no numbers: they are named after their left sides.
@@ -26,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from capvid.captioners.base import CAPTIONERS, Carried, State, Trace
-from capvid.captioners.layers import at_least_float32, normal, with_end
+from capvid.captioners.layers import at_least_float32, normal
 from capvid.captioners.transformer import (
     Attention,
     Layer,
@@ -37,7 +33,6 @@ from capvid.captioners.transformer import (
     VideoPass,
     WordPass,
 )
-from capvid.errors import UsageError
 from capvid.text.vocabulary import PAD
 
 
@@ -60,7 +55,7 @@ class MemoryUpdater(nn.Module):
     def __init__(self, config: MARTConfig) -> None:
         super().__init__()
         hidden = config.hidden
-        self.attention = Attention(config, output=not config.authors)
+        self.attention = Attention(config)
         self.memory = nn.Linear(hidden, 2 * hidden, bias=False)  # W_mc, W_mz
         self.summary = nn.Linear(hidden, 2 * hidden)  # W_sc, b_c, W_sz, b_z
 
@@ -76,12 +71,12 @@ class MemoryUpdater(nn.Module):
 class MemoryLayer(Layer):
     """A layer with its memory."""
 
-    def __init__(self, config: MARTConfig, cache_name: str) -> None:
-        super().__init__(config, cache_name)
-        hidden, self.authors = config.hidden, config.authors
-        self.memory_attention = Attention(config)
+    def __init__(self, config: MARTConfig, cache_name: str, attention: type[Attention] = Attention) -> None:
+        super().__init__(config, cache_name, attention)
+        hidden = config.hidden
+        self.memory_attention = attention(config)
         self.updater = MemoryUpdater(config)
-        self.slots = nn.Parameter(normal(config.memory_length, 1 if self.authors else hidden))
+        self.slots = nn.Parameter(normal(config.memory_length, hidden))
         self.first = nn.Sequential(nn.Linear(hidden, hidden), config.norm(), nn.Dropout(config.dropout))
 
     def first_memory(self, states: Tensor, mask: Tensor) -> Tensor:
@@ -90,24 +85,22 @@ class MemoryLayer(Layer):
         mean = (states * real).sum(1, keepdim=True) / real.sum(1, keepdim=True)  # (B, 1, H)
         return at_least_float32(self.first(mean + self.slots))
 
-    def remembered(self, hidden: Tensor) -> Tensor:
-        """Return what the memory and attention to it read (B, Q, H): H-bar^l, or GELU(linear(H-bar^l))."""
-        return self.feed_forward[1](self.feed_forward[0](hidden)) if self.authors else hidden
+    def memory_input(self, hidden: Tensor) -> Tensor:
+        """Return what the memory and the attention to it read, (B, Q, H): H-bar^l itself."""
+        return hidden
 
     def augmented(self, hidden: Tensor, states: Tensor, sees: Pass, memory: Tensor | None = None) -> Tensor:
         """Return H^l (B, Q, H) from H-bar^l and ``states`` S that the memory reads.
 
-        Attention with K, V = [M_{t-1}; S], then feed-forward, or its second linear layer (authors).
+        Attention with K, V = [M_{t-1}; S], then feed-forward.
         """
         attended = sees(self.memory_attention, states, f"{self.cache_name}.memory", memory)
-        if self.authors:
-            return self.feed_forward_norm(hidden + self.dropout(self.feed_forward[2](attended)))
         return self.fed_forward(attended, hidden)
 
     def forward(self, x: Tensor, sees: Pass, before: Tensor | None = None) -> Tensor:
         """Return H^l (B, Q, H) from H^{l-1}, where the memory is cached."""
         hidden = self.intermediate(x, sees, before)
-        return self.augmented(hidden, self.remembered(hidden), sees)
+        return self.augmented(hidden, self.memory_input(hidden), sees)
 
 
 @CAPTIONERS.register("mart")
@@ -119,14 +112,11 @@ class MART(TransformerCaptioner):
 
     def __init__(self, config: MARTConfig) -> None:
         super().__init__(config)
-        if config.authors and config.recurrence and config.feed_forward != config.hidden:
-            raise UsageError(
-                f"feed_forward = {config.feed_forward}: must be hidden = {config.hidden}",
-                remedy="the authors' layout has one width for both",
-            )
-        layer = MemoryLayer if config.recurrence else Layer
-        self.layers = nn.ModuleList(layer(config, str(n)) for n in range(config.layers))
-        self.init_as_authors()
+        self.layers = nn.ModuleList(self.build_layer(str(n)) for n in range(config.layers))
+
+    def build_layer(self, cache_name: str) -> Layer:
+        """Return a new layer, with a memory if there is recurrence."""
+        return MemoryLayer(self.config, cache_name) if self.recurrent else Layer(self.config, cache_name)
 
     @property
     def recurrent(self) -> bool:
@@ -135,16 +125,15 @@ class MART(TransformerCaptioner):
 
     def encode(self, features: Tensor, mask: Tensor, carried: Carried | None = None) -> State:
         """Return the first state of a segment; ``carried`` holds the layers' memories."""
-        x, mask, kept = self.video_tokens(features, mask)
+        x, mask = self.video_tokens(features, mask)
         sees = VideoPass(mask)
-        sees.kept |= kept
         *_, last = self.layers
         for layer in self.layers:
             if not isinstance(layer, MemoryLayer):
                 x = layer.store(x, sees) if layer is last else layer(x, sees)
                 continue
             hidden = layer.intermediate(x, sees)
-            states = layer.remembered(hidden)
+            states = layer.memory_input(hidden)
             name = f"memory.{layer.cache_name}"
             memory = carried[name] if carried else layer.first_memory(states, mask)
             sees.kept |= {name: memory, f"states.{layer.cache_name}": states}
@@ -156,9 +145,6 @@ class MART(TransformerCaptioner):
 
     def read(self, state: State, tokens: Tensor) -> tuple[Tensor, Carried]:
         """Return the input of the vocabulary layer (B, L, H), and the layers' memories M_t."""
-        length = tokens.shape[1]
-        if self.config.authors and self.recurrent:
-            tokens = with_end(tokens, self.config.text_length)
         x, sees, carried = self.text_tokens(tokens, state), SentencePass(state, tokens), {}
         real = torch.cat([state.video["mask"], tokens != PAD], 1)
         for layer in self.layers:
@@ -166,12 +152,12 @@ class MART(TransformerCaptioner):
                 x = layer(x, sees)
                 continue
             hidden = layer.intermediate(x, sees)
-            states = layer.remembered(hidden)
+            states = layer.memory_input(hidden)
             segment = torch.cat([state.video[f"states.{layer.cache_name}"], states], 1)
             name = f"memory.{layer.cache_name}"
             carried[name] = layer.updater(state.video[name], segment, real)
             x = layer.augmented(hidden, states, sees)
-        return self.transform(x[:, :length]), carried
+        return self.transform(x), carried
 
     def memory_change(self, state: State, carried: Carried) -> Tensor:
         """Return |M_t - M_{t-1}| / |M_{t-1}| of each layer, (B, layers)."""

@@ -11,14 +11,6 @@ layers have a GELU; projections of attention have no biases, as Vaswani et al. p
 the input tokens and on what each block adds to its residual. The output is a linear layer, GELU and layer
 norm, then a linear vocabulary layer whose weights are not those of the word embeddings.
 
-``layout = "authors"`` computes what the authors' code does instead, from its first weights. Attention has
-biases and dropout. Words and frames go through layer norm, dropout, a linear layer, ReLU and layer norm; a
-token is the sum of both, normalised again, where frames have the word [VID], and words a frame of zeros.
-Positions of the text begin at ``text_start``, and the end token is remembered where ``text_length`` leaves
-room. All linear layers and embeddings begin as N(0, 0.02), biases as 0. What remains different: words of a
-segment share the dropout of their frame of zeros; [CLS], [SEP] and [VID] are not in the vocabulary; the
-authors' label smoothing e leaves 1 - e to the right word, as e V / (V - 1) does here, with V words.
-
 Notation for tensor shapes: B batch, T frames, L words, H hidden, h = H / heads, N keys, Q queries; the video
 part [CLS] video [SEP] has T + 2 tokens.
 """
@@ -37,7 +29,7 @@ from torch.nn import functional as F
 from capvid.captioners.base import MAX_LAYERS, CaptionerConfig, ParagraphCaptioner, State
 from capvid.captioners.layers import embed, masked_softmax, normal
 from capvid.errors import UsageError
-from capvid.utils.validation import bounded, choice
+from capvid.utils.validation import bounded
 
 FIRST_COLUMNS = 8
 KeysValues = tuple[Tensor, Tensor]  # each (B, heads, N, h)
@@ -45,23 +37,19 @@ KeysValues = tuple[Tensor, Tensor]  # each (B, heads, N, h)
 
 @dataclass(frozen=True)
 class Distances:
-    """What relative attention knows of the places of queries and keys.
+    """Relative positions of queries and keys.
 
     Attributes:
-        encodings: of all distances that can occur (R, H), least first.
-        index: of each query and key into them (B, Q or 1, N).
+        encodings: encodings of all distances, ascending, (R, H).
+        index: row of each query and key in ``encodings``, (B, Q or 1, N).
         content_bias: u (heads, h).
         position_bias: v (heads, h).
-        wraps: whether an index goes on into the encodings of the next query.
-        unseen: keys that a query does not see, beside those that none does (B, Q or 1, N).
     """
 
     encodings: Tensor
     index: Tensor
     content_bias: Tensor
     position_bias: Tensor
-    wraps: bool = False
-    unseen: Tensor | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,10 +62,7 @@ class TransformerConfig(CaptionerConfig):
         layers: of the stack (vanilla transformer: of the encoder, and of the decoder).
         feed_forward: width inside the feed-forward layers.
         word_width: width of a word vector, projected to ``hidden``.
-        word_vectors: text file of word vectors to begin with, such as GloVe; read when training begins.
-        layout: ``paper``, or ``authors`` as in the MART authors' code.
-        text_start: position of the first word (authors' layout).
-        text_length: words that are remembered at most, start and end included (authors' layout).
+        word_vectors: text file of initial word vectors, such as GloVe; read when training begins.
     """
 
     hidden: int = 768
@@ -87,25 +72,10 @@ class TransformerConfig(CaptionerConfig):
     word_width: int = 300
     dropout: float = bounded(0.1, minimum=0, maximum=0.99)
     word_vectors: str = ""
-    layout: str = choice("paper", "authors")
-    text_start: int = bounded(100, maximum=1000)
-    text_length: int = bounded(22, maximum=1000)
 
-    @property
-    def authors(self) -> bool:
-        """Whether the layout is the authors'."""
-        return self.layout == "authors"
-
-    def norm(self, width: int = 0) -> nn.LayerNorm:
-        """Return a layer norm over ``width``, by default ``hidden``."""
-        return nn.LayerNorm(width or self.hidden, eps=1e-12 if self.authors else 1e-5)
-
-
-def without_gaps(features: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Return features (B, T, D), the real ones first and the others 0, and their mask (B, T)."""
-    order = mask.byte().argsort(dim=1, descending=True, stable=True).unsqueeze(-1)
-    real = torch.arange(mask.shape[1], device=mask.device) < mask.sum(1, keepdim=True)
-    return features.gather(1, order.expand_as(features)) * real.unsqueeze(-1), real
+    def norm(self) -> nn.LayerNorm:
+        """Return a layer norm over ``hidden``."""
+        return nn.LayerNorm(self.hidden)
 
 
 def sinusoids(positions: Tensor, width: int, like: Tensor) -> Tensor:
@@ -118,11 +88,11 @@ def sinusoids(positions: Tensor, width: int, like: Tensor) -> Tensor:
 class Attention(nn.Module):
     """MultiHeadAtt(Q, K, V) of Section 3.1; without ``output``, the heads are concatenated only."""
 
-    def __init__(self, config: TransformerConfig, *, output: bool = True) -> None:
+    def __init__(self, config: TransformerConfig, *, output: bool = True, bias: bool = False) -> None:
         super().__init__()
-        hidden, bias = config.hidden, config.authors
+        hidden = config.hidden
         self.heads = config.heads
-        self.rate = config.dropout if config.authors else 0.0  # of dropped weights
+        self.rate = 0.0  # dropout of the weights
         self.scale = (hidden // config.heads) ** -0.5  # of the scores
         self.query = nn.Linear(hidden, hidden, bias=bias)
         self.key = nn.Linear(hidden, hidden, bias=bias)
@@ -393,69 +363,46 @@ class TransformerCaptioner(ParagraphCaptioner):
                 remedy=f"choose hidden = {hidden - hidden % config.heads + config.heads}, say",
             )
         self.dropout = nn.Dropout(config.dropout)
-        self.frame = self._projection(config.feature_width)
+        self.frame = self.projection(config.feature_width)
         self.embedding = embed(normal(config.vocabulary_size, config.word_width, std=0.02))
-        self.word = self._projection(config.word_width)
-        marks = (3, config.word_width) if config.authors else (2, hidden)
-        self.mark_embedding = nn.Parameter(normal(*marks, std=0.02))  # [CLS], [SEP]; authors' layout: [VID]
-        self.type_embedding = nn.Parameter(normal(2, hidden, std=0.02))  # of video, of text
-        self.token_norm = config.norm() if config.authors else nn.Identity()
+        self.word = self.projection(config.word_width)
+        self.mark_embedding = nn.Parameter(normal(2, hidden, std=0.02))  # [CLS], [SEP]
+        self.type_embedding = nn.Parameter(normal(2, hidden, std=0.02))  # video, text
         self.transform: nn.Module = nn.Sequential(nn.Linear(hidden, hidden), nn.GELU(), config.norm())
         self.vocabulary = nn.Linear(hidden, config.vocabulary_size)
 
-    def _projection(self, width: int) -> nn.Sequential:
+    def projection(self, width: int) -> nn.Sequential:
         """Return the layers that turn frames or word vectors of ``width`` into tokens."""
-        config = self.config
-        linear = nn.Linear(width, config.hidden)
-        if not config.authors:
-            return nn.Sequential(linear, config.norm())
-        return nn.Sequential(config.norm(width), nn.Dropout(config.dropout), linear, nn.ReLU(), config.norm())
+        return nn.Sequential(nn.Linear(width, self.config.hidden), self.config.norm())
 
-    @torch.no_grad()
-    def init_as_authors(self) -> None:
-        """Begin all linear layers and embeddings as N(0, 0.02), and biases as 0, in the authors' layout."""
-        if not self.config.authors or self.type_embedding.is_meta:
-            return
-        for module in self.modules():
-            if isinstance(module, nn.Linear | nn.Embedding):
-                module.weight.normal_(std=0.02)
-            if isinstance(module, nn.Linear) and module.bias is not None:
-                module.bias.zero_()
-
-    def video_tokens(self, features: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        """Return [CLS] video [SEP] (B, T + 2, H) from features and mask (B, T), and their mask (B, T + 2).
-
-        The dictionary goes into the state: in the authors' layout, ``blank`` (B, 1, H), a frame of zeros.
-        """
-        features, kept = self.standardise(features), {}
-        if self.config.authors:
-            frames = self.frame(F.pad(features, (0, 0, 1, 1)))
-            kept["blank"] = frames[:, :1]
-            first, last, middle = self.mark_embedding.unsqueeze(1)
-            marks = torch.cat([first, middle.expand(features.shape[1], -1), last])
-            tokens = frames + self.word(marks.expand(len(features), -1, -1))
-        else:
-            first, last = self.mark_embedding.expand(len(features), -1, -1).split(1, 1)
-            tokens = torch.cat([first, self.frame(features), last], 1)
+    def video_tokens(self, features: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        """Return [CLS] video [SEP] (B, T + 2, H) from features and mask (B, T), and their mask (B, T + 2)."""
+        first, last = self.mark_embedding.expand(len(features), -1, -1).split(1, 1)
+        tokens = torch.cat([first, self.frame(self.standardise(features)), last], 1)
         tokens = tokens + self.type_embedding[0]
         mask = F.pad(mask, (1, 1), value=True)
         if self.absolute:
-            order = torch.arange(mask.shape[1], device=mask.device)
-            encodings = sinusoids(order, self.config.hidden, self.type_embedding)
-            tokens = tokens + F.embedding(mask.cumsum(1) - 1, encodings)
-        return self.dropout(self.token_norm(tokens)), mask, kept
+            tokens = tokens + self.video_positions(mask)
+        return self.dropout(tokens), mask
+
+    def video_positions(self, mask: Tensor) -> Tensor:
+        """Return position encodings (B, N, H) that count the real tokens of ``mask`` (B, N)."""
+        order = torch.arange(mask.shape[1], device=mask.device)
+        encodings = sinusoids(order, self.config.hidden, self.type_embedding)
+        return F.embedding(mask.cumsum(1) - 1, encodings)
 
     def text_tokens(self, tokens: Tensor, state: State, number: int | None = None) -> Tensor:
         """Return tokens (V, L, H) of words (V, L): of a sentence, or all of them word ``number`` of one."""
         words = self.word(self.embedding(tokens)) + self.type_embedding[1]
-        if self.config.authors:
-            words = words + state.video["blank"]
         if self.absolute:
-            first, last = (0, tokens.shape[1]) if number is None else (number, number + 1)
-            start = self.config.text_start if self.config.authors else 0
-            order = torch.arange(start + first, start + last, device=tokens.device)
-            words = words + sinusoids(order, self.config.hidden, self.type_embedding)
-        return self.dropout(self.token_norm(words))
+            words = words + self.text_positions(tokens, number)
+        return self.dropout(words)
+
+    def text_positions(self, tokens: Tensor, number: int | None, start: int = 0) -> Tensor:
+        """Return position encodings (L, H) or (1, H) of words (V, L), counted from ``start``."""
+        first, last = (0, tokens.shape[1]) if number is None else (number, number + 1)
+        order = torch.arange(start + first, start + last, device=tokens.device)
+        return sinusoids(order, self.config.hidden, self.type_embedding)
 
     def next_tokens(self, tokens: Tensor, state: State) -> Tensor:
         """Return tokens (V, K, H) of the next word of K captions of each video, ``tokens`` (V K,)."""

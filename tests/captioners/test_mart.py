@@ -51,8 +51,8 @@ def test_authors_layout_matches_the_reference(variant: str, slots: int, options:
 
 
 def test_first_weights_of_the_authors_layout() -> None:
-    sizes = {"vocabulary_size": 300, "feature_width": 200, "layout": "authors", "hidden": 240}
-    captioner = build("mart", {**sizes, "feed_forward": 240})
+    sizes = {"vocabulary_size": 300, "feature_width": 200, "hidden": 240}
+    captioner = build("mart-authors", {**sizes, "feed_forward": 240})
     for name, parameter in captioner.named_parameters():
         if "norm" in name or name.endswith((".0.bias", ".1.bias", ".4.bias")):
             continue
@@ -62,7 +62,7 @@ def test_first_weights_of_the_authors_layout() -> None:
             assert 0.018 < parameter.std() < 0.022, name
     assert captioner.layers[0].slots.shape == (1, 1)
     with pytest.raises(UsageError, match="feed_forward = 768: must be hidden = 240"):
-        build("mart", sizes)
+        build("mart-authors", sizes)
 
 
 def test_no_memory_parameters_without_recurrence() -> None:

@@ -106,14 +106,14 @@ def spread(module: torch.nn.Module) -> torch.nn.Module:
 
 def ours(theirs: torch.nn.Module) -> ParagraphCaptioner:
     """Return our captioner with the weights of ``theirs``."""
-    sizes = {"vocabulary_size": WORDS, "feature_width": WIDTH, "dropout": 0.0, "layout": "authors"}
+    sizes = {"vocabulary_size": WORDS, "feature_width": WIDTH, "dropout": 0.0}
     places = {"text_start": FRAMES + 2, "text_length": LENGTH}
     if type(theirs).__name__ == "TransformerXL":
-        own, name = {"recurrent_gradient": theirs.config.xl_grad}, "transformer-xl"
+        own, name = {"recurrent_gradient": theirs.config.xl_grad}, "transformer-xl-authors"
     elif type(theirs).__name__ == "MTransformer":
-        own, name = {}, "vanilla-transformer"
+        own, name = {}, "vanilla-transformer-authors"
     else:
-        own, name = {"memory_length": 2}, "mart"
+        own, name = {"memory_length": 2}, "mart-authors"
     captioner = build(name, {**sizes, **places, **SIZES, **own})
     captioner.load_state_dict(from_authors(theirs.state_dict(), ROWS))
     assert isinstance(captioner, ParagraphCaptioner)

@@ -43,7 +43,7 @@ def test_authors_layout_matches_the_reference() -> None:
 
 def test_more_frames_than_the_authors_layout_has_places_for() -> None:
     captioner = make("transformer-xl-authors")
-    with pytest.raises(UsageError, match="8 frames: the authors' layout has places for 7"):
+    with pytest.raises(UsageError, match="8 frames: at most 7 fit the authors' layout"):
         captioner(clip(captioner, 1, 8), torch.ones(1, 8, dtype=torch.bool), WORDS[:, 0])
 
 

@@ -102,12 +102,8 @@ def test_converted_captioner_has_all_weights(capvid: Run, tmp_path: Path, easydi
     expected = torch.cat([theirs[f"{layer}mc.weight"], theirs[f"{layer}mz.weight"]])
     assert ours["layers.0.updater.memory.weight"].equal(expected)
     config = checkpoint.captioner.config
-    assert (config.layout, config.text_start, config.text_length, config.memory_length) == (
-        "authors",
-        9,
-        6,
-        2,
-    )
+    assert checkpoint.name == "mart-authors"
+    assert (config.text_start, config.text_length, config.memory_length) == (9, 6, 2)
     assert (checkpoint.info["max_frames"], checkpoint.info["frames"]) == (7, "even")
     assert capvid("convert", str(path), "--words", str(words))[0] == 2  # the folder exists
 
@@ -151,7 +147,10 @@ def test_transformer_xl_is_converted(tmp_path: Path, easydict: type) -> None:
     sizes = easydict(**{**SIZES, "xl_grad": True, "intermediate_size": 7})  # which their code ignores
     checkpoint = read_authors_checkpoint(*write(tmp_path, easydict, model=tensors, model_cfg=sizes))
     ours, config = checkpoint.captioner.state_dict(), checkpoint.captioner.config
-    assert (checkpoint.name, checkpoint.info["recipe"]) == ("transformer-xl", "transformer-xl-activitynet")
+    assert (checkpoint.name, checkpoint.info["recipe"]) == (
+        "transformer-xl-authors",
+        "transformer-xl-activitynet-authors",
+    )
     assert (config.recurrent_gradient, config.feed_forward) == (True, 4)
     assert ours["content_bias"].equal(tensors["encoder.r_w_bias"])
     layer = "encoder.layers.0.dec_attn."
@@ -165,7 +164,7 @@ def test_masked_transformer_is_converted(tmp_path: Path, easydict: type) -> None
     tensors = their_masked_tensors()
     checkpoint = read_authors_checkpoint(*write(tmp_path, easydict, model=tensors))
     ours = checkpoint.captioner.state_dict()
-    assert (checkpoint.name, checkpoint.info["max_frames"]) == ("vanilla-transformer", 9)
+    assert (checkpoint.name, checkpoint.info["max_frames"]) == ("vanilla-transformer-authors", 9)
     assert ours["vocabulary.weight"].equal(tensors["decoder.out.weight"][[0, 4, 5, 6, 7, 8, 9]])
     assert ours["decoder.0.cross_norm.bias"].equal(tensors["decoder.layers.0.attention.layernorm.beta"])
     assert ours["decoder.0.attention.value.weight"].equal(

@@ -21,7 +21,7 @@ HAM_MAPS = {**HAM, "locations": 4}
 HAM_VECTORS = {**HAM, "temporal_model": False}
 STACK = {**COMMON, "hidden": 6, "heads": 2, "layers": 2, "feed_forward": 5, "word_width": 3}
 MART = {**STACK, "memory_length": 2}
-AUTHORS_STACK = {**STACK, "feed_forward": 6, "layout": "authors", "text_start": 9, "text_length": 4}
+AUTHORS_STACK = {**STACK, "feed_forward": 6, "text_start": 9, "text_length": 4}
 AUTHORS = {**AUTHORS_STACK, "memory_length": 2}
 
 # Variant -> the captioner's name and options.
@@ -29,14 +29,14 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "soft-attention": ("soft-attention", DEEP),
     "m3": ("m3", M3),
     "vanilla-transformer": ("vanilla-transformer", STACK),
-    "vanilla-transformer-authors": ("vanilla-transformer", AUTHORS_STACK),
+    "vanilla-transformer-authors": ("vanilla-transformer-authors", AUTHORS_STACK),
     "transformer-xl": ("transformer-xl", STACK),
     "transformer-xl-gradient": ("transformer-xl", {**STACK, "recurrent_gradient": True}),
-    "transformer-xl-authors": ("transformer-xl", AUTHORS_STACK),
+    "transformer-xl-authors": ("transformer-xl-authors", AUTHORS_STACK),
     "mart": ("mart", MART),
     "mart-no-recurrence": ("mart", {**MART, "recurrence": False}),
-    "mart-authors": ("mart", AUTHORS),
-    "mart-authors-no-recurrence": ("mart", {**AUTHORS, "recurrence": False}),
+    "mart-authors": ("mart-authors", AUTHORS),
+    "mart-authors-no-recurrence": ("mart-authors", {**AUTHORS, "recurrence": False}),
     "ham": ("ham", HAM_MAPS),
     "ham-no-memory": ("ham", {**HAM_MAPS, "memory": False}),
     "ham-no-attention": ("ham", {**HAM_MAPS, "memory": False, "attend": False}),

@@ -88,8 +88,8 @@ def test_bert_schedule_begins_and_ends_at_zero() -> None:
 def test_bert_adam_matches_plain_loops() -> None:
     """No bias correction, 1e-6 in the divisor, decay apart from the moments and not of biases and norms."""
     torch.manual_seed(0)
-    sizes = {"vocabulary_size": 9, "feature_width": 3, "layout": "authors", "hidden": 4, "heads": 2}
-    captioner = build("mart", {**sizes, "feed_forward": 4, "word_width": 3, "layers": 1}).double()
+    sizes = {"vocabulary_size": 9, "feature_width": 3, "hidden": 4, "heads": 2}
+    captioner = build("mart-authors", {**sizes, "feed_forward": 4, "word_width": 3, "layers": 1}).double()
     options = TrainingOptions(optimizer="bert-adam", learning_rate=0.1, weight_decay=0.3, beta2=0.9)
     optimizer = OPTIMIZERS["bert-adam"](captioner, options)
     spared = ("bias", "slots", "attention_norm.weight", "feed_forward_norm.weight", "token_norm.weight")
