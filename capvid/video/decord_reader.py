@@ -62,7 +62,10 @@ class DecordSource(FrameSource):
             raise VideoError(path, "has no frames", remedy="get it again", kind="empty")
         if count > max_frames:
             raise limit_error(path, f"it has over {max_frames} frames", "video_frames")
-        spans = np.asarray(self._reader.get_frame_timestamp(list(range(count))), np.float64)
+        try:
+            spans = np.asarray(self._reader.get_frame_timestamp(list(range(count))), np.float64)
+        except IndexError as error:  # decord has no times at all
+            raise damage_error(path) from error
         times = repair_times(spans, float(self._reader.get_avg_fps()))
         if kind == "mp4":  # decord omits the frames before the edit list's start, which are never displayed
             times = times[times > -1e-4]

@@ -16,11 +16,11 @@ import re
 import stat
 from array import array
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import av
 import av.logging
@@ -47,7 +47,6 @@ _STARTS = {
 }
 _NAMES = {"mpeg1video": "mpeg1", "mpeg2video": "mpeg2", "libdav1d": "av1"}
 _REORDERED = ("h264", "hevc")  # codecs for which AVI has no presentation times; FFmpeg makes them up
-_STEADY = ("mpeg-ts", "mpeg-ps")  # kinds in which a gap between times means lost packets
 _MIN_GAP = 1.5  # frame durations
 _DEMUXERS = {  # FFmpeg's name for each kind of container
     **{kind: kind for kind in ("asf", "avi", "flv", "gif", "h264", "matroska", "ogg")},
@@ -70,9 +69,8 @@ def kind_of(path: Path) -> str:
     """Return the container kind of a regular file: mp4, matroska, avi, and so on.
 
     Raises:
-        VideoError, VideoError, VideoError: there is no such file, or it is not a video.
+        VideoError: the file is missing, unreadable or not a video, or its index is larger than the limit.
         TruncatedVideoError: the file is an MP4 that ends before its index.
-        VideoError: the file cannot be read, or its index is larger than the limit.
     """
     try:  # without opening the file: a pipe would block until its other end is opened
         mode = path.stat().st_mode
@@ -224,13 +222,11 @@ class Packets:
     def times(self, numbers: np.ndarray | None = None) -> np.ndarray:
         """Return the presentation times of packets, by default all visible ones, in seconds, ascending.
 
-        If there are none, a constant rate is assumed, with gaps where decoding times have gaps. Times are
-        rounded to decord's precision, so that both readers agree.
+        If there are none, a constant rate is assumed, with gaps where decoding times have gaps.
         """
         numbers = np.flatnonzero(self.visible) if numbers is None else numbers
         if self.pts is not None:
-            seconds = (np.sort(self.pts[numbers]) - self.start) * self.unit
-            return seconds.astype(np.float32).astype(np.float64)
+            return (np.sort(self.pts[numbers]) - self.start) * self.unit
         if self.dts is None:
             return np.sort(numbers) / self.fps
         steps = np.sort(self.dts[numbers]) - self.dts.min()
@@ -244,9 +240,8 @@ def open_container(path: Path, kind: str | None) -> Any:
     limit. If ``kind`` is None, it chooses among the known kinds.
 
     Raises:
-        VideoError, VideoError: there is no video stream, or it cannot be decoded.
+        VideoError: there is no video stream, it cannot be decoded, or its frames are larger than the limit.
         TruncatedVideoError: the file is too damaged to be opened.
-        VideoError: its frames are larger than the limit.
     """
     # FFmpeg counts padded lines, so its own limit has to be higher
     max_pixels = {"max_pixels": str(min(2 * limits().frame_pixels, (1 << 31) - 1))}
@@ -284,6 +279,13 @@ def open_container(path: Path, kind: str | None) -> Any:
     context.thread_type = "NONE"
     context.thread_count = 1
     return container, stream
+
+
+def demux(container: Any, stream: Any) -> Iterator[Any]:
+    """Yield the packets of a stream, and an empty one at the end."""
+    # PyAV raises IndexError at the end, instead of the empty packet, if streams appeared after opening
+    with suppress(IndexError):
+        yield from container.demux(stream)
 
 
 def codec_error(path: Path, codec: str = "") -> VideoError:
@@ -327,7 +329,7 @@ def _read_packets(
     codec, parser = stream.codec_context.name, codec_of(stream)
     table, suspects, number = array("q"), set(), 0
     try:
-        for packet in container.demux(stream):
+        for packet in demux(container, stream):
             if number > max_frames:
                 raise limit_error(path, f"it has over {max_frames} frames", "video_frames")
             # a parser's message concerns this packet, a container's message a gap after the last one
@@ -366,30 +368,13 @@ def _examine(
     unknown = [((stamps < -_MAX_TICKS) | (stamps > _MAX_TICKS)).any() for stamps in table[:2]]
     pts = None if unknown[0] or len(np.unique(table[0])) < count else table[0]
     dts = None if unknown[1] else table[1]
-    lost = 0  # packets missing between others
-    if kind == "avi":
-        dts, gaps, lost = _avi_times(stream, table[2], dts)
-        suspects |= gaps
-        # AVI has presentation times only if images are shown in decoding order
-        pts = dts if np.array_equal(*table[:2]) and codec_of(stream) not in _REORDERED else None
-    elif suspects and kind in _STEADY and dts is not None and count > 2:
-        gaps, lost = _find_gaps(dts, float(np.median(np.diff(dts))))
-        # the rest of the last packet is prepended to the next one
-        suspects |= gaps | {number + 1 for number in gaps}
     missing = missing_bytes(path, kind) > 0
-    boxes = [name for _, _, name in _boxes(path)] if kind == "mp4" else []
-    # reading a fragmented MP4 ends at a damaged box
-    if missing or (b"moof" in boxes and not all(name.isalnum() for name in boxes)):
+    if missing:
         suspects.add(count - 1)
+    facts = _Facts(path, container, stream, table, pts, dts, num_visible, missing, suspects)
+    pts, dts, expected = _EXAMINERS.get(kind, _examine_other)(facts)
     suspects = {number for number in suspects if 0 <= number < count}
-    damaged, rate = missing or bool(suspects), stream.average_rate
-    expected = num_visible + lost  # according to the index, or to the duration if data are missing
-    if kind == "mp4":  # the index includes images that the edit list excludes
-        expected = max(num_visible, len(stream.index_entries) - (count - num_visible))
-    elif kind == "avi" and damaged and not lost:
-        expected = max(num_visible, int(stream.frames))
-    elif kind == "matroska" and damaged and container.duration and rate:
-        expected = max(num_visible, round(container.duration / av.time_base * float(rate)))
+    rate = stream.average_rate
     return Packets(
         path=path,
         kind=kind,
@@ -401,28 +386,93 @@ def _examine(
         unit=float(stream.time_base or 1),
         start=max(-_MAX_TICKS, min(_MAX_TICKS, stream.start_time or 0)),
         fps=float(rate or stream.guessed_rate or 25),
-        expected=expected,
+        expected=max(num_visible, expected),
         suspects=frozenset(suspects),
-        damaged=damaged or expected > num_visible,
+        damaged=bool(suspects) or expected > num_visible,
     )
 
 
-def _avi_times(
-    stream: Any, positions: np.ndarray, dts: np.ndarray | None
-) -> tuple[np.ndarray | None, set[int], int]:
-    """Return the decoding times of an AVI, the packets before gaps, and how many are missing there."""
-    # the index has the right times even after lost packets
+class _Facts(NamedTuple):
+    """What the packets of a video say, before it is known what its container lies about."""
+
+    path: Path
+    container: Any
+    stream: Any
+    table: np.ndarray  # pts, dts, position, key and visible, (5, N)
+    pts: np.ndarray | None  # (N,); None if some are unknown or equal
+    dts: np.ndarray | None  # (N,); None if some are unknown
+    num_visible: int
+    missing: bool  # whether the file is shorter than its headers say
+    suspects: set[int]  # numbers of packets; the functions below add to them
+
+
+_Examined = tuple[np.ndarray | None, np.ndarray | None, int]  # pts, dts, and expected number of images
+
+
+def _examine_other(facts: _Facts) -> _Examined:
+    """Believe the packets."""
+    return facts.pts, facts.dts, facts.num_visible
+
+
+def _examine_mp4(facts: _Facts) -> _Examined:
+    """MP4: the index counts all images, also hidden ones; reading fragments ends at a damaged box."""
+    boxes = [name for _, _, name in _boxes(facts.path)]
+    count = facts.table.shape[1]
+    if b"moof" in boxes and not all(name.isalnum() for name in boxes):
+        facts.suspects.add(count - 1)
+    return facts.pts, facts.dts, len(facts.stream.index_entries) - (count - facts.num_visible)
+
+
+def _examine_matroska(facts: _Facts) -> _Examined:
+    """Matroska: nothing but the duration says how many images there were."""
+    duration, rate = facts.container.duration, facts.stream.average_rate
+    if facts.suspects and duration and rate:
+        return facts.pts, facts.dts, round(duration / av.time_base * float(rate))
+    return _examine_other(facts)
+
+
+def _examine_avi(facts: _Facts) -> _Examined:
+    """AVI: its index has the right decoding times even after lost packets, and no presentation times."""
+    stream, table, suspects = facts.stream, facts.table, facts.suspects
+    dts, lost = facts.dts, 0
     index = {entry.pos + 8: entry.timestamp for entry in stream.index_entries if entry.size}
-    times = [index.get(position) for position in positions.tolist()]
-    if dts is None or None in times or len(index) <= len(times):
-        return dts, set(), 0
-    ranks = {time: rank for rank, time in enumerate(sorted(index.values()))}
-    return np.array(times, np.int64), *_find_gaps(np.array([ranks[time] for time in times]), 1.0)
+    times = [index.get(position) for position in table[2].tolist()]
+    if dts is not None and None not in times and len(index) > len(times):
+        ranks = {time: rank for rank, time in enumerate(sorted(index.values()))}
+        gaps, lost = _find_gaps(np.array([ranks[time] for time in times]), 1.0)
+        suspects |= gaps
+        dts = np.array(times, np.int64)
+    # FFmpeg makes presentation times up, which are right if images are shown in decoding order
+    pts = dts if np.array_equal(*table[:2]) and codec_of(stream) not in _REORDERED else None
+    if suspects and not lost:
+        return pts, dts, int(stream.frames)
+    return pts, dts, facts.num_visible + lost
+
+
+def _examine_mpeg(facts: _Facts) -> _Examined:
+    """MPEG streams: a gap between decoding times beside other signs of damage means lost packets."""
+    dts, lost = facts.dts, 0
+    if facts.suspects and dts is not None and len(dts) > 2:
+        gaps, lost = _find_gaps(dts, float(np.median(np.diff(dts))))
+        # the rest of the last packet is prepended to the next one
+        facts.suspects.update(gaps, (number + 1 for number in gaps))
+    return facts.pts, dts, facts.num_visible + lost
+
+
+_EXAMINERS = {
+    "mp4": _examine_mp4,
+    "matroska": _examine_matroska,
+    "avi": _examine_avi,
+    "mpeg-ts": _examine_mpeg,
+    "mpeg-ps": _examine_mpeg,
+}
 
 
 def _find_gaps(stamps: np.ndarray, step: float) -> tuple[set[int], int]:
     """Return the packets before gaps in the stamps (N,), and how many packets are missing there."""
     steps = np.diff(stamps)
+    if step <= 0:  # most packets have the same time, so that no distance means a gap
+        return set(), 0
     gaps = np.flatnonzero(np.abs(steps) > _MIN_GAP * step)
     lost = sum(max(0, round(float(steps[number]) / step) - 1) for number in gaps)
     return {int(number) for number in gaps}, lost

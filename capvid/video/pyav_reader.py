@@ -11,7 +11,7 @@ from av.video.frame import PictureType
 
 from capvid.errors import TruncatedVideoError, VideoError
 from capvid.video.frame_source import FrameSource
-from capvid.video.probe import Packets, damage_error, ffmpeg_log, kind_of, open_container, scan
+from capvid.video.probe import Packets, damage_error, demux, ffmpeg_log, kind_of, open_container, scan
 
 _MIN_JUMP = 30  # packets that a jump must skip to be worthwhile
 _MAX_DELAY = 32  # images after which a missing image will not follow any more
@@ -196,7 +196,7 @@ class Decoder:
         self._packets = packets
         with ffmpeg_log():
             self._container, self._stream = open_container(packets.path, packets.kind)
-        self._demux = self._container.demux(self._stream)
+        self._demux = demux(self._container, self._stream)
         self._next: Any = None  # packet that has been read but not decoded
         self._ended = False
         self.number = -1  # of the last packet decoded
@@ -237,7 +237,7 @@ class Decoder:
                 raise
             except (av.FFmpegError, OSError, OverflowError):
                 return False
-            self._demux = self._container.demux(self._stream)
+            self._demux = demux(self._container, self._stream)
             self._ended = False
             for _ in range(_MAX_SEEK):
                 packet, _ = self._read()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from capvid.errors import TruncatedVideoError, UsageError, VideoError
+from capvid.errors import CapvidError, TruncatedVideoError, UsageError, VideoError
 from capvid.utils.validation import limits
 from capvid.video import READER_NAMES
 from capvid.video.decord_reader import DecordSource
@@ -35,7 +35,7 @@ def _open_auto(path: Path) -> FrameSource:
             raise
         try:
             return DecordSource(path, why="PyAV cannot open it")
-        except VideoError:
+        except Exception:
             raise error from None
     why = "default"
     if packets.damaged:
@@ -68,8 +68,14 @@ def open_video(path: str | Path, *, reader: str = "auto") -> FrameSource:
         raise UsageError(f"{reader}: no such reader", remedy=f"choose {', '.join(READERS)}")
     path = Path(path)
     with memory_errors(path):
-        archive = archive_of(path)
-        return ImageSource(path, archive) if archive else READERS[reader](path)
+        try:
+            archive = archive_of(path)
+            return ImageSource(path, archive) if archive else READERS[reader](path)
+        except (CapvidError, MemoryError):
+            raise
+        except Exception as error:  # of a library, which a damaged file has led astray
+            problem = f"cannot be read ({type(error).__name__}: {error})"
+            raise VideoError(path, problem, remedy="convert it, for example with ffmpeg") from error
 
 
 @contextmanager

@@ -180,3 +180,17 @@ def test_packets_that_are_left_out_on_purpose_are_not_lost(tmp_path: Path) -> No
     found, sampled = check(path, reader="pyav")
     assert found == [number for number in range(COUNT) if number % 40 < 20]
     assert sampled.info.lost == 0
+
+
+@pytest.mark.shared
+@pytest.mark.parametrize("reader", ["auto", "pyav", "decord"])
+def test_what_leads_a_library_astray_is_an_error_of_that_file(shared_data: Path, reader: str) -> None:
+    """Streams that appear late, equal times, and no times at all; found by mutating real files."""
+    paths = sorted((shared_data / "media" / "fuzz").iterdir())
+    assert len(paths) == 7
+    for path in paths:
+        try:
+            with open_video(path, reader=reader) as source:
+                assert source.read([0]).shape[0] == 1
+        except VideoError as error:
+            assert path.name in str(error) and "internal" not in str(error)
