@@ -12,9 +12,9 @@ document frequencies from the pairs of one video. Scores are means over videos, 
 predictions, and then over the thresholds.
 
 The published versions differ in the text that matches nothing: "abc123!@#" until May 2018 (commit deba7d7,
-``evaluate2018`` of PDVC), one random word since June 2019 (9d4045a, ``evaluate2021`` of PDVC). The shorter
-text can raise BLEU and METEOR of videos with unmatched predictions;
-nothing else changes. See :data:`UNMATCHED`.
+``evaluate2018`` of PDVC), one random word since June 2019 (9d4045a, ``evaluate2021`` of PDVC). Both are one
+token of the PTB tokenizer, but METEOR makes four words of the former, so METEOR of videos with unmatched
+predictions differs, and nothing else. See :data:`UNMATCHED`.
 
 SODA_c (Fujita et al., 2020) scores the segments as a story. Predictions p_1..p_P, ordered by start, and
 references r_1..r_R are matched one to one in the same order. The matching with the highest sum of
@@ -23,8 +23,9 @@ tIoU(p, r) * METEOR(p, r) is found by dynamic programming (Section 3),
     S[i, j] = max(S[i-1, j], S[i, j-1], S[i-1, j-1] + tIoU(p_j, r_i) METEOR(p_j, r_i))
 
 with precision S[R, P] / P, recall S[R, P] / R, and their harmonic mean F. As in version 1.1 of the authors'
-program (``--multi_reference``) a video counts with the annotator of the highest F, and the scores are means
-over videos; references stay in the order of their file, which is that of time for all but a few videos.
+program (``--multi_reference``) METEOR, which is not symmetric, takes p as the reference and r as the
+candidate, a video counts with the annotator of the highest F, and the scores are means over videos;
+references stay in the order of their file, which is that of time for all but a few videos.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ if TYPE_CHECKING:  # METEOR needs packages that may be missing
 
 THRESHOLDS = (0.3, 0.5, 0.7, 0.9)
 MAX_SEGMENTS = 1000  # per video, as in the evaluator
-UNMATCHED = {"2018": "abc123 @ #", "2019": "qzxjvkqzxjvk"}  # tokens, by version of the evaluator
+UNMATCHED = {"2018": "abc123!@#", "2019": "qzxjvkqzxjvk"}  # one token each, by version of the evaluator
 _BITS = 32
 
 
@@ -74,12 +75,20 @@ def overlaps(predictions: Sequence[TimedSentence], references: Sequence[TimedSen
 def overlapping_pairs(
     videos: Iterable[str], predictions: Segments, annotators: Sequence[Segments], unmatched: str
 ) -> Iterator[tuple[str, set[str]]]:
-    """Yield the sentence of each prediction, with ``unmatched`` and those of the references it overlaps."""
+    """Yield the pairs of sentences that METEOR is needed of, as a candidate and its references.
+
+    The evaluator scores predictions against ``unmatched`` and the references they overlap enough, SODA_c
+    scores references against the predictions they overlap at all.
+    """
     for video in videos:
         references = [segment for annotator in annotators for segment in annotator.get(video, ())]
         own = predictions.get(video, ())
-        for (_, _, sentence), values in zip(own, overlaps(own, references), strict=True):
-            yield sentence, {unmatched, *(references[i].sentence for i in np.flatnonzero(values).tolist())}
+        values = overlaps(own, references)
+        for prediction, row in zip(own, values, strict=True):
+            near = np.flatnonzero(row >= min(THRESHOLDS)).tolist()
+            yield prediction.sentence, {unmatched, *(references[i].sentence for i in near)}
+        for reference, column in zip(references, values.T, strict=True):
+            yield reference.sentence, {own[i].sentence for i in np.flatnonzero(column > 0).tolist()}
 
 
 def dense_scores(
@@ -258,7 +267,7 @@ def soda_c(
                 continue
             weights = overlaps(own, references)
             for i, j in np.argwhere(weights > 0).tolist():
-                counts = pair_scorer.counts(own[i].sentence, references[j].sentence)
+                counts = pair_scorer.counts(references[j].sentence, own[i].sentence)
                 weights[i, j] *= pair_scorer.score(counts)
             total = ordered_matching(weights)
             precision, recall = total / len(own), total / len(references)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import math
 import random
 from collections import Counter
@@ -134,7 +135,10 @@ def plain_scores(
 
 
 def plain_soda(own: Segments, annotators: list[Segments], video: str) -> tuple[float, float, float]:
-    """Compute precision, recall and F with the best annotator by a plain recursive dynamic program."""
+    """Compute precision, recall and F with the best annotator by a plain recursive dynamic program.
+
+    As in the authors' program, METEOR's candidate is the reference.
+    """
     results = [(0.0, 0.0, 0.0)]
     predicted = sorted(own.get(video, []), key=lambda segment: segment.start)
     for annotator in annotators:
@@ -143,8 +147,8 @@ def plain_soda(own: Segments, annotators: list[Segments], video: str) -> tuple[f
             continue
         pairs = {f"{i} {j}": (p, r) for i, p in enumerate(predicted) for j, r in enumerate(references)}
         values = meteor_scorer.meteor_scores(
-            {key: p.sentence for key, (p, _) in pairs.items()},
-            {key: [r.sentence] for key, (_, r) in pairs.items()},
+            {key: r.sentence for key, (_, r) in pairs.items()},
+            {key: [p.sentence] for key, (p, _) in pairs.items()},
         )[1]
         weight = {key: plain_overlap(*pair) * values[key] for key, pair in pairs.items()}
 
@@ -228,13 +232,56 @@ def test_without_meteor() -> None:
     assert "METEOR" not in scores
 
 
-def test_versions_differ_only_where_predictions_are_unmatched() -> None:
+def test_versions_differ_only_in_meteor() -> None:
     own = {"v": [TimedSentence(0, 1, "a man"), TimedSentence(5, 9, "the big dog walks on")]}
     annotators = [{"v": [TimedSentence(5, 9, "the big dog walks on"), TimedSentence(6, 9, "a man talks")]}]
     old, new = (dense_scores(["v"], own, annotators, version=version) for version in ("2018", "2019"))
-    assert (old["BLEU-1"] <= new["BLEU-1"]).all() and old["BLEU-1"][0, -1] < new["BLEU-1"][0, -1]
-    for name in ("precision", "recall", "CIDEr-D"):
+    for name in old:
         np.testing.assert_array_equal(old[name], new[name])
+
+
+@meteor
+def test_scores_equal_those_of_the_authors_programs(tmp_path: Path) -> None:
+    """The expected numbers are the output of ``densevid_eval`` deba7d7 and 9d4045a, and of SODA 1.1."""
+    predictions = {
+        "v_one": [
+            ([0, 8], "a man is walking to the park"),
+            ([20, 30], "he talks to a big dog"),
+            ([9, 18], "the dog walks"),
+        ],
+        "v_two": [([1, 5], "people are dancing on the street"), ([50, 60], "a woman @ home sings!")],
+    }
+    annotators = (
+        {
+            "v_one": [
+                ([0, 9], "A man walks to a large park."),
+                ([8, 19], "A dog is walking along"),
+                ([19, 29], "The man talks to the dog."),
+            ],
+            "v_two": [
+                ([0, 6], "Some people dance in a street."),
+                ([10, 20], "They stop."),
+                ([30, 40], "More people come."),
+            ],
+        },
+        {"v_one": [([0, 30], "A man and his dog are walking in the park, and he talks.")]},
+    )
+    files = []
+    for number, videos in enumerate((predictions, *annotators)):
+        files.append(tmp_path / f"{number}.json")
+        parts = {video: tuple(zip(*segments, strict=True)) for video, segments in videos.items()}
+        rows = {video: {"timestamps": times, "sentences": texts} for video, (times, texts) in parts.items()}
+        files[-1].write_text(json.dumps(rows))
+    old, new = (score_dense(files[0], files[1:], version=version) for version in ("2018", "2019"))
+    for scores, expected in (
+        (old, [0.1678756822691044, 0.18184407753296766, 0.14436690941056257, 0.025157232704402517]),
+        (new, [0.15761713870358218, 0.1715855339674454, 0.11920967670616006, 0.0]),
+    ):
+        assert [each["METEOR"] for each in scores.thresholds.values()] == pytest.approx(expected, abs=1e-15)
+        expected = [0.5240533318892613, 0.6618026640268615, 0.45346933069352807, 0.0]
+        assert [each["CIDEr-D"] for each in scores.thresholds.values()] == pytest.approx(expected, abs=1e-15)
+        expected = [0.13240762057912506, 0.12396928803442629, 0.1273446210523058]
+        assert list(scores.soda.values()) == pytest.approx(expected, abs=1e-15)
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(0, 6), st.integers(0, 6))
