@@ -226,7 +226,10 @@ class Packets:
         """
         numbers = np.flatnonzero(self.visible) if numbers is None else numbers
         if self.pts is not None:
-            return (np.sort(self.pts[numbers]) - self.start) * self.unit
+            seconds = (np.sort(self.pts[numbers]) - self.start) * self.unit
+            # where two frames are equally near to a sampled time, this rounding decides between them, as it
+            # did for the features that captioners were trained on
+            return seconds.astype(np.float32).astype(np.float64)
         if self.dts is None:
             return np.sort(numbers) / self.fps
         steps = np.sort(self.dts[numbers]) - self.dts.min()
