@@ -58,6 +58,8 @@ def info(
     }
     if properties.rotation:
         rows["rotation"] = f"turned by {properties.rotation} degrees clockwise"
+    if properties.color:
+        rows["color"] = properties.color
     if properties.lost:
         rows["lost"] = f"{properties.lost} frames that cannot be decoded"
     for name, value in rows.items():

@@ -29,6 +29,7 @@ from capvid.video.probe import (
     missing_bytes,
     open_container,
 )
+from capvid.video.sdr import TRANSFERS
 
 _MAX_TIME = 1e8  # seconds; decord marks missing times with larger ones
 
@@ -54,7 +55,11 @@ class DecordSource(FrameSource):
             if kind == "mp4":  # the only kind that decord rotates
                 with suppress(av.FFmpegError, StopIteration):
                     rotation = -round(next(container.decode(stream)).rotation / 90) * 90 % 360
+            hdr = stream.codec_context.color_trc in TRANSFERS
             container.close()
+        if hdr:
+            problem = "decord does not convert HDR"
+            raise VideoError(path, problem, remedy="use the reader pyav", kind="unsupported-codec")
         self._path = path
         self._reader = self._open()
         count, max_frames = len(self._reader), limits().video_frames

@@ -26,6 +26,7 @@ class VideoInfo:
     duration: float  # seconds from the first frame to the end of the last
     fps: float  # N / duration; for information only, frame times do not depend on it
     rotation: int = 0  # clockwise degrees by which frames were rotated, as the file specifies
+    color: str = ""  # HDR or wide gamut that was converted; empty for ordinary SDR
     lost: int = 0  # frames that the file should contain and that cannot be decoded; not among the N
     why: str = "requested"  # reason for using this reader
 

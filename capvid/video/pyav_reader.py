@@ -12,6 +12,7 @@ from av.video.frame import PictureType
 from capvid.errors import TruncatedVideoError, VideoError
 from capvid.video.frame_source import FrameSource
 from capvid.video.probe import Packets, damage_error, demux, ffmpeg_log, kind_of, open_container, scan
+from capvid.video.sdr import SdrConverter, color_of
 
 _MIN_JUMP = 30  # packets that a jump must skip to be worthwhile
 _MAX_DELAY = 32  # images after which a missing image will not follow any more
@@ -23,8 +24,10 @@ class PyAVSource(FrameSource):
 
     Frames are the same as when decoding from the first packet on. If the container has presentation times,
     the reader jumps to key packets over long distances; if anything is unusual after a jump, it decodes again
-    from the start. Frames are rotated as the file specifies. A damaged file is decoded once when it is
-    opened, and has only the frames that are intact; ``salvage`` treats any file as damaged.
+    from the start. Frames are rotated as the file specifies, and HDR is converted to SDR.
+
+    A damaged file is decoded once when it is opened, and has only the frames that are intact; ``salvage``
+    treats any file as damaged.
 
     Raises:
         VideoError: the file cannot be opened; the subclass says why.
@@ -52,9 +55,16 @@ class PyAVSource(FrameSource):
             if not len(numbers):
                 raise _undecodable(path, kind)
             self._start(numbers)
-        codec, rotation = self._packets.codec, -90 * self._turns % 360
         self._describe(
-            times, self._first, path=path, reader="pyav", codec=codec, rotation=rotation, lost=lost, why=why
+            times,
+            self._first,
+            path=path,
+            reader="pyav",
+            codec=self._packets.codec,
+            rotation=-90 * self._turns % 360,
+            color="" if self._color is None else str(self._color),
+            lost=lost,
+            why=why,
         )
 
     def _start(self, order: np.ndarray | None) -> None:
@@ -165,9 +175,14 @@ class PyAVSource(FrameSource):
         if self._size is None:
             self._size = image.width, image.height
             self._turns = round(image.rotation / 90) % 4  # counterclockwise
+            self._color = color_of(image)
+            self._sdr = SdrConverter(self._color, image) if self._color else None
         width, height = self._size
         with ffmpeg_log():
-            pixels = image.reformat(width=width, height=height, format="rgb24", threads=1).to_ndarray()
+            if self._sdr:
+                pixels = self._sdr.convert(image, width, height)
+            else:
+                pixels = image.reformat(width=width, height=height, format="rgb24", threads=1).to_ndarray()
         return np.ascontiguousarray(np.rot90(pixels, self._turns))
 
     def close(self) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from capvid.errors import CapvidError, TruncatedVideoError, UsageError, VideoError
+from capvid.errors import TruncatedVideoError, UsageError, VideoError
 from capvid.utils.validation import limits
 from capvid.video import READER_NAMES
 from capvid.video.decord_reader import DecordSource
@@ -71,9 +71,7 @@ def open_video(path: str | Path, *, reader: str = "auto") -> FrameSource:
         try:
             archive = archive_of(path)
             return ImageSource(path, archive) if archive else READERS[reader](path)
-        except (CapvidError, MemoryError):
-            raise
-        except Exception as error:  # of a library, which a damaged file has led astray
+        except (ArithmeticError, LookupError, OSError, ValueError) as error:  # by libraries led astray
             problem = f"cannot be read ({type(error).__name__}: {error})"
             raise VideoError(path, problem, remedy="convert it, for example with ffmpeg") from error
 
