@@ -45,6 +45,7 @@ __all__ = ["capvid", "started"]
 SETTINGS = {"sampling": "uniform:4", "beam_size": 5, "seed": 2**53 + 1, "prefix": "film: "}
 SCHEMA = json.loads((Path(__file__).parents[2] / "docs" / "caption-record.schema.json").read_text())
 DOWN, ENTER, ESCAPE = "\ue015", "\n", "\ue00c"
+SELECT_ALL = "\ue009a\ue000"  # Ctrl+A
 COUNT = 1000
 
 
@@ -222,13 +223,16 @@ def test_keyboard_alone(browser: Browser) -> None:
     assert browser.switch_to.active_element.accessible_name == "Caption of segment 2 of clips/0003.mp4"
     press(browser, "j e /", ESCAPE)
     assert "2.0\u20134.0 s" in focused() and "edited" not in entry(browser, 3).text
-    press(browser, "e", "a cat sits", ENTER)
+    press(browser, "e", SELECT_ALL, "a cat sits", ENTER)
+    stop_typing()
     assert shown_caption(browser, 3) == "film: A dog runs. A cat sits. A dog runs."
     press(browser, "j", "j")
     assert "0004.mp4" in focused()
     press(browser, "j", "j", "j", "e")  # nothing to edit
     assert "0007.mp4" in focused() and not all_of(browser, ".editor")
-    press(browser, "k", "e", "one more", ENTER, "k")
+    press(browser, "k", "e", SELECT_ALL, "one more", ENTER)
+    stop_typing()
+    press(browser, "k")
     assert shown_caption(browser, 6) == "one more" and "0005.mp4" in focused()
     assert browser.find_element("id", "edits").text == "2 edited"
     details = all_of(browser, ".body")[0].find_element("css selector", "details.details summary")
@@ -237,6 +241,33 @@ def test_keyboard_alone(browser: Browser) -> None:
     assert all_of(browser, ".body")[0].find_elements("css selector", ".word")
     press(browser, ESCAPE)
     assert "0000.mp4" in focused()
+
+
+def stop_typing() -> None:
+    """Wait until keys are shortcuts again."""
+    time.sleep(0.8)
+
+
+def test_letters_typed_after_a_saving_enter_are_no_shortcuts(browser: Browser) -> None:
+    """They belong to a text of several lines: nothing is opened, moved, searched or replaced."""
+    first = entry(browser, 0)
+    click(browser, first.find_element("css selector", ".edit"))
+    press(browser, SELECT_ALL, "party", ENTER)
+    expanded = first.find_element("css selector", ".opener").get_attribute("aria-expanded")
+    for letter in ["second line, e/j k", ENTER, " e"]:
+        press(browser, letter)
+    assert not all_of(browser, ".editor") and names(browser)[:2] == ["clips/0000.mp4", "clips/0001.mp4"]
+    assert browser.switch_to.active_element == first.find_element("css selector", ".opener")
+    assert browser.switch_to.active_element.get_attribute("aria-expanded") == expanded
+    assert browser.find_element("id", "filter").get_property("value") == ""
+    assert shown_caption(browser, 0) == "party"
+    stop_typing()
+    press(browser, "e")
+    press(browser, " of two", ENTER)  # the caret is at the end, and nothing is selected
+    assert shown_caption(browser, 0) == "party of two"
+    stop_typing()
+    press(browser, "e", "s", "\t", " ")  # by Tab to the button that saves
+    assert shown_caption(browser, 0) == "party of twos" and not all_of(browser, ".editor")
 
 
 def test_edits_outlive_a_reload_and_can_be_reverted(browser: Browser, results: list[CaptionResult]) -> None:

@@ -216,10 +216,31 @@ const KEYS = {
   e: editCurrent,
 };
 
+/* Keys that follow typing at once belong to the text, such as the rest of a sentence after an Enter that saved it:
+they are no shortcuts, and press no button. Escape and Tab end the typing. */
+
+const TYPING_PAUSE = 700; // milliseconds
+let lastTyped = -Infinity;
+const isTextField = (element) => element.matches("textarea, [type=search]");
+const isPlain = (event) => event.key && !(event.ctrlKey || event.metaKey || event.altKey || event.isComposing);
+
+for (const kind of ["keydown", "keyup", "input"]) {
+  const guard = (event) => {
+    if (event.key === "Escape" || event.key === "Tab") lastTyped = -Infinity;
+    else if (isTextField(event.target)) lastTyped = event.timeStamp;
+    else if (event.timeStamp - lastTyped < TYPING_PAUSE && isPlain(event) && (event.key.length === 1 || event.key === "Enter")) {
+      lastTyped = event.timeStamp;
+      event.preventDefault();
+      event.stopImmediatePropagation();
+    }
+  };
+  addEventListener(kind, guard, { capture: true });
+}
+
 addEventListener("keydown", (event) => {
-  if (event.ctrlKey || event.metaKey || event.altKey || event.isComposing) return;
+  if (!isPlain(event)) return;
   const target = document.activeElement;
-  const typing = target.matches("textarea, select, [type=search]");
+  const typing = isTextField(target) || target.matches("select");
   const arrow = target.matches(STOPS) && { ArrowDown: KEYS.j, ArrowUp: KEYS.k }[event.key];
   const action = arrow || (event.key === "Escape" ? leave : typing ? undefined : KEYS[event.key]);
   if (!action) return;

@@ -144,7 +144,7 @@ function edit(key) {
   });
   row.append(form);
   field.focus();
-  field.select();
+  field.setSelectionRange(field.value.length, field.value.length); // nothing is selected that typing would replace
 }
 
 const unsaved = () => [...document.querySelectorAll(".editor textarea")].some((field) => field.value !== field.defaultValue);
