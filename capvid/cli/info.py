@@ -56,8 +56,14 @@ def info(
         "sampling": pipeline.sampling.spec(),
         **({} if pipeline.segments is None else {"segments": pipeline.segments.spec}),
     }
+    if properties.aspect != 1:
+        rows["pixels"] = f"{properties.aspect.numerator}:{properties.aspect.denominator}, made square"
+    if properties.mirrored:
+        rows["mirrored"] = "top to bottom, before any rotation"
     if properties.rotation:
         rows["rotation"] = f"turned by {properties.rotation} degrees clockwise"
+    if properties.clean_aperture:
+        rows["aperture"] = "{} x {} of the stored frame, not applied".format(*properties.clean_aperture)
     if properties.color:
         rows["color"] = properties.color
     if properties.lost:

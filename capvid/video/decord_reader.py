@@ -20,10 +20,12 @@ from capvid.errors import TruncatedVideoError, VideoError
 from capvid.utils.validation import limits
 from capvid.video.frame_source import FrameSource
 from capvid.video.probe import (
+    aspect_of,
     codec_error,
     codec_of,
     damage_error,
     ffmpeg_log,
+    is_mirrored,
     kind_of,
     limit_error,
     missing_bytes,
@@ -52,13 +54,15 @@ class DecordSource(FrameSource):
         with ffmpeg_log():
             container, stream = open_container(path, None)
             self._codec, rotation = codec_of(stream), 0
+            mirrored, aspect = False, aspect_of(stream)
+            hdr = stream.codec_context.color_trc in TRANSFERS
             if kind == "mp4":  # the only kind that decord rotates
                 with suppress(av.FFmpegError, StopIteration):
-                    rotation = -round(next(container.decode(stream)).rotation / 90) * 90 % 360
-            hdr = stream.codec_context.color_trc in TRANSFERS
+                    image = next(container.decode(stream))
+                    rotation, mirrored = -round(image.rotation / 90) * 90 % 360, is_mirrored(image)
             container.close()
-        if hdr:
-            problem = "decord does not convert HDR"
+        if hdr or mirrored or aspect != 1:
+            problem = "decord shows HDR, mirrored frames and pixels that are not square as they are stored"
             raise VideoError(path, problem, remedy="use the reader pyav", kind="unsupported-codec")
         self._path = path
         self._reader = self._open()

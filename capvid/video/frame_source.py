@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,11 @@ class VideoInfo:
     duration: float  # seconds from the first frame to the end of the last
     fps: float  # N / duration; for information only, frame times do not depend on it
     rotation: int = 0  # clockwise degrees by which frames were rotated, as the file specifies
+    mirrored: bool = False  # whether frames were mirrored, top to bottom, before they were rotated
+    aspect: Fraction = Fraction(1)  # width of a stored pixel / its height; returned frames have square pixels
+    clean_aperture: tuple[int, int] | None = (
+        None  # width and height to be shown of stored frames; not applied
+    )
     color: str = ""  # HDR or wide gamut that was converted; empty for ordinary SDR
     lost: int = 0  # frames that the file should contain and that cannot be decoded; not among the N
     why: str = "requested"  # reason for using this reader

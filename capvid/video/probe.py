@@ -14,10 +14,12 @@ import math
 import os
 import re
 import stat
+import struct
 from array import array
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,6 +27,7 @@ from typing import Any, NamedTuple
 import av
 import av.logging
 import numpy as np
+from av.sidedata.sidedata import Type
 
 from capvid.errors import TruncatedVideoError, VideoError
 from capvid.utils.files import open_regular
@@ -58,6 +61,8 @@ _DEMUXERS = {  # FFmpeg's name for each kind of container
 }
 _UNKNOWN = -(1 << 63)  # time or position that the container lacks
 _MAX_TICKS = 1 << 61  # differences between times within it do not overflow
+_CLAP = re.compile(rb"\0\0\0\x28clap(.{16})", re.DOTALL)
+_MAX_ASPECT = 10
 _TOO_MANY_PIXELS = re.compile(r"Picture size (\d+)x(\d+) exceeds")
 
 Messages = list[tuple[int, str, str]]  # level, source, text
@@ -203,6 +208,8 @@ class Packets:
     expected: int  # number of images to be displayed, according to the file's headers
     suspects: frozenset[int]  # numbers of packets that are incomplete or next to missing ones
     damaged: bool  # whether data are missing or wrong
+    aspect: Fraction  # width of a stored pixel / its height
+    clean_aperture: tuple[int, int] | None  # width and height that the container wants shown
 
     @cached_property
     def order(self) -> np.ndarray | None:
@@ -289,6 +296,34 @@ def demux(container: Any, stream: Any) -> Iterator[Any]:
     # PyAV raises IndexError at the end, instead of the empty packet, if streams appeared after opening
     with suppress(IndexError):
         yield from container.demux(stream)
+
+
+def aspect_of(stream: Any) -> Fraction:
+    """Return the width of a stored pixel / its height; 1 if it is unknown or absurd."""
+    aspect = stream.sample_aspect_ratio
+    return aspect if aspect and 1 / _MAX_ASPECT <= aspect <= _MAX_ASPECT else Fraction(1)
+
+
+def is_mirrored(image: Any) -> bool:
+    """Return whether an image has to be mirrored, top to bottom, before it is rotated."""
+    try:
+        a, b, _, c, d = struct.unpack_from("=5i", bytes(image.side_data[Type.DISPLAYMATRIX]))
+    except (KeyError, ValueError):  # ValueError: beside data of a kind that PyAV does not know
+        return False
+    return bool(a * d < b * c)
+
+
+def _clean_aperture(path: Path) -> tuple[int, int] | None:
+    """Return width and height of the clean aperture in an MP4 (``clap``), which PyAV does not show."""
+    with path.open("rb") as file:
+        for at, length, name in _boxes(path):
+            if name == b"moov":
+                file.seek(at)
+                match = _CLAP.search(file.read(min(length, limits().header_bytes)))
+                if match:
+                    width, w, height, h = struct.unpack(">4I", match[1])
+                    return (width // w, height // h) if w and h else None
+    return None
 
 
 def codec_error(path: Path, codec: str = "") -> VideoError:
@@ -392,6 +427,8 @@ def _examine(
         expected=max(num_visible, expected),
         suspects=frozenset(suspects),
         damaged=bool(suspects) or expected > num_visible,
+        aspect=aspect_of(stream),
+        clean_aperture=_clean_aperture(path) if kind == "mp4" else None,
     )
 
 

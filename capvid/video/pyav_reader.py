@@ -10,8 +10,19 @@ import numpy as np
 from av.video.frame import PictureType
 
 from capvid.errors import TruncatedVideoError, VideoError
+from capvid.utils.validation import limits
 from capvid.video.frame_source import FrameSource
-from capvid.video.probe import Packets, damage_error, demux, ffmpeg_log, kind_of, open_container, scan
+from capvid.video.probe import (
+    Packets,
+    damage_error,
+    demux,
+    ffmpeg_log,
+    is_mirrored,
+    kind_of,
+    limit_error,
+    open_container,
+    scan,
+)
 from capvid.video.sdr import SdrConverter, color_of
 
 _MIN_JUMP = 30  # packets that a jump must skip to be worthwhile
@@ -24,7 +35,8 @@ class PyAVSource(FrameSource):
 
     Frames are the same as when decoding from the first packet on. If the container has presentation times,
     the reader jumps to key packets over long distances; if anything is unusual after a jump, it decodes again
-    from the start. Frames are rotated as the file specifies, and HDR is converted to SDR.
+    from the start. Frames are as a player shows them: with square pixels, mirrored and rotated as the file
+    specifies, and in SDR.
 
     A damaged file is decoded once when it is opened, and has only the frames that are intact; ``salvage``
     treats any file as damaged.
@@ -62,6 +74,9 @@ class PyAVSource(FrameSource):
             reader="pyav",
             codec=self._packets.codec,
             rotation=-90 * self._turns % 360,
+            mirrored=self._mirrored,
+            aspect=self._packets.aspect,
+            clean_aperture=self._packets.clean_aperture,
             color="" if self._color is None else str(self._color),
             lost=lost,
             why=why,
@@ -169,11 +184,16 @@ class PyAVSource(FrameSource):
         return int(self._frames[number]) if number is not None and 0 <= number < len(self._frames) else -1
 
     def _convert(self, image: Any) -> np.ndarray:
-        """Convert an image to RGB (H, W, 3), rotated and resized like the first one; raise if it is None."""
+        """Convert an image to RGB (H, W, 3) as it is shown, in the size of the first; raise if it is None."""
         if image is None:
             raise damage_error(self._path)
         if self._size is None:
-            self._size = image.width, image.height
+            width = max(1, round(image.width * self._packets.aspect))
+            if width * image.height > limits().frame_pixels:
+                reason = f"its frames have {width} x {image.height} pixels when shown"
+                raise limit_error(self._path, reason, "frame_pixels")
+            self._size = width, image.height
+            self._mirrored = is_mirrored(image)
             self._turns = round(image.rotation / 90) % 4  # counterclockwise
             self._color = color_of(image)
             self._sdr = SdrConverter(self._color, image) if self._color else None
@@ -183,6 +203,8 @@ class PyAVSource(FrameSource):
                 pixels = self._sdr.convert(image, width, height)
             else:
                 pixels = image.reformat(width=width, height=height, format="rgb24", threads=1).to_ndarray()
+        if self._mirrored:
+            pixels = pixels[::-1]
         return np.ascontiguousarray(np.rot90(pixels, self._turns))
 
     def close(self) -> None:

@@ -37,6 +37,18 @@ def test_info_reports_rotation_and_lost_frames(capvid: Run, tmp_path: Path) -> N
     assert lost > 0 and frames + lost == 120
 
 
+@pytest.mark.shared
+def test_info_reports_what_differs_from_the_stored_frames(capvid: Run, shared_data: Path) -> None:
+    for name, line in {
+        "mediabunny__sar_2x1.mp4": r"pixels: +2:1, made square",
+        "media__sample_rotate_and_reflect.mp4": r"mirrored: +top to bottom, before any rotation",
+        "format-corpus__hdv-720p60.mov": r"aperture: +1248 x 702 of the stored frame, not applied",
+        "media__sample_with_av1c.mp4": r"color: +HLG BT.2020, peak 1000 cd/m2, converted to BT.709 SDR",
+    }.items():
+        code, out, _ = capvid("info", shared_data / "media" / name)
+        assert code == 0 and re.search(f"^{line}$", out, re.M), out
+
+
 @pytest.mark.parametrize("kind", ["text", "empty", "missing"])
 def test_unreadable_video_prints_one_error_line(capvid: Run, bad_files: dict[str, Path], kind: str) -> None:
     code, out, err = capvid("info", bad_files[kind])

@@ -92,10 +92,12 @@ def numbers(frames: np.ndarray, bits: int = BITS) -> list[int]:
     return ((cells.mean(axis=(1, 3, 4)) > 125) @ (1 << np.arange(bits))).tolist()
 
 
-def turn(path: Path, degrees: int) -> Path:
-    """Set the clockwise rotation in an MP4's header."""
-    cosine, sine = {90: (0, 1), 180: (-1, 0), 270: (0, -1)}[degrees]
-    matrix = struct.pack(">9i", cosine << 16, sine << 16, 0, -sine << 16, cosine << 16, 0, 0, 0, 1 << 30)
+def turn(path: Path, degrees: int, *, mirror: bool = False) -> Path:
+    """Set the clockwise rotation in an MP4's header, after turning frames upside down with ``mirror``."""
+    cosine, sine = {0: (1, 0), 90: (0, 1), 180: (-1, 0), 270: (0, -1)}[degrees]
+    sign = -1 if mirror else 1
+    x, y = (cosine << 16, sine << 16), (-sine * sign << 16, cosine * sign << 16)
+    matrix = struct.pack(">9i", *x, 0, *y, 0, 0, 0, 1 << 30)
     content = bytearray(path.read_bytes())
     at = content.find(b"tkhd") + 44
     content[at : at + 36] = matrix

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from fractions import Fraction
 from pathlib import Path
 
 import av
@@ -192,6 +193,36 @@ def test_rotated_pictures_come_upright(tmp_path: Path, degrees: int, reader: str
     assert numbers(stored) == [9, 77]
 
 
+@pytest.mark.parametrize("degrees", [0, 90, 180, 270])
+def test_mirrored_pictures_come_as_they_are_shown(tmp_path: Path, degrees: int) -> None:
+    path = turn(write_numbers(tmp_path / "v.mp4"), degrees, mirror=True)
+    with open_video(path) as source:
+        assert (source.info.rotation, source.info.mirrored) == (degrees, True)
+        stored = np.stack([np.rot90(frame, degrees // 90)[::-1] for frame in source.read([9, 77])])
+    assert numbers(stored) == [9, 77]
+    with pytest.raises(VideoError, match="use the reader pyav"):
+        open_video(path, reader="decord")
+
+
+@pytest.mark.parametrize("name", ["v.mp4", "v.mkv", "v.ts"])
+@pytest.mark.parametrize(("aspect", "shown"), [(Fraction(64, 45), 137), (Fraction(1, 2), 48)])
+def test_pixels_become_square(tmp_path: Path, name: str, aspect: Fraction, shown: int) -> None:
+    path = tmp_path / name
+    with av.open(str(path), "w") as output:
+        stream = output.add_stream("libx264", rate=25)
+        stream.width, stream.height, stream.pix_fmt = 96, 64, "yuv420p"
+        stream.codec_context.sample_aspect_ratio = aspect
+        image = np.full((64, 96, 3), 30, np.uint8)
+        image[:, 48:] = 220
+        for _ in range(5):
+            output.mux(stream.encode(av.VideoFrame.from_ndarray(image, format="rgb24")))
+        output.mux(stream.encode())
+    with open_video(path) as source:
+        assert (source.info.width, source.info.height, source.info.aspect) == (shown, 64, aspect)
+        frame = source.read([3])[0]
+    assert frame[:, : shown // 2 - 4].mean() < 60 and frame[:, shown // 2 + 4 :].mean() > 190
+
+
 @pytest.mark.parametrize("reader", ["decord", "pyav"])
 @pytest.mark.parametrize(("name", "codec"), [("v.mkv", "ffv1"), ("v.webm", "libvpx-vp9"), ("v.avi", "mpeg4")])
 def test_odd_sizes(tmp_path: Path, name: str, codec: str, reader: str) -> None:
@@ -284,7 +315,8 @@ def test_real_clips_give_the_same_with_both_readers(shared_data: Path) -> None:
             continue
         # the 10-bit clips are rounded differently, by 3 to 4 levels on average
         assert mean_difference(frames, same) < (5 if "10bits" in clip.name else 0.01), clip
-    assert refused == ["av1_video.mkv", "corrupted.mp4"]
+    anamorphic = ["demo.mp4", "video5344.mp4", "video7966.mp4"]
+    assert refused == ["av1_video.mkv", "corrupted.mp4", *anamorphic]
 
 
 def mean_difference(one: np.ndarray, other: np.ndarray) -> float:
