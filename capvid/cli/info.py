@@ -56,6 +56,8 @@ def info(
         "sampling": pipeline.sampling.spec(),
         **({} if pipeline.segments is None else {"segments": pipeline.segments.spec}),
     }
+    if times[0] > 0.0005:
+        rows["start"] = f"the first frame is shown at {times[0]:.3f} s"
     if properties.aspect != 1:
         rows["pixels"] = f"{properties.aspect.numerator}:{properties.aspect.denominator}, made square"
     if properties.mirrored:

@@ -30,6 +30,7 @@ from capvid.video.probe import (
     limit_error,
     missing_bytes,
     open_container,
+    time_zero,
 )
 from capvid.video.sdr import TRANSFERS
 
@@ -54,7 +55,8 @@ class DecordSource(FrameSource):
         with ffmpeg_log():
             container, stream = open_container(path, None)
             self._codec, rotation = codec_of(stream), 0
-            mirrored, aspect = False, aspect_of(stream)
+            mirrored, aspect, own = False, aspect_of(stream), stream.start_time or 0
+            start = float((own - time_zero(kind, container, stream, own)) * stream.time_base)
             hdr = stream.codec_context.color_trc in TRANSFERS
             if kind == "mp4":  # the only kind that decord rotates
                 with suppress(av.FFmpegError, StopIteration):
@@ -82,7 +84,13 @@ class DecordSource(FrameSource):
             raise VideoError(path, "none of its frames is ever shown", remedy="get it again", kind="empty")
         self._first = self._next().asnumpy()
         self._describe(
-            times, self._first, path=path, reader="decord", codec=self._codec, rotation=rotation, why=why
+            times + start,
+            self._first,
+            path=path,
+            reader="decord",
+            codec=self._codec,
+            rotation=rotation,
+            why=why,
         )
 
     def _open(self) -> Any:

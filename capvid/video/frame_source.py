@@ -24,8 +24,8 @@ class VideoInfo:
     width: int  # of the frames as they are returned, in pixels
     height: int
     num_frames: int  # N
-    duration: float  # seconds from the first frame to the end of the last
-    fps: float  # N / duration; for information only, frame times do not depend on it
+    duration: float  # seconds from the file's time zero to the end of the last frame
+    fps: float  # N / seconds that the frames last; for information only, frame times do not depend on it
     rotation: int = 0  # clockwise degrees by which frames were rotated, as the file specifies
     mirrored: bool = False  # whether frames were mirrored, top to bottom, before they were rotated
     aspect: Fraction = Fraction(1)  # width of a stored pixel / its height; returned frames have square pixels
@@ -53,13 +53,13 @@ class FrameSource(ABC):
         """
         self._times = times
         last_duration = float(np.median(np.diff(times))) if len(times) > 1 else 0.0
-        duration = float(times[-1] - times[0]) + (last_duration or still)
+        shown = float(times[-1] - times[0]) + (last_duration or still)
         self.info = VideoInfo(
             width=first.shape[1],
             height=first.shape[0],
             num_frames=len(times),
-            duration=duration,
-            fps=len(times) / duration if duration else 0.0,
+            duration=max(float(times[0]), 0.0) + shown,
+            fps=len(times) / shown if shown else 0.0,
             **properties,
         )
 

@@ -203,11 +203,12 @@ class Packets:
     keys: np.ndarray  # (N,): whether decoding can start at the packet
     visible: np.ndarray  # (N,): whether its image is displayed, which edit lists may prevent
     unit: float  # seconds per tick
-    start: int  # start time of the stream, in ``unit``
+    start: int  # time zero of the file, in ``unit``
     fps: float  # nominal frame rate
     expected: int  # number of images to be displayed, according to the file's headers
     suspects: frozenset[int]  # numbers of packets that are incomplete or next to missing ones
     damaged: bool  # whether data are missing or wrong
+    fields: bool  # whether an image may take two packets, one for each field
     aspect: Fraction  # width of a stored pixel / its height
     clean_aperture: tuple[int, int] | None  # width and height that the container wants shown
 
@@ -239,7 +240,7 @@ class Packets:
             return seconds.astype(np.float32).astype(np.float64)
         if self.dts is None:
             return np.sort(numbers) / self.fps
-        steps = np.sort(self.dts[numbers]) - self.dts.min()
+        steps = np.sort(self.dts[numbers]) - self.start
         return np.round(steps * self.unit * self.fps, 3) / self.fps
 
 
@@ -399,19 +400,25 @@ def _examine(
 ) -> Packets:
     """Return the packets of a table (5, N), with corrected times and signs of damage."""
     keys, visible = table[3:].astype(bool)
-    count, num_visible = len(keys), int(visible.sum())
-    if not num_visible:
-        reason = "none of its frames is ever shown" if count else "has no frames"
-        raise VideoError(path, reason, remedy="get it again", kind="empty")
+    count = len(keys)
     unknown = [((stamps < -_MAX_TICKS) | (stamps > _MAX_TICKS)).any() for stamps in table[:2]]
     pts = None if unknown[0] or len(np.unique(table[0])) < count else table[0]
     dts = None if unknown[1] else table[1]
+    if kind == "mp4" and pts is not None:
+        visible &= (
+            pts >= 0
+        )  # in fragmented files, FFmpeg leaves it to players to hide what an edit list hides
+    if not (num_visible := int(visible.sum())):
+        reason = "none of its frames is ever shown" if count else "has no frames"
+        raise VideoError(path, reason, remedy="get it again", kind="empty")
     missing = missing_bytes(path, kind) > 0
     if missing:
         suspects.add(count - 1)
     facts = _Facts(path, container, stream, table, pts, dts, num_visible, missing, suspects)
     pts, dts, expected = _EXAMINERS.get(kind, _examine_other)(facts)
     suspects = {number for number in suspects if 0 <= number < count}
+    stamps = dts if pts is None else pts
+    first = 0 if stamps is None else int(stamps[visible].min())
     rate = stream.average_rate
     return Packets(
         path=path,
@@ -422,14 +429,36 @@ def _examine(
         keys=keys,
         visible=visible,
         unit=float(stream.time_base or 1),
-        start=max(-_MAX_TICKS, min(_MAX_TICKS, stream.start_time or 0)),
+        start=time_zero(kind, container, stream, first),
         fps=float(rate or stream.guessed_rate or 25),
         expected=max(num_visible, expected),
         suspects=frozenset(suspects),
         damaged=bool(suspects) or expected > num_visible,
+        fields=kind in ("mpeg-ts", "mpeg-ps") and pts is not None and _halves(pts, stream),
         aspect=aspect_of(stream),
         clean_aperture=_clean_aperture(path) if kind == "mp4" else None,
     )
+
+
+def _halves(pts: np.ndarray, stream: Any) -> bool:
+    """Return whether packets are half an image's duration apart."""
+    rate = stream.average_rate
+    steps = np.diff(np.sort(pts))
+    return bool(rate and len(steps) and np.median(steps) * float(stream.time_base * rate) < 0.75)
+
+
+def time_zero(kind: str, container: Any, stream: Any, first: int) -> int:
+    """Return the time zero of a file in ticks of a stream, whose first image has the time ``first``.
+
+    As for players and ``ffmpeg -ss``, it is the start of the stream that starts first, often the sound.
+    """
+    own = stream.start_time or 0
+    start = own if container.start_time is None else container.start_time / av.time_base / stream.time_base
+    if abs(start - own) * stream.time_base < 2e-6:  # the container's time is rounded to microseconds
+        start = own
+    if kind == "mp4":
+        start = max(0, start)  # what is before zero, such as the lead-in of a sound, is not played
+    return max(-_MAX_TICKS, min(_MAX_TICKS, first, round(start)))
 
 
 class _Facts(NamedTuple):

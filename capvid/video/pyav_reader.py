@@ -39,7 +39,7 @@ class PyAVSource(FrameSource):
     specifies, and in SDR.
 
     A damaged file is decoded once when it is opened, and has only the frames that are intact; ``salvage``
-    treats any file as damaged.
+    treats any file as damaged. So are streams in which each field may have a packet of its own.
 
     Raises:
         VideoError: the file cannot be opened; the subclass says why.
@@ -56,7 +56,8 @@ class PyAVSource(FrameSource):
             raise _undecodable(path, kind) from error
         self._decoder: Decoder | None = None
         times, lost = self._packets.times(), 0
-        self.salvage = salvage or self._packets.damaged  # whether only frames known to be intact count
+        # whether the video is decoded once to find out which packets give intact images
+        self.salvage = salvage or self._packets.damaged or self._packets.fields
         if not self.salvage:
             try:
                 self._start(self._packets.order)

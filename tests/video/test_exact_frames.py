@@ -193,6 +193,44 @@ def test_rotated_pictures_come_upright(tmp_path: Path, degrees: int, reader: str
     assert numbers(stored) == [9, 77]
 
 
+def test_frames_hidden_by_the_edit_list_of_a_fragmented_file_are_left_out(tmp_path: Path) -> None:
+    path = write_numbers(tmp_path / "v.mp4", container={"movflags": "frag_keyframe+delay_moov"})
+    content = bytearray(path.read_bytes())
+    at = content.find(b"elst") + 16
+    struct.pack_into(">i", content, at, struct.unpack_from(">i", content, at)[0] + 7 * 12800 // 25)
+    path.write_bytes(content)
+    with open_video(path) as source:
+        assert source.frame_times() == pytest.approx(np.arange(COUNT - 7) / 25)
+        assert numbers(source.read([0, 80])) == [7, 87]
+
+
+@pytest.mark.parametrize("name", ["v.mp4", "v.mkv", "v.ts"])
+def test_time_zero_is_that_of_the_file(tmp_path: Path, name: str) -> None:
+    """Sound from the start, images from 1.2 s on."""
+    path = tmp_path / name
+    with av.open(str(path), "w") as output:
+        video, sound = output.add_stream("libx264", rate=25), output.add_stream("aac", rate=44100)
+        video.width, video.height, video.pix_fmt = 96, 64, "yuv420p"
+        for number in range(100):
+            silence = av.AudioFrame.from_ndarray(
+                np.zeros((2, 1024), np.float32), format="fltp", layout="stereo"
+            )
+            silence.rate, silence.pts = 44100, number * 1024
+            output.mux(sound.encode(silence))
+        for number in range(20):
+            frame = av.VideoFrame.from_ndarray(np.full((64, 96, 3), 90, np.uint8), format="rgb24")
+            frame.pts, frame.time_base = number + 30, Fraction(1, 25)
+            output.mux(video.encode(frame))
+        output.mux(video.encode())
+        output.mux(sound.encode())
+    for reader in ("pyav", "decord")[: 1 if name == "v.ts" else 2]:
+        with open_video(path, reader=reader) as source:
+            # the sound may begin one block of 1024 samples before its time 0
+            assert source.frame_times() == pytest.approx(1.2 + np.arange(20) / 25, abs=0.024)
+            assert source.info.duration == pytest.approx(2.0, abs=0.024)
+            assert source.info.fps == pytest.approx(25, abs=0.1)
+
+
 @pytest.mark.parametrize("degrees", [0, 90, 180, 270])
 def test_mirrored_pictures_come_as_they_are_shown(tmp_path: Path, degrees: int) -> None:
     path = turn(write_numbers(tmp_path / "v.mp4"), degrees, mirror=True)
