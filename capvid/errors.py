@@ -125,6 +125,28 @@ class TrainingError(CapvidError):
     kind = "training"
 
 
+class AnswerError(CapvidError):
+    """An answer of a chat model that is not a caption.
+
+    Args:
+        outcome: a key of :data:`ANSWER_OUTCOMES`; ``kind`` is ``answer-`` and this word.
+        message: what is wrong with the answer, with the model's or the server's words.
+        remedy: what to do about it.
+    """
+
+    def __init__(self, outcome: str, message: str, *, remedy: str = "") -> None:
+        super().__init__(message, remedy=remedy, kind=f"answer-{outcome}")
+
+
+ANSWER_OUTCOMES = {  # what can be wrong with an answer, and how a summary calls it
+    "truncated": "cut at --max-length",
+    "empty": "empty",
+    "blocked": "blocked",
+    "refusal": "refused",
+    "invalid": "invalid",
+}
+
+
 class RunError(CapvidError):
     """An error that concerns every input, such as too little device memory; it ends the run."""
 

@@ -8,6 +8,7 @@ import re
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -18,7 +19,7 @@ import typer
 
 from capvid.cli._options import InputOptions, RuntimeOptions, ShardingOptions
 from capvid.cli._terminal import debugging, print_line
-from capvid.errors import CapvidError, FeatureFileError, RunError, UsageError, is_disk_full
+from capvid.errors import ANSWER_OUTCOMES, CapvidError, FeatureFileError, RunError, UsageError, is_disk_full
 from capvid.utils.escaping import terminal
 from capvid.utils.validation import limits
 
@@ -228,7 +229,7 @@ class Batch:
         """Print the summary of a batch."""
         if self.many:
             skipped = f", {self.skipped} skipped (already done)" if self.skipped else ""
-            failed = f", {len(self.errors)} failed" if self.errors else ""
+            failed = f", {len(self.errors)} failed{self._answers()}" if self.errors else ""
             seconds = time.monotonic() - self.begun
             speed = f" in {seconds:.1f} s ({self.done / seconds:.1f} a second)" if self.done else ""
             flagged = f", {self.low_confidence} of low confidence" if self.low_confidence else ""
@@ -239,6 +240,13 @@ class Batch:
                 self.say(f"note: low confidence: {', '.join(self._flagged)}{rest}")
         elif self.low_confidence:
             self.say("note: low confidence: this caption may well be wrong")
+
+    def _answers(self) -> str:
+        """Return how many failures of each kind are answers of a chat model, in parentheses."""
+        counts = Counter(error.kind for error in self.errors)
+        texts = {text: counts[f"answer-{outcome}"] for outcome, text in ANSWER_OUTCOMES.items()}
+        named = [f"{count} {text}" for text, count in texts.items() if count]
+        return f" ({', '.join(named)})" if named else ""
 
     @property
     def exit_code(self) -> int:
@@ -524,7 +532,7 @@ def run_sharded(
             if row.low_confidence:
                 batch.flag(row.video)
             return None
-        error = CapvidError(row.error)
+        error = CapvidError(row.error, kind=row.error_kind)
         error.trace = row.trace
         return error
 

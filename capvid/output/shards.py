@@ -54,6 +54,7 @@ class Row:
         key: name of the video in shards that need one.
         features: None for captions and failed videos.
         error: error message, on one line.
+        error_kind: kind of the error.
         lost: number of frames that could not be decoded.
         low_confidence: whether a caption has a low confidence.
         text: best caption of the video.
@@ -66,6 +67,7 @@ class Row:
     key: str = ""
     features: Features | None = None
     error: str | None = None
+    error_kind: str = ""
     lost: int = 0
     low_confidence: bool = False
     text: str = ""
@@ -80,8 +82,10 @@ class Row:
     @classmethod
     def of(cls, result: CaptionResult | ExtractionResult, record: Mapping[str, Any], **values: Any) -> Row:
         """Return the row of a result with this record."""
-        error, trace = (str(result.error), result.error.trace) if result.error else (None, "")
-        return cls(video=record["video"], record=record, error=error, lost=result.lost, trace=trace, **values)
+        row = cls(video=record["video"], record=record, lost=result.lost, **values)
+        if (error := result.error) is None:
+            return row
+        return replace(row, error=str(error), error_kind=error.kind, trace=error.trace)
 
     def failed(self, error: CapvidError) -> Row:
         """Return the row of the same video with an error instead of captions or features."""
@@ -90,7 +94,8 @@ class Row:
         if "captions" in record:
             record |= {"captions": [], "low_confidence": False}
         failed = self.without_data()
-        return replace(failed, record=record, error=str(error), low_confidence=False, trace=error.trace)
+        values: dict[str, Any] = {"error": str(error), "error_kind": error.kind, "trace": error.trace}
+        return replace(failed, record=record, low_confidence=False, **values)
 
     def without_data(self) -> Row:
         """Return what is known of the video when the row has been written."""

@@ -23,9 +23,10 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from capvid.backbones.catalog import Preprocess
-from capvid.decoding.caption_generator import Caption, Clip, Described, WordScore
+from capvid.decoding.caption_generator import Caption, Clip, Described
 from capvid.decoding.decoding_options import ChatOptions, DecodingOptions
 from capvid.errors import (
+    AnswerError,
     CapvidError,
     CheckpointError,
     FeatureMismatchError,
@@ -40,6 +41,7 @@ from capvid.utils.device import has_fast_path, resolve_device
 from capvid.utils.validation import limits
 from capvid.version import __version__
 from capvid.video.frame_sampling import Sampling, spread
+from capvid.vlm.answers import Reply, captions_of, is_tag, ranked
 from capvid.vlm.git import LARGEST_RATIO, check_files, first_line, quiet, read_json
 
 CONFIG = "config.json"
@@ -272,6 +274,8 @@ class ChatModel:
         ends = model.generation_config.eos_token_id
         ends = processor.tokenizer.eos_token_id if ends is None else ends
         self._ends = set(ends) if isinstance(ends, Sequence) else {ends}
+        added = processor.tokenizer.added_tokens_decoder.items()
+        self._hidden = {number for number, token in added if token.special and not is_tag(token.content)}
 
     def check(self, options: DecodingOptions) -> None:
         """Accept all options."""
@@ -282,8 +286,8 @@ class ChatModel:
 
     def generate(
         self, clips: Sequence[Clip], prompts: Sequence[str], options: DecodingOptions, *, system: str = ""
-    ) -> list[tuple[Caption, ...]]:
-        """Return the captions of each clip, best first.
+    ) -> list[tuple[Caption, ...] | Exception]:
+        """Return the captions of each clip, best first, or its error.
 
         Args:
             clips: clips; those with equally many frames are captioned together, except when sampling.
@@ -294,7 +298,7 @@ class ChatModel:
         Raises:
             FeatureMismatchError: the model's processor refuses the frames.
         """
-        captions: dict[int, tuple[Caption, ...]] = {}
+        captions: dict[int, tuple[Caption, ...] | Exception] = {}
         groups: dict[int, list[int]] = {}
         for index, clip in enumerate(clips):  # some processors cannot batch clips of different lengths
             key = index if options.temperature else -len(clip.frames)  # samples depend on the seed alone
@@ -336,8 +340,8 @@ class ChatModel:
         return messages
 
     @torch.inference_mode()
-    def _generate(self, inputs: Any, options: DecodingOptions) -> list[tuple[Caption, ...]]:
-        """Return K captions for each clip of a batch."""
+    def _generate(self, inputs: Any, options: DecodingOptions) -> list[tuple[Caption, ...] | Exception]:
+        """Return K captions for each clip of a batch, or the error of a clip without any."""
         inputs = inputs.to(self.device)
         if self.model.dtype != torch.float32:
             inputs = inputs.to(self.model.dtype)  # floating-point tensors only
@@ -356,25 +360,29 @@ class ChatModel:
         result = self.model.generate(**inputs, **settings, return_dict_in_generate=True, output_logits=True)
         tokens = result.sequences[:, inputs["input_ids"].shape[1] :]  # (B K, L)
         logprobs = _token_logprobs(tokens, result.logits, getattr(result, "beam_indices", None))
-        captions = [self._caption(*row) for row in zip(tokens.tolist(), logprobs.tolist(), strict=True)]
+        replies = [self._reply(*row) for row in zip(tokens.tolist(), logprobs.tolist(), strict=True)]
         count = options.num_captions
-        groups = [captions[first : first + count] for first in range(0, len(captions), count)]
-        if options.temperature:
-            groups = [sorted(group, key=lambda caption: -caption.logprob) for group in groups]
-        return [tuple(group) for group in groups]
+        captions: list[tuple[Caption, ...] | Exception] = []
+        for first in range(0, len(replies), count):
+            try:
+                group = captions_of(replies[first : first + count], max_length=options.max_length)
+                captions.append(ranked(group) if options.temperature else group)
+            except AnswerError as error:
+                captions.append(error)
+        return captions
 
-    def _caption(self, tokens: Sequence[int], logprobs: Sequence[float]) -> Caption:
-        """Return the caption of generated tokens up to the first end token."""
+    def _reply(self, tokens: Sequence[int], logprobs: Sequence[float]) -> Reply:
+        """Return the reply in generated tokens, which goes on to the first end token."""
         decode = self.processor.tokenizer.decode
-        length = next((n + 1 for n, token in enumerate(tokens) if token in self._ends), len(tokens))
-        words = decode(tokens[:length], skip_special_tokens=True).split()
-        scores = [0.0] * len(words)
-        for number, (token, logprob) in enumerate(zip(tokens[:length], logprobs, strict=False), start=1):
-            if words and token not in self._ends:  # a token belongs to the last word that it ends in
-                prefix = decode(tokens[:number], skip_special_tokens=True).split()
-                scores[min(max(len(prefix), 1), len(words)) - 1] += logprob
-        scored = [WordScore(word=word, logprob=score) for word, score in zip(words, scores, strict=True)]
-        return Caption(text=" ".join(words), logprob=sum(logprobs[:length]), words=tuple(scored))
+        length = next((n for n, token in enumerate(tokens) if token in self._ends), len(tokens))
+        shown: list[int] = []
+        ends = []
+        for token in tokens[:length]:
+            if token not in self._hidden:
+                shown.append(token)
+            ends.append(len(decode(shown)))
+        finish = "stop" if length < len(tokens) else "length"
+        return Reply(text=decode(shown), finish=finish, ends=ends, logprobs=logprobs[: length + 1])
 
 
 def _token_logprobs(tokens: Tensor, logits: Sequence[Tensor], beams: Tensor | None) -> Tensor:

@@ -54,13 +54,15 @@ def tokenizer(special: tuple[str, ...], **names: str) -> Any:
 
 
 def save(folder: Path, make: Callable[[], Any], processor: Any, *, video: str = "", image: str) -> None:
-    """Save a model that generates no special tokens but the end, and its processor."""
+    """Save a processor and a model that generates words, at least one, and an end, but no special tokens."""
     torch.manual_seed(0)
     processor.chat_template = TEMPLATE.replace("VIDEO", video).replace("IMAGE", image)
     model = make().eval()
     tokens = processor.tokenizer
     special = {number for number, token in tokens.added_tokens_decoder.items() if token.special}
     model.generation_config.suppress_tokens = sorted(special - {tokens.eos_token_id})
+    model.generation_config.begin_suppress_tokens = [tokens.eos_token_id]
+    model.generation_config.forced_eos_token_id = tokens.eos_token_id
     model.save_pretrained(folder)
     processor.save_pretrained(folder)
 

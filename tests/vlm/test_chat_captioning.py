@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import pickle
+import shutil
 import signal
 import subprocess
 import sys
@@ -26,6 +27,7 @@ from capvid.output.results import CaptionResult
 from capvid.video.frame_sampling import UniformSampling
 from capvid.video.readers import read_frames
 from capvid.vlm import chat
+from capvid.vlm.answers import caption_of
 
 __all__ = ["capvid"]
 
@@ -368,6 +370,53 @@ def damaged(folder: Path, target: Path, change: str) -> Path:
 def test_damaged_folders(folders: dict[str, Path], tmp_path: Path, change: str, message: str) -> None:
     with pytest.raises(CheckpointError, match=message):
         load(damaged(folders["gemma3"], tmp_path / "model", change))
+
+
+def generating(folder: Path, target: Path, words: str) -> Path:
+    """Copy a model, and let the copy generate these words, again and again until it is cut."""
+    from transformers import AutoTokenizer
+
+    shutil.copytree(folder, target)
+    path = target / "generation_config.json"
+    settings = json.loads(path.read_text())
+    tokenizer = AutoTokenizer.from_pretrained(target)
+    generated = tokenizer.convert_tokens_to_ids(words.split())
+    settings["suppress_tokens"] = [n for n in range(len(tokenizer)) if n not in generated]
+    del settings["forced_eos_token_id"], settings["begin_suppress_tokens"]
+    path.write_text(json.dumps(settings))
+    return target
+
+
+def test_answers_that_are_no_captions(
+    folders: dict[str, Path], clips: list[Path], capvid: Run, tmp_path: Path
+) -> None:
+    """They are failures: nothing is written, and a rerun captions the video again."""
+    cut = generating(folders["gemma3"], tmp_path / "cut", "a man")
+    empty = generating(folders["gemma3"], tmp_path / "empty", "<eos>")
+    run = ["caption", *clips[:2], "--prefix", "trigger, ", "--max-length", 6, "--workers", 1]
+    for folder, message, summary in (
+        (cut, "the answer was cut at --max-length 6; use a greater --max-length", "cut at --max-length"),
+        (empty, "the model's answer is empty; change --prompt", "empty"),
+    ):
+        output = ["--model", folder, "--output-dir", tmp_path / "out"]
+        for _ in range(2):
+            code, _, stderr = capvid(*run, *output)
+            assert code == 1 and f"{clips[0]}: {message}" in stderr
+            assert f"0 captioned, 2 failed (2 {summary})" in stderr
+        assert not list(tmp_path.glob("out/*.txt"))
+
+
+def test_thinking_of_a_local_model(folders: dict[str, Path]) -> None:
+    """It is removed, also if its tags are special tokens, which are not shown otherwise."""
+    with load(folders["gemma3"]) as pipeline:
+        model = pipeline.generator.model  # type: ignore[attr-defined]
+        tokenizer = model.processor.tokenizer
+        tokenizer.add_tokens(["<think>", "</think>"], special_tokens=True)
+        model, text = model.on("cpu"), "<think> a dog </think> a <|start|> man <eos> <pad>"
+        tokens = tokenizer.convert_tokens_to_ids(text.split())
+        caption = caption_of(model._reply(tokens, [-1.0] * len(tokens)), max_length=9)
+    assert caption.text == "a man" and caption.logprob == -4
+    assert [word.logprob for word in caption.words] == [-2, -1]
 
 
 @pytest.mark.slow
