@@ -22,6 +22,7 @@ class ChatServer:
         misbehave: what to do instead of answering; called for each request.
         delay: seconds before an answer.
         logprobs: whether answers contain log-probabilities.
+        models: the list of models.
         most: largest number of requests that were answered at the same time.
     """
 
@@ -31,6 +32,7 @@ class ChatServer:
         self.misbehave: Misbehaviour = lambda handler, body: False
         self.delay = 0.0
         self.logprobs = True
+        self.models: Any = [{"id": "toy-vlm"}]
         self.most = self.active = 0
         self.lock = threading.Lock()
         server = self
@@ -53,7 +55,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         self.chat.headers.append(dict(self.headers))
-        self.answer({"data": [{"id": "toy-vlm"}]} if self.path == "/v1/models" else {}, 200)
+        self.answer({"data": self.chat.models} if self.path == "/v1/models" else {}, 200)
 
     def do_POST(self) -> None:
         chat = self.chat
@@ -66,7 +68,7 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             time.sleep(chat.delay)
             if not chat.misbehave(self, body):
-                self.answer({"choices": [self.choice(body) for _ in range(body["n"])]}, 200)
+                self.answer({"choices": [self.choice(body) for _ in range(body.get("n", 1))]}, 200)
         finally:
             with chat.lock:
                 chat.active -= 1
