@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import shutil
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -48,6 +49,8 @@ if TYPE_CHECKING:
     from capvid.video.input_set import VideoInput
 
 _T = TypeVar("_T")
+# one word with an extension or a final slash, or any line that ends in .txt
+_FILE_NAME = re.compile(r"\S*[^\s.?!,;:]\.[a-z][a-z0-9]{0,7}|\S*[/\\]|.{1,250}\.txt", re.I | re.A)
 
 if TYPE_CHECKING:
     Format = Enum
@@ -166,8 +169,8 @@ def caption(
     input_set = read_inputs(inputs, timeout=runtime.timeout or None)
     sharded = wants_shards(sharding, output_dir, form and form.value)
     batch = Batch(verb="captioned", many=input_set.many or sharded)
-    if chat["prompt"] and os.path.isfile(chat["prompt"]):  # noqa: PTH113  # Path.is_file raises for long names
-        chat["prompt"] = _read_prompt(Path(chat["prompt"]))
+    if chat["prompt"]:
+        chat["prompt"] = _read_prompt(chat["prompt"])
     if output:
         check_writable_file(output)
     if report:
@@ -293,16 +296,33 @@ def caption(
     batch.finish()
 
 
-def _read_prompt(path: Path) -> str:
-    """Return the text of a prompt file; raise UsageError if it cannot be read."""
+def _read_prompt(prompt: str) -> str:
+    """Return a prompt, or the text of the file that it names.
+
+    Raises:
+        UsageError: the file cannot be read or is empty, or there is no file of what looks like its name.
+    """
     from capvid.utils.files import read_regular
+    from capvid.utils.registry import did_you_mean
     from capvid.utils.validation import MIB
 
+    path = Path(prompt)
     try:
-        return read_regular(path, max_bytes=MIB).decode("utf-8").strip()
+        if os.path.isfile(prompt):  # noqa: PTH113  # Path.is_file raises for long names
+            text = read_regular(path, max_bytes=MIB).decode("utf-8-sig").strip()
+            if not text:
+                raise ValueError("it is empty")
+            return text
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else error
         raise UsageError(f"{path}: not a prompt ({reason})", remedy="write it as UTF-8 text") from error
+    if not _FILE_NAME.fullmatch(prompt):
+        return prompt
+    names: list[str] = []
+    with suppress(OSError):
+        names = [each.name for each in path.parent.iterdir()]
+    remedy = did_you_mean(path.name, names) or "a prompt without a file is a sentence"
+    raise UsageError(f"{path}: there is no such file with a prompt", remedy=remedy)
 
 
 def _check_report(path: Path, output: Path | None) -> None:

@@ -28,6 +28,7 @@ from PIL import Image
 from toy import Run, capvid, write_video
 
 import capvid as package
+from capvid.cli import caption as caption_command
 from capvid.decoding.caption_generator import Clip
 from capvid.decoding.decoding_options import DecodingOptions
 from capvid.errors import RunError, UsageError
@@ -644,6 +645,40 @@ def test_errors_that_concern_every_request(server: ChatServer, clips: list[Path]
         package.load(endpoint=server.url, beam_size=3)
     with pytest.raises(RunError, match="no valid answer"):
         package.load(endpoint="http://127.0.0.1:9/v1")
+
+
+def test_prompt_files(server: ChatServer, clips: list[Path], capvid: Run, tmp_path: Path) -> None:
+    """They may have a byte-order mark; a mistyped name is no prompt."""
+    (tmp_path / "prompt.txt").write_bytes(b"\xef\xbb\xbfWhat happens?\r\n")
+    (tmp_path / "empty.txt").write_bytes(b"\xef\xbb\xbf\n")
+    (tmp_path / "utf16.txt").write_text("What?", encoding="utf-16")
+    run = ["caption", clips[0], "--endpoint", server.url, "--workers", 1, "--prompt"]
+    assert capvid(*run, tmp_path / "prompt.txt")[0] == 0 and prompt(server.bodies[-1]) == "What happens?"
+    for name, message in (
+        (
+            tmp_path / "promtp.txt",
+            "promtp.txt: there is no such file with a prompt; did you mean prompt.txt",
+        ),
+        ("a" * 5000 + ".txt", "there is no such file with a prompt"),
+        ("my prompt.txt", "my prompt.txt: there is no such file with a prompt; a prompt without a file is a"),
+        ("prompts/caption.md", "prompts/caption.md: there is no such file"),
+        (f"{tmp_path}/", "there is no such file with a prompt"),
+        (tmp_path / "empty.txt", "empty.txt: not a prompt (it is empty)"),
+        (tmp_path / "utf16.txt", "utf16.txt: not a prompt ('utf-8' codec"),
+    ):
+        code, _, stderr = capvid(*run, name)
+        assert code == 2 and message in stderr
+    sent = len(server.bodies)
+    for text in (
+        "Describe.",
+        "What?",
+        "Describe this video... briefly",
+        "Who/what/where?",
+        "描述.视频",
+        "Go!now",
+    ):
+        assert caption_command._read_prompt(text) == text
+    assert len(server.bodies) == sent
 
 
 def test_context_reaches_the_server(server: ChatServer, clips: list[Path]) -> None:
