@@ -21,6 +21,7 @@ _BLOCKED = {
     *("content_filter", "content_filtered", "safety", "recitation", "prohibited_content", "blocklist"),
     *("spii", "image_safety", "sensitive", "guardrail_intervened"),
 }
+_BROKEN_OFF = {"abort", "aborted", "cancelled", "error"}
 _TOOL = {"tool_calls", "tool_use", "function_call", "malformed_function_call"}
 _OPENING = re.compile(r"<(?:think|thinking|thought|reasoning)>|\[THINK\]|◁think▷", re.I)
 _CLOSING = re.compile(r"</(?:think|thinking|thought|reasoning)>|\[/THINK\]|◁/think▷", re.I)
@@ -95,6 +96,9 @@ def caption_of(reply: Reply, *, max_length: int) -> Caption:
     if reply.called_tool or finish in _TOOL:
         problem = "the model called a tool instead of answering"
         raise AnswerError("invalid", problem, remedy="turn off the tools of the server")
+    if finish in _BROKEN_OFF:
+        problem = f"the server broke off the answer (finish reason {reply.finish})"
+        raise AnswerError("invalid", problem, remedy="run the command again")
     start = _answer_start(text)
     if finish in _CUT:
         thinking = " while the model was thinking" if text.strip() and not text[start:].strip() else ""

@@ -51,7 +51,9 @@ _ADDRESS = re.compile(
     re.I | re.A,
 )
 _CREDIT = re.compile(r"insufficient_(?:quota|balance|credits)|billing_hard_limit|billing_not_active")
-_FILTERED = re.compile(r"content_filter|content_policy|content_moderation|ResponsibleAI")
+_FILTERED = re.compile(
+    r"content_(?:filter|policy|moderation)|ResponsibleAI|data_?inspection|flagged|PROHIBITED_CONTENT", re.I
+)
 _TOO_LONG = re.compile(r"context.(?:length|window|size)|too (?:large|long|many)|exceed", re.I)
 _UNSUPPORTED = re.compile(
     r"unsupported|not? support|un(?:recogni[sz]ed|known|expected)|not (?:permitted|allowed)|extra", re.I
@@ -115,16 +117,21 @@ class ServedModel:
 
     def __init__(self, url: str, model: str | None = None, *, timeout: float | None = None) -> None:
         match = _ADDRESS.fullmatch(url)
-        if match is None or int(match["port"] or 0) > 65535:
+        try:
+            if match is None or int(match["port"] or 0) > 65535:
+                raise ValueError("not an address")
+            httpx2.URL(url)
+            proxy = _proxy(url)
+        except (ValueError, httpx2.InvalidURL) as error:
             problem = f"{url.rpartition('@')[2]}: not the address of an endpoint"  # without a password
-            raise UsageError(problem, remedy=f"use http://HOST:PORT/v1, and {KEY} for a key")
+            raise UsageError(problem, remedy=f"use http://HOST:PORT/v1, and {KEY} for a key") from error
         _api_key()
         self.host = match["host"]
         self._url = url.rstrip("/")
         self._timeout = timeout or 600.0
-        self._proxy = _proxy(url)
-        proxy = "" if self._proxy is None else f" (by the proxy {self._proxy.rpartition('@')[2]})"
-        self._server = f"{self.host}{proxy}"  # for messages
+        self._proxy = proxy
+        way = "" if proxy is None else f" (by the proxy {proxy.rpartition('@')[2]})"
+        self._server = f"{self.host}{way}"  # for messages
         self._answered = False  # whether there was any answer, so that the server exists
         self._renamed: dict[str, str] = {}  # fields that the server refuses: another name, or none to drop it
         self.model = model or self._first_model()
@@ -305,9 +312,7 @@ class ServedModel:
                 raise EndpointError(problem, remedy="raise --timeout, or check the server") from error
             if failure.unreachable and not self._answered:
                 break
-            pause = (
-                PAUSE * 2 ** (number - 1) * random.uniform(0.5, 1) if failure.pause is None else failure.pause
-            )
+            pause = failure.pause or PAUSE * 2 ** (number - 1) * random.uniform(0.5, 1)
             if pause > self._timeout:
                 problem = f"{failure.message}; the server asks to wait {pause:.0f} s"
                 raise RunError(problem, remedy="run the command again then, or with a longer --timeout")
@@ -438,7 +443,7 @@ def _proxy(url: str) -> str | None:
         here = address.is_loopback or address.is_unspecified
     except ValueError:
         here = host == "localhost" or host.endswith(".localhost")
-    if here or urllib.request.proxy_bypass(host):
+    if here or urllib.request.proxy_bypass(parts.netloc):
         return None
     proxies = urllib.request.getproxies()
     proxy = proxies.get(parts.scheme) or proxies.get("all")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import email.utils
 import io
@@ -212,6 +213,7 @@ def test_logprobs_that_are_no_numbers(number: str, server: ChatServer) -> None:
         ({"message": {"content": None, "refusal": "No."}}, "the model refused: No."),
         ({"message": {"content": [{"type": "refusal", "refusal": "No."}]}}, "the model refused: No."),
         ({"message": {"tool_calls": [{"id": "1"}]}}, "the model called a tool instead of answering"),
+        ({"finish_reason": "abort"}, "the server broke off the answer (finish reason abort)"),
         ({"finish_reason": "content_filter"}, "a filter of the server blocked the answer"),
         ({"finish_reason": "length"}, "the answer was cut at --max-length 64; use a greater --max-length"),
     ],
@@ -378,6 +380,12 @@ def test_several_captions_that_a_server_refuses(server: ChatServer) -> None:
         ask(server, temperature=1.0, num_captions=2)
 
 
+def test_a_request_that_a_filter_blocks(server: ChatServer) -> None:
+    error = {"code": "content_filter", "message": "The prompt was filtered"}
+    server.misbehave = lambda handler, body: handler.answer({"error": error}, 400) or True
+    assert "a filter of the server blocked the request (The prompt was filtered)" in ask(server)[0]
+
+
 def test_a_request_that_is_too_long_is_not_a_refused_field(server: ChatServer) -> None:
     message = "'max_tokens' is too large: 64. This model's maximum context length is 4096 tokens"
     server.misbehave = lambda handler, body: handler.answer({"message": message}, 400) or True
@@ -459,6 +467,15 @@ def test_requests_are_concurrent_and_answers_in_order(server: ChatServer, clips:
     server.misbehave = gather
     assert texts(server, clips * 2, batch_size=5) == EXPECTED * 2
     assert 3 <= server.most <= 5
+
+
+def test_within_a_running_event_loop(server: ChatServer) -> None:
+    """Notebooks run one."""
+
+    async def cell() -> list[str]:
+        return ask(server, clip(3), clip(5))
+
+    assert asyncio.run(cell()) == EXPECTED[:2]
 
 
 def test_one_refused_clip_leaves_the_others_alone(
@@ -631,6 +648,8 @@ def test_errors_that_concern_every_request(server: ChatServer, clips: list[Path]
         "localhost:8000",
         "ftp://host/v1",
         "http://[::1",
+        "http://[:::]/v1",
+        "http://999.1.1.1/v1",
         "http://h:99999/v1",
         "http://h/v 1",
         "http://a:pw@h/v1",
