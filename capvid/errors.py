@@ -55,7 +55,8 @@ class VideoError(CapvidError):
     Attributes:
         path: path or address of the video.
         kind: ``missing``, ``empty``, ``not-a-video``, ``no-video-stream``, ``unsupported-codec``,
-            ``truncated``, ``decoder`` (it crashed, or did not end in time), or ``unreadable``.
+            ``truncated``, ``encrypted``, ``incomplete`` (a part of a fragmented video), ``decoder`` (it
+            crashed, or did not end in time), or ``unreadable``.
     """
 
     kind = "unreadable"

@@ -8,10 +8,12 @@ writes command-line.md, python-api.md, file-formats.md and recipes.md; ``--check
 from __future__ import annotations
 
 import argparse
+import csv
 import dataclasses
 import inspect
 import json
 import re
+import runpy
 import sys
 import textwrap
 from collections.abc import Iterable, Sequence
@@ -65,6 +67,11 @@ captioner, configuration, the header of the features it was trained on, vocabula
 MODEL = """## [model]
 
 The sizes of each captioner. `vocabulary_size`, `feature_width` and `locations` follow from the data."""
+
+VIDEOS = """## Videos
+
+A file is read by what is in it, whatever its name is. The tests decode these codecs in these containers;
+others that PyAV's FFmpeg decodes work as well in the same containers."""
 
 LIMITS = """## Limits
 
@@ -196,8 +203,21 @@ def schema_rows(schema: Any, definitions: Any, prefix: str = "") -> list[tuple[s
     return rows
 
 
+def codecs_by_container() -> list[tuple[str, str]]:
+    """Return the containers and codecs of the files that the tests decode."""
+    tests = DOCS.parent / "tests"
+    formats = runpy.run_path(str(tests / "support" / "formats.py"))["FORMATS"]
+    names = {"mpeg2video": "mpeg2", "mpeg1video": "mpeg1", "libwebp_anim": "webp", "prores_ks": "prores"}
+    names |= {"libvpx": "vp8", "libx264": "h264", "libx265": "hevc", "libsvtav1": "av1"}
+    pairs = {(case[0], names.get(case[2], case[2])) for case in formats}
+    with (tests / "video" / "media.tsv").open(encoding="utf-8") as file:
+        pairs |= {(row["container"], row["codec"]) for row in csv.DictReader(file, delimiter="\t")}
+    containers = sorted({container for container, _ in pairs if container}, key=str.lower)
+    return [(name, ", ".join(sorted(codec for one, codec in pairs if one == name))) for name in containers]
+
+
 def file_formats() -> str:
-    """Describe JSON records, feature files, checkpoints and limits."""
+    """Describe videos, JSON records, feature files, checkpoints and limits."""
     schema = json.loads((DOCS / "caption-record.schema.json").read_text(encoding="utf-8"))
     limits = [
         (f"`{name.replace('_', '-')}`", f"{getattr(Limits(), name):,}", text)
@@ -208,6 +228,8 @@ def file_formats() -> str:
     parts = [
         "# File formats",
         NOTE,
+        VIDEOS,
+        table(("container", "codecs"), codecs_by_container()),
         RECORDS,
         table(("field", "type", "meaning"), record_rows),
         MANIFEST,

@@ -18,6 +18,7 @@ import numpy as np
 
 from capvid.errors import TruncatedVideoError, VideoError
 from capvid.utils.validation import limits
+from capvid.video.container_kind import kind_of, limit_error, missing_bytes
 from capvid.video.frame_source import FrameSource
 from capvid.video.probe import (
     aspect_of,
@@ -26,9 +27,6 @@ from capvid.video.probe import (
     damage_error,
     ffmpeg_log,
     is_mirrored,
-    kind_of,
-    limit_error,
-    missing_bytes,
     open_container,
     time_zero,
 )
@@ -56,7 +54,7 @@ class DecordSource(FrameSource):
             container, stream = open_container(path, None)
             self._codec, rotation = codec_of(stream), 0
             mirrored, aspect, own = False, aspect_of(stream), stream.start_time or 0
-            start = float((own - time_zero(kind, container, stream, own)) * stream.time_base)
+            start = float((own - min(own, time_zero(kind, container, stream))) * stream.time_base)
             hdr = stream.codec_context.color_trc in TRANSFERS
             if kind == "mp4":  # the only kind that decord rotates
                 with suppress(av.FFmpegError, StopIteration):

@@ -1,4 +1,4 @@
-"""The image reader: zip archives with a folder of frames for each video."""
+"""The image reader: image files, and zip archives with a folder of frames for each video."""
 
 from __future__ import annotations
 
@@ -20,7 +20,17 @@ from capvid.video.frame_source import FrameSource
 
 SUFFIXES = (".jpeg", ".jpg", ".png", ".webp")
 SECONDS = 2.0  # duration of each image
-_FORMATS = ("BMP", "GIF", "JPEG", "PNG", "WEBP")  # no format that runs a program or opens other files
+_FORMATS = ("AVIF", "BMP", "GIF", "JPEG", "PNG", "WEBP")  # no format that runs a program or opens other files
+_ORIENTATION = 0x112  # EXIF tag
+_ORIENTATIONS = {  # clockwise degrees, after mirroring top to bottom
+    2: (180, True),
+    3: (180, False),
+    4: (0, True),
+    5: (90, True),
+    6: (90, False),
+    7: (270, True),
+    8: (270, False),
+}
 _CHUNK = 4096  # bytes decompressed at a time
 _DIRECTORY_FACTOR = 4  # minimum bytes of memory per byte of a zip file's directory
 _pillow_lock = threading.Lock()
@@ -107,30 +117,96 @@ def decode_image(read: Callable[[], bytes], size: tuple[int, int] | None = None)
         UnsuitableImageError: it exceeds a limit, or its width and height are not ``size``.
         ValueError: it cannot be read or decoded, for any reason.
     """
-    from PIL import Image
-
     try:
-        data = io.BytesIO(read())
-        with _pillow_lock:  # Pillow's own limit on pixels only warns and cannot be set per call
-            pillow_limit, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None
-            try:
-                image = Image.open(data, formats=_FORMATS)
-            finally:
-                Image.MAX_IMAGE_PIXELS = pillow_limit
-        with image:
-            (width, height), max_pixels = image.size, limits().frame_pixels
-            if width * height > max_pixels:
-                raise UnsuitableImageError(
-                    f"has {width} x {height} pixels, more than the limit of {max_pixels}; "
-                    "raise CAPVID_LIMIT_FRAME_PIXELS"
-                )
+        with _open_image(io.BytesIO(read())) as image:
             if size is not None and image.size != size:
                 raise UnsuitableImageError("does not have the size of the first image")
-            return np.array(image.convert("RGB"))
+            return _rgb(image)
     except (MemoryError, UnsuitableImageError):
         raise
     except Exception as error:  # damaged zip files and images raise errors of many types
         raise ValueError(f"{type(error).__name__}: {error}") from error
+
+
+def _open_image(file: IO[bytes]) -> Any:
+    """Open an image with Pillow; raise UnsuitableImageError if it exceeds a limit."""
+    from PIL import Image
+
+    with _pillow_lock:  # Pillow's own limit on pixels only warns and cannot be set per call
+        pillow_limit, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None
+        try:
+            image = Image.open(file, formats=_FORMATS)
+        finally:
+            Image.MAX_IMAGE_PIXELS = pillow_limit
+    (width, height), max_pixels = image.size, limits().frame_pixels
+    if width * height > max_pixels:
+        raise UnsuitableImageError(
+            f"has {width} x {height} pixels, more than the limit of {max_pixels}; "
+            "raise CAPVID_LIMIT_FRAME_PIXELS"
+        )
+    return image
+
+
+def _rgb(image: Any) -> np.ndarray:
+    """Return an image as (H, W, 3) uint8; one of 16 bits by their upper halves, which Pillow would clip."""
+    if image.mode.startswith("I;16"):
+        return np.repeat((np.asarray(image) >> 8).astype(np.uint8)[:, :, None], 3, axis=2)
+    return np.array(image.convert("RGB"))
+
+
+class StillSource(FrameSource):
+    """Frame source over an image file: one frame, or those of an animated WebP, turned as its EXIF says.
+
+    Raises:
+        VideoError: it cannot be decoded, or exceeds a limit.
+    """
+
+    def __init__(self, path: Path) -> None:
+        from PIL import UnidentifiedImageError
+
+        self._path = path
+        self._file = open_regular(path)
+        try:
+            self._image = _open_image(self._file)
+            count = self._image.n_frames if self._image.format == "WEBP" else 1
+            if count > limits().video_frames:
+                raise UnsuitableImageError(f"has over {limits().video_frames} frames, which is the limit")
+            seconds = [0.0]
+            for number in range(count - 1):
+                self._image.seek(number)
+                self._image.load()
+                seconds.append(seconds[-1] + self._image.info.get("duration", 100) / 1000)
+            first = self._decode(0)
+        except UnsuitableImageError as error:
+            raise VideoError(path, str(error)) from error
+        except (OSError, ValueError, SyntaxError) as error:
+            if isinstance(error, UnidentifiedImageError):  # such as HEIC
+                problem, remedy = "is an image (HEIC or AVIF) that cannot be read", "convert it to JPEG"
+                raise VideoError(path, problem, remedy=remedy, kind="not-a-video") from error
+            raise TruncatedVideoError(path, "the image is damaged", remedy="get it again") from error
+        rotation, mirrored = _ORIENTATIONS.get(self._image.getexif().get(_ORIENTATION, 1), (0, False))
+        self._describe(
+            np.array(seconds),
+            first,
+            path=path,
+            reader="images",
+            codec=str(self._image.format).lower(),
+            rotation=rotation,
+            mirrored=mirrored,
+            why="an image",
+        )
+
+    def _decode(self, index: int) -> np.ndarray:
+        from PIL import ImageOps
+
+        if self._image.tell() != index:
+            self._image.seek(index)
+        return _rgb(ImageOps.exif_transpose(self._image))
+
+    def close(self) -> None:
+        """Release the file."""
+        self._image.close()
+        self._file.close()
 
 
 class ImageSource(FrameSource):

@@ -27,8 +27,11 @@ from capvid.utils.storage import (
     with_retries,
 )
 
-_EXTENSIONS = ".3g2 .3gp .asf .avi .divx .flv .gif .m2ts .m4v .mkv .mov .mp4 .mpeg .mpg .mts .ogv .ts .vob"
-EXTENSIONS = frozenset([*_EXTENSIONS.split(), ".webm", ".wmv"])
+_EXTENSIONS = """
+.264 .265 .3g2 .3gp .asf .avi .avifs .divx .dv .f4v .flv .gif .h264 .h265 .hevc .ivf .m2ts .m2v .m4v .mj2 .mkv
+.mov .mp4 .mpeg .mpg .mts .mxf .nut .obu .ogv .qt .rm .rmvb .ts .vob .vvc .webm .wmv .wtv .y4m
+"""
+EXTENSIONS = frozenset(_EXTENSIONS.split())
 _FILES = EXTENSIONS | {".safetensors", ".tar", ".zip"}  # extensions of addresses that are never folders
 _CHECK_PATTERN = "check the path; hidden files are skipped"
 _WILD = re.compile(r"[*?[]")

@@ -1,4 +1,4 @@
-"""Inspection of a video file before it is decoded: its first bytes and boxes, then its packets.
+"""Inspection of the packets of a video before they are decoded.
 
 FFmpeg conceals damage as well as it can and seldom marks the images that it has reconstructed. Only its log
 reveals damage reliably, so it is captured around every call that can log.
@@ -8,12 +8,9 @@ Notation for array shapes: N packets of the video stream, in the order of decodi
 
 from __future__ import annotations
 
-import errno
 import logging
-import math
 import os
 import re
-import stat
 import struct
 from array import array
 from collections.abc import Iterator
@@ -28,37 +25,16 @@ import av
 import av.logging
 import numpy as np
 from av.sidedata.sidedata import Type
+from av.stream import Disposition
 
 from capvid.errors import TruncatedVideoError, VideoError
-from capvid.utils.files import open_regular
 from capvid.utils.validation import limits
+from capvid.video.container_kind import DEMUXERS, RAW, boxes, index_of_mp4, limit_error, missing_bytes
 
-_HEAD_BYTES = 1 << 16
-_MAX_BOXES = 1_000_000  # a day of fragmented video has fewer
-_TS_PACKETS = 16  # number of transport packets to check
-_MP4_BOXES = {b"ftyp", b"moov", b"mdat", b"free", b"skip", b"wide", b"pnot", b"styp"}
-_STARTS = {
-    b"\x1a\x45\xdf\xa3": "matroska",
-    b"FLV\x01": "flv",
-    b"OggS": "ogg",
-    b"\x00\x00\x01\xba": "mpeg-ps",
-    b"\x00\x00\x01\xb3": "mpeg",
-    b"\x30\x26\xb2\x75\x8e\x66\xcf\x11": "asf",
-    b"GIF87a": "gif",
-    b"GIF89a": "gif",
-    b"\x00\x00\x00\x01\x67": "h264",
-}
 _NAMES = {"mpeg1video": "mpeg1", "mpeg2video": "mpeg2", "libdav1d": "av1"}
 _REORDERED = ("h264", "hevc")  # codecs for which AVI has no presentation times; FFmpeg makes them up
 _MIN_GAP = 1.5  # frame durations
-_DEMUXERS = {  # FFmpeg's name for each kind of container
-    **{kind: kind for kind in ("asf", "avi", "flv", "gif", "h264", "matroska", "ogg")},
-    "mp4": "mov",
-    "mpeg": "mpegvideo",
-    "mpeg-ps": "mpeg",
-    "mpeg-ts": "mpegts",
-    "webp": "webp_pipe",
-}
+_MPEG = ("mpeg-ts", "mpeg-ps", "flv")  # kinds in which fields may have packets of their own
 _UNKNOWN = -(1 << 63)  # time or position that the container lacks
 _MAX_TICKS = 1 << 61  # differences between times within it do not overflow
 _CLAP = re.compile(rb"\0\0\0\x28clap(.{16})", re.DOTALL)
@@ -68,118 +44,6 @@ _TOO_MANY_PIXELS = re.compile(r"Picture size (\d+)x(\d+) exceeds")
 Messages = list[tuple[int, str, str]]  # level, source, text
 
 logging.getLogger("libav").addHandler(logging.NullHandler())  # keeps its messages from stderr
-
-
-def kind_of(path: Path) -> str:
-    """Return the container kind of a regular file: mp4, matroska, avi, and so on.
-
-    Raises:
-        VideoError: the file is missing, unreadable or not a video, or its index is larger than the limit.
-        TruncatedVideoError: the file is an MP4 that ends before its index.
-    """
-    try:  # without opening the file: a pipe would block until its other end is opened
-        mode = path.stat().st_mode
-    except (FileNotFoundError, NotADirectoryError, ValueError) as error:  # ValueError: a NUL in the name
-        raise VideoError(path, "no such file", remedy="check the name", kind="missing") from error
-    except OSError as error:
-        reason, remedy = f"cannot be read ({error.strerror})", "check whether its folder can be read"
-        if error.errno == errno.ELOOP:
-            reason, remedy = "is a circular symbolic link", "give the file itself"
-        raise VideoError(path, reason, remedy=remedy) from error
-    if stat.S_ISDIR(mode):
-        raise VideoError(path, "is a folder")
-    if not stat.S_ISREG(mode):
-        raise VideoError(path, "is a pipe, socket or device", remedy="save the video in a file first")
-    if not os.access(path, os.R_OK):
-        raise VideoError(path, "cannot be read by this user", remedy="change its permissions")
-    head = _head(path)
-    if not head:
-        raise VideoError(path, "the file is empty", remedy="get it again", kind="empty")
-    kind = _sniff(head)
-    if kind is None:
-        raise VideoError(
-            path, "not a video file", remedy="no known video format begins like this", kind="not-a-video"
-        )
-    if kind == "mp4":
-        boxes = ((at, length) for at, length, name in _boxes(path) if name in (b"moov", b"moof"))
-        at, length = next(boxes, (0, math.inf))
-        if at + length > path.stat().st_size:
-            raise TruncatedVideoError(path, "the file ends before its index (moov)", remedy="get it again")
-        if length > limits().header_bytes:
-            raise limit_error(path, f"its index (moov) has {length} bytes", "header_bytes")
-    return kind
-
-
-def limit_error(path: Path, reason: str, limit: str) -> VideoError:
-    """Return the error for a file that exceeds ``limit``, a field of ``Limits``."""
-    problem = f"{reason}, more than the limit of {getattr(limits(), limit)}"
-    return VideoError(path, problem, remedy=f"raise CAPVID_LIMIT_{limit.upper()} if you trust the file")
-
-
-def missing_bytes(path: Path, kind: str) -> int:
-    """Return how many bytes are missing according to the file's headers; 0 if complete or unknown."""
-    size = path.stat().st_size
-    head = _head(path)
-    if kind == "mp4":
-        return max([0, *(at + length - size for at, length, name in _boxes(path) if name == b"mdat")])
-    if kind == "avi":
-        declared = int.from_bytes(head[4:8], "little")
-        missing = declared + 8 - size if declared < 0xFFFFFFF0 else 0
-        return missing if missing > 1 else 0  # the padding byte at the end is often missing
-    start = head.find(b"\x18\x53\x80\x67", 0, 256) + 4 if kind == "matroska" else 0  # the segment's size
-    if start < 4 or len(head) < start + 8 or not head[start]:
-        return 0
-    width = 9 - head[start].bit_length()
-    unknown = (1 << 7 * width) - 1
-    length = int.from_bytes(head[start : start + width], "big") & unknown
-    return max(0, start + width + length - size) if length != unknown else 0
-
-
-def _head(path: Path) -> bytes:
-    try:
-        with open_regular(path) as file:
-            return file.read(_HEAD_BYTES)
-    except OSError as error:
-        raise VideoError(path, f"cannot be read ({error.strerror})") from error
-
-
-def _sniff(head: bytes) -> str | None:
-    """Return the container kind by the first bytes of a file; None if it is unknown."""
-    # a styp box of over 16 MiB is bogus: FFmpeg could take its text for a session description (SDP)
-    if head[4:8] in _MP4_BOXES and not (head[4:8] == b"styp" and head[0]):
-        return "mp4"
-    for start, kind in _STARTS.items():
-        if head.startswith(start):
-            return kind
-    if head[:4] == b"RIFF" and head[8:12] in (b"AVI ", b"WEBP"):
-        return head[8:12].decode().strip().lower()
-    for size, first in ((188, 0), (192, 4)):  # MPEG transport streams: packets of constant size
-        sync_bytes = head[first::size][:_TS_PACKETS]
-        # some packets may be damaged, but text may contain two G at the right offsets as well
-        if sync_bytes.startswith(b"GG") and 2 * sync_bytes.count(b"G") >= len(sync_bytes):
-            return "mpeg-ts"
-    return None
-
-
-def _boxes(path: Path) -> Iterator[tuple[int, int, bytes]]:
-    """Yield offset, declared length and name of an MP4's outermost boxes."""
-    size = path.stat().st_size
-    with path.open("rb", buffering=0) as file:
-        offset = 0
-        for _ in range(_MAX_BOXES):
-            if offset + 8 > size:
-                break
-            file.seek(offset)
-            header = file.read(16)
-            length, name = int.from_bytes(header[:4], "big"), header[4:8]
-            if length == 1:
-                length = int.from_bytes(header[8:16], "big")
-            elif length == 0:
-                length = size - offset
-            if length < 8:
-                break
-            yield offset, length, name
-            offset += length
 
 
 @contextmanager
@@ -208,7 +72,7 @@ class Packets:
     expected: int  # number of images to be displayed, according to the file's headers
     suspects: frozenset[int]  # numbers of packets that are incomplete or next to missing ones
     damaged: bool  # whether data are missing or wrong
-    fields: bool  # whether an image may take two packets, one for each field
+    uncertain: bool  # whether only decoding tells which packets give images
     aspect: Fraction  # width of a stored pixel / its height
     clean_aperture: tuple[int, int] | None  # width and height that the container wants shown
 
@@ -234,14 +98,18 @@ class Packets:
         """
         numbers = np.flatnonzero(self.visible) if numbers is None else numbers
         if self.pts is not None:
-            seconds = (np.sort(self.pts[numbers]) - self.start) * self.unit
+            seconds = self._from_zero(self.pts[numbers]) * self.unit
             # where two frames are equally near to a sampled time, this rounding decides between them, as it
             # did for the features that captioners were trained on
             return seconds.astype(np.float32).astype(np.float64)
         if self.dts is None:
-            return np.sort(numbers) / self.fps
-        steps = np.sort(self.dts[numbers]) - self.start
-        return np.round(steps * self.unit * self.fps, 3) / self.fps
+            return (np.sort(numbers) - min(numbers, default=0)) / self.fps
+        return np.round(self._from_zero(self.dts[numbers]) * self.unit * self.fps, 3) / self.fps
+
+    def _from_zero(self, stamps: np.ndarray) -> np.ndarray:
+        """Return ascending times in ticks, none of them before 0, which FFmpeg may place too late."""
+        stamps = np.sort(stamps)
+        return stamps - min(self.start, int(stamps[0]) if len(stamps) else 0)
 
 
 def open_container(path: Path, kind: str | None) -> Any:
@@ -256,13 +124,18 @@ def open_container(path: Path, kind: str | None) -> Any:
     """
     # FFmpeg counts padded lines, so its own limit has to be higher
     max_pixels = {"max_pixels": str(min(2 * limits().frame_pixels, (1 << 31) - 1))}
-    demuxer = None if kind is None else _DEMUXERS[kind]
-    formats = demuxer or ",".join(_DEMUXERS.values())
+    demuxer = None if kind is None else DEMUXERS[kind]
+    formats = demuxer or ",".join(DEMUXERS.values())
     whitelists = {"protocol_whitelist": "file", "format_whitelist": formats}
     with av.logging.Capture() as messages:
         try:
             # FFmpeg takes text before a colon for a protocol, except in absolute paths
-            container = av.open(os.path.abspath(path), format=demuxer, options=whitelists | max_pixels)  # noqa: PTH100
+            container = av.open(
+                os.path.abspath(path),  # noqa: PTH100
+                format=demuxer,
+                options=whitelists | max_pixels,
+                metadata_errors="replace",
+            )
         except MemoryError:
             raise
         except (av.FFmpegError, OSError, ValueError) as error:
@@ -271,9 +144,11 @@ def open_container(path: Path, kind: str | None) -> Any:
     try:
         stream = container.streams.best("video")
         if stream is None:
-            raise VideoError(
-                path, "has no video stream", remedy="give a file with images", kind="no-video-stream"
-            )
+            problem = "has sound, but no video" if container.streams.audio else "has no video stream"
+            raise VideoError(path, problem, remedy="give a file with images", kind="no-video-stream")
+        if stream.disposition & Disposition.attached_pic:
+            problem = "has sound and a cover image, but no video"
+            raise VideoError(path, problem, remedy="give a video", kind="no-video-stream")
         if stream.codec_context is None:
             raise codec_error(path)
         context: Any = stream.codec_context
@@ -316,14 +191,9 @@ def is_mirrored(image: Any) -> bool:
 
 def _clean_aperture(path: Path) -> tuple[int, int] | None:
     """Return width and height of the clean aperture in an MP4 (``clap``), which PyAV does not show."""
-    with path.open("rb") as file:
-        for at, length, name in _boxes(path):
-            if name == b"moov":
-                file.seek(at)
-                match = _CLAP.search(file.read(min(length, limits().header_bytes)))
-                if match:
-                    width, w, height, h = struct.unpack(">4I", match[1])
-                    return (width // w, height // h) if w and h else None
+    if match := _CLAP.search(index_of_mp4(path)):
+        width, w, height, h = struct.unpack(">4I", match[1])
+        return (width // w, height // h) if w and h else None
     return None
 
 
@@ -376,7 +246,7 @@ def _read_packets(
             messages.clear()
             if codec in sources or parser in sources:
                 suspects.add(number)
-            if any(_DEMUXERS[kind] in name.split(",") for name in sources):
+            if any(DEMUXERS[kind] in name.split(",") for name in sources):
                 suspects.add(number - 1)
             if not packet.size:
                 continue
@@ -412,13 +282,13 @@ def _examine(
         reason = "none of its frames is ever shown" if count else "has no frames"
         raise VideoError(path, reason, remedy="get it again", kind="empty")
     missing = missing_bytes(path, kind) > 0
+    if kind == "mp4" and missing and stream.index_entries:  # the box may be longer than what is in it
+        missing = max(entry.pos + entry.size for entry in stream.index_entries) > path.stat().st_size
     if missing:
         suspects.add(count - 1)
     facts = _Facts(path, container, stream, table, pts, dts, num_visible, missing, suspects)
     pts, dts, expected = _EXAMINERS.get(kind, _examine_other)(facts)
     suspects = {number for number in suspects if 0 <= number < count}
-    stamps = dts if pts is None else pts
-    first = 0 if stamps is None else int(stamps[visible].min())
     rate = stream.average_rate
     return Packets(
         path=path,
@@ -429,36 +299,39 @@ def _examine(
         keys=keys,
         visible=visible,
         unit=float(stream.time_base or 1),
-        start=time_zero(kind, container, stream, first),
+        start=time_zero(kind, container, stream),
         fps=float(rate or stream.guessed_rate or 25),
         expected=max(num_visible, expected),
         suspects=frozenset(suspects),
         damaged=bool(suspects) or expected > num_visible,
-        fields=kind in ("mpeg-ts", "mpeg-ps") and pts is not None and _halves(pts, stream),
+        uncertain=kind in RAW or (kind in _MPEG and pts is not None and _fields(pts, stream)),
         aspect=aspect_of(stream),
         clean_aperture=_clean_aperture(path) if kind == "mp4" else None,
     )
 
 
-def _halves(pts: np.ndarray, stream: Any) -> bool:
-    """Return whether packets are half an image's duration apart."""
+def _fields(pts: np.ndarray, stream: Any) -> bool:
+    """Return whether packets are half an image's duration apart: each field has one of its own."""
     rate = stream.average_rate
     steps = np.diff(np.sort(pts))
     return bool(rate and len(steps) and np.median(steps) * float(stream.time_base * rate) < 0.75)
 
 
-def time_zero(kind: str, container: Any, stream: Any, first: int) -> int:
-    """Return the time zero of a file in ticks of a stream, whose first image has the time ``first``.
+def time_zero(kind: str, container: Any, stream: Any) -> int:
+    """Return the time zero of a file in ticks of a stream.
 
-    As for players and ``ffmpeg -ss``, it is the start of the stream that starts first, often the sound.
+    As for players and ``ffmpeg -ss``, it is the start of the stream that starts first, often the sound, or
+    the first image if that is earlier than what this returns.
     """
     own = stream.start_time or 0
     start = own if container.start_time is None else container.start_time / av.time_base / stream.time_base
     if abs(start - own) * stream.time_base < 2e-6:  # the container's time is rounded to microseconds
         start = own
+    if kind != "mp4" and len(container.streams) == 1:
+        return _MAX_TICKS  # a lone stream starts with its first image, whatever FFmpeg makes of its delay
     if kind == "mp4":
         start = max(0, start)  # what is before zero, such as the lead-in of a sound, is not played
-    return max(-_MAX_TICKS, min(_MAX_TICKS, first, round(start)))
+    return max(-_MAX_TICKS, min(_MAX_TICKS, round(start)))
 
 
 class _Facts(NamedTuple):
@@ -485,9 +358,9 @@ def _examine_other(facts: _Facts) -> _Examined:
 
 def _examine_mp4(facts: _Facts) -> _Examined:
     """MP4: the index counts all images, also hidden ones; reading fragments ends at a damaged box."""
-    boxes = [name for _, _, name in _boxes(facts.path)]
+    names = [name for _, _, name in boxes(facts.path)]
     count = facts.table.shape[1]
-    if b"moof" in boxes and not all(name.isalnum() for name in boxes):
+    if b"moof" in names and not all(name.isalnum() for name in names):
         facts.suspects.add(count - 1)
     return facts.pts, facts.dts, len(facts.stream.index_entries) - (count - facts.num_visible)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Set
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ from av.video.frame import PictureType
 
 from capvid.errors import TruncatedVideoError, VideoError
 from capvid.utils.validation import limits
+from capvid.video.container_kind import kind_of, limit_error
 from capvid.video.frame_source import FrameSource
 from capvid.video.probe import (
     Packets,
@@ -18,13 +21,13 @@ from capvid.video.probe import (
     demux,
     ffmpeg_log,
     is_mirrored,
-    kind_of,
-    limit_error,
     open_container,
     scan,
 )
 from capvid.video.sdr import SdrConverter, color_of
 
+# complaints about the list of reference images of streams that were cut, not about an image
+_HARMLESS = re.compile("mmco: unref short failure|number of reference frames .* exceeds max")
 _MIN_JUMP = 30  # packets that a jump must skip to be worthwhile
 _MAX_DELAY = 32  # images after which a missing image will not follow any more
 _MAX_SEEK = 1000  # packets to search for the target of a jump
@@ -39,7 +42,8 @@ class PyAVSource(FrameSource):
     specifies, and in SDR.
 
     A damaged file is decoded once when it is opened, and has only the frames that are intact; ``salvage``
-    treats any file as damaged. So are streams in which each field may have a packet of its own.
+    treats any file as damaged. So are streams without times, and those in which each field has
+    a packet of its own.
 
     Raises:
         VideoError: the file cannot be opened; the subclass says why.
@@ -49,15 +53,11 @@ class PyAVSource(FrameSource):
         self, path: Path, *, why: str = "requested", packets: Packets | None = None, salvage: bool = False
     ) -> None:
         self._path = path
-        kind = kind_of(path)
-        try:
-            self._packets = packets or scan(path, kind)
-        except TruncatedVideoError as error:
-            raise _undecodable(path, kind) from error
+        self._packets = packets or scan(path, kind_of(path))
         self._decoder: Decoder | None = None
         times, lost = self._packets.times(), 0
         # whether the video is decoded once to find out which packets give intact images
-        self.salvage = salvage or self._packets.damaged or self._packets.fields
+        self.salvage = salvage or self._packets.damaged or self._packets.uncertain
         if not self.salvage:
             try:
                 self._start(self._packets.order)
@@ -66,7 +66,7 @@ class PyAVSource(FrameSource):
         if self.salvage:
             numbers, times, lost = find_intact(self._packets)
             if not len(numbers):
-                raise _undecodable(path, kind)
+                raise _undecodable(path)
             self._start(numbers)
         self._describe(
             times,
@@ -216,11 +216,8 @@ class PyAVSource(FrameSource):
             self._ready = []
 
 
-def _undecodable(path: Path, kind: str) -> VideoError:
+def _undecodable(path: Path) -> VideoError:
     """Return the error for a file without a decodable frame."""
-    if kind == "webp":
-        remedy = "convert it to GIF, or its frames to a zip file"
-        return VideoError(path, "animated WebP cannot be decoded", remedy=remedy, kind="unsupported-codec")
     return TruncatedVideoError(path, "the file is damaged: no frame can be decoded", remedy="get it again")
 
 
@@ -261,7 +258,8 @@ class Decoder:
                 raise
             except av.FFmpegError:
                 images, broken = [], packet is not None
-            self.complained = broken or bool(messages) or any(image.is_corrupt for image in images)
+            errors = [text for _, _, text in messages if not _HARMLESS.search(text)]
+            self.complained = broken or bool(errors) or any(image.is_corrupt for image in images)
         return images
 
     def jump(self, number: int) -> bool:
@@ -313,17 +311,17 @@ def find_intact(packets: Packets) -> tuple[np.ndarray, np.ndarray, int]:
         Packet numbers (K,) of the intact images in presentation order, their times (K,) in seconds, and the
         number of lost images.
     """
-    suspects = set(packets.suspects)
+    complaints: set[int] = set()  # packets in which the decoder found errors, or whose images are corrupt
     emitted: dict[int, int] = {}  # by packet of an image: the packet after which the decoder returned it
     intra = set()
     decoder = Decoder(packets)
     try:
         while (images := decoder.step()) is not None:
             if decoder.complained:
-                suspects.add(decoder.number)
+                complaints.add(decoder.number)
             for image in images:
                 if image.is_corrupt:
-                    suspects.add(image.pts)
+                    complaints.add(image.pts)
                 emitted[image.pts] = decoder.number
                 if image.pict_type == PictureType.I:
                     intra.add(image.pts)
@@ -332,6 +330,20 @@ def find_intact(packets: Packets) -> tuple[np.ndarray, np.ndarray, int]:
     visible = np.array([number for number in emitted if packets.visible[number]], np.int64)
     if packets.pts is not None:  # damaged images may be returned in any order
         visible = visible[np.argsort(packets.pts[visible])]
+    suspects = packets.suspects | complaints
+    damaged = _damaged(packets, suspects, emitted, intra, visible)
+    if damaged.issuperset(visible.tolist()):  # what the container finds odd may be whole all the same
+        damaged = _damaged(packets, complaints, emitted, intra, visible)
+    intact = np.array([number not in damaged for number in visible], bool)
+    # an undamaged file may have more packets than images, such as one for each field
+    lost = packets.expected - int(intact.sum()) if suspects or packets.damaged else 0
+    return visible[intact], packets.times(visible)[intact], lost
+
+
+def _damaged(
+    packets: Packets, suspects: Set[int], emitted: dict[int, int], intra: set[int], visible: np.ndarray
+) -> set[int]:
+    """Return the packets whose images are damaged if those of ``suspects`` are."""
     ranks = {int(number): rank for rank, number in enumerate(visible)}
     damaged: set[int] = set()
     late: set[int] = set()  # images returned after an error in a later packet
@@ -346,9 +358,4 @@ def find_intact(packets: Packets) -> tuple[np.ndarray, np.ndarray, int]:
         run.append(number)
         if broken or (broken_before and ranks.get(number, 0) < ranks.get(run[0], 0)):
             damaged.add(number)
-    if packets.pts is None:  # then their rank is uncertain
-        damaged |= late
-    intact = np.array([number not in damaged for number in visible], bool)
-    # an undamaged file may have more packets than images, such as one for each field
-    lost = packets.expected - int(intact.sum()) if suspects or packets.damaged else 0
-    return visible[intact], packets.times(visible)[intact], lost
+    return damaged | late if packets.pts is None else damaged  # without times, their rank is uncertain

@@ -13,15 +13,16 @@ import numpy as np
 from capvid.errors import TruncatedVideoError, UsageError, VideoError
 from capvid.utils.validation import limits
 from capvid.video import READER_NAMES
+from capvid.video.container_kind import explain, kind_of
 from capvid.video.decord_reader import DecordSource
 from capvid.video.frame_sampling import Reduce, Sampling, Windows
 from capvid.video.frame_source import ArraySource, FrameSource, VideoInfo
-from capvid.video.image_reader import ImageSource, archive_of
-from capvid.video.probe import Packets, kind_of, scan
+from capvid.video.image_reader import ImageSource, StillSource, archive_of
+from capvid.video.probe import Packets, scan
 from capvid.video.pyav_reader import PyAVSource
 
 _CHUNK_BYTES = 64 << 20  # of frames that are read before they are reduced
-_ONLY_PYAV = ("gif", "h264", "mpeg", "mpeg-ps", "mpeg-ts", "webp")
+_DECORD = ("asf", "avi", "flv", "matroska", "mp4", "ogg")  # kinds that decord reads as well
 
 
 def _open_auto(path: Path) -> FrameSource:
@@ -31,7 +32,7 @@ def _open_auto(path: Path) -> FrameSource:
         status = path.stat()
         packets = _scan(path, kind, status.st_ino, status.st_size, status.st_mtime_ns)
     except VideoError as error:
-        if kind in _ONLY_PYAV or error.kind == "no-video-stream":
+        if kind not in _DECORD or error.kind == "no-video-stream":
             raise
         try:
             return DecordSource(path, why="PyAV cannot open it")
@@ -42,7 +43,7 @@ def _open_auto(path: Path) -> FrameSource:
         why = "the file is damaged"
     elif packets.codec == "av1":
         why = "decord cannot decode av1"
-    elif kind in _ONLY_PYAV:
+    elif kind not in _DECORD:
         why = f"decord cannot read {kind} reliably"
     return PyAVSource(path, why=why, packets=packets)
 
@@ -58,7 +59,7 @@ READERS: dict[str, Callable[[Path], FrameSource]] = dict(
 
 
 def open_video(path: str | Path, *, reader: str = "auto") -> FrameSource:
-    """Open a video file, or, with any reader, a folder of images in a zip archive.
+    """Open a video file, or, with any reader, an image or a folder of images in a zip archive.
 
     Raises:
         VideoError: the file cannot be opened; the subclass says why.
@@ -69,8 +70,13 @@ def open_video(path: str | Path, *, reader: str = "auto") -> FrameSource:
     path = Path(path)
     with memory_errors(path):
         try:
-            archive = archive_of(path)
-            return ImageSource(path, archive) if archive else READERS[reader](path)
+            if archive := archive_of(path):
+                return ImageSource(path, archive)
+            return StillSource(path) if kind_of(path) == "image" else READERS[reader](path)
+        except VideoError as error:
+            if (reason := explain(error)) is error:
+                raise
+            raise reason from error
         except (ArithmeticError, LookupError, OSError, ValueError) as error:  # by libraries led astray
             problem = f"cannot be read ({type(error).__name__}: {error})"
             raise VideoError(path, problem, remedy="convert it, for example with ffmpeg") from error

@@ -40,7 +40,7 @@ def test_train_extracts_features_from_videos(capvid: Run, toy: Toy, videos: Path
     assert code == 0, err
     assert out.splitlines()[0].split() == ["epoch", "loss", "val", "CIDEr-D", "captions/s", "seconds"]
     stderr_lines = err.splitlines()
-    assert stderr_lines[0].startswith(f"error: {videos}/a/broken.mp4: not a video file")
+    assert stderr_lines[0].startswith(f"error: {videos}/a/broken.mp4: is a text file, not a video")
     assert stderr_lines[1] == "6 extracted, 1 failed"
     assert (
         stderr_lines[2] == "warning: 1 of 7 videos of the data have no features and are left out (a/broken)"

@@ -57,7 +57,7 @@ def test_without_decord(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert numbers(read_frames(path, UniformSampling(3)).frames) == [20, 60, 100]
     with pytest.raises(VideoError, match="pip install decord"):
         open_video(path, reader="decord")
-    with pytest.raises(VideoError, match="has no video stream"):
+    with pytest.raises(VideoError, match="has sound, but no video"):
         open_video(write_sound(tmp_path / "sound.mp4"))
 
 
@@ -65,11 +65,9 @@ def test_animations(tmp_path: Path) -> None:
     pictures = [Image.fromarray(np.full((48, 64, 3), 30 + 20 * n, np.uint8)) for n in range(8)]
     for name in ("a.gif", "a.webp"):
         pictures[0].save(tmp_path / name, save_all=True, append_images=pictures[1:], duration=100)
-    sampled = read_frames(tmp_path / "a.gif", UniformSampling(8))
-    assert sampled.frames.mean((1, 2, 3)).round(-1).tolist() == [30 + 20 * n for n in range(8)]
-    np.testing.assert_allclose(sampled.times, np.arange(8) / 10, atol=1e-6)
-    with pytest.raises(VideoError, match="animated WebP cannot be decoded; convert it"):
-        open_video(tmp_path / "a.webp")
+        sampled = read_frames(tmp_path / name, UniformSampling(8))
+        assert sampled.frames.mean((1, 2, 3)).round(-1).tolist() == [30 + 20 * n for n in range(8)]
+        np.testing.assert_allclose(sampled.times, np.arange(8) / 10, atol=1e-6)
     pictures[2].save(tmp_path / "still.webp")
     assert len(read_frames(tmp_path / "still.webp", UniformSampling(8)).frames) == 1
 
