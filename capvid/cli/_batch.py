@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import re
 import sys
@@ -304,12 +303,12 @@ class InputSet:
     def _listed(self, source: str, batch: Batch) -> Iterator[VideoPath]:
         """Yield the entries of the list; an empty list counts as failed."""
         from capvid.utils.storage import parse_path
-        from capvid.video.input_lists import read_list, read_paths
+        from capvid.video.input_lists import read_list, read_piped
 
         entries = (
             read_list(parse_path(source), self.options.column, timeout=self.timeout)
             if self.text is None
-            else read_paths(io.BytesIO(self.text))
+            else read_piped(self.text, self.options.column)
         )
         empty = True
         for entry in entries:
@@ -342,8 +341,6 @@ def read_inputs(options: InputOptions, *, timeout: float | None) -> InputSet:
     if source is None and options.column is not None:
         raise UsageError("--column is for --from-file", remedy="leave it out")
     if source == "-":
-        if options.column is not None:
-            raise UsageError("a list on stdin has no columns", remedy="leave out --column")
         text = sys.stdin.buffer.read(limits().list_bytes + 1)
         if len(text) > limits().list_bytes:
             raise UsageError(

@@ -74,6 +74,31 @@ def read_list(
         raise UsageError(f"{source}: the list cannot be read ({reason})") from error
 
 
+def read_piped(text: bytes, column: str | None = None) -> Iterator[VideoPath]:
+    """Yield the entries of a list from stdin: Parquet, CSV or TSV, or a path or address per line.
+
+    It is a table if ``column`` is given, or if its first line names one of :data:`COLUMNS` and is no path.
+
+    Raises:
+        UsageError: the list cannot be read, or has no such column.
+    """
+    source, stream = Path("stdin"), io.BytesIO(text)
+    if text.startswith(b"PAR1"):
+        yield from _read_parquet(source, stream, column)
+        return
+    line = text[:_MAX_LINE].removeprefix(codecs.BOM_UTF8).partition(b"\n")[0].removesuffix(b"\r")
+    delimiter = None if column is None else ","
+    if b"\0" not in line and not os.path.lexists(line):
+        wanted = {column} if column is not None else set(COLUMNS)
+        for each in ",\t":
+            names = next(csv.reader([os.fsdecode(line)], delimiter=each), [])
+            delimiter = each if wanted & set(names) else delimiter
+    if delimiter is None:
+        yield from read_paths(stream)
+    else:
+        yield from _read_table(source, stream, column, delimiter=delimiter)
+
+
 def open_list(path: Path) -> BinaryIO:
     """Open the file of a list; raise UsageError if it is not a regular file, such as a pipe."""
     try:

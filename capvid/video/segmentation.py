@@ -217,6 +217,8 @@ def parse_segments(text: str) -> Segmentation:
 def read_segments(path: Path) -> ListedSegments:
     """Read a file of segments: JSON, JSON lines (also the output of ``capvid caption``), CSV or TSV.
 
+    Tables may be the scene lists of PySceneDetect.
+
     Raises:
         DataError: the file cannot be read or parsed; the message names the position.
     """
@@ -282,9 +284,10 @@ def _table_rows(path: Path, text: str) -> Iterator[Row]:
     try:
         for number, cells in enumerate(csv.reader(lines, delimiter="\t" if "\t" in first else ","), 1):
             cells = [cell.strip() for cell in cells]
-            if "start" in map(str.lower, cells):
-                columns = [cell.lower() for cell in cells]
-            elif any(cells):
+            names = [cell.lower().removesuffix(" time (seconds)") for cell in cells]  # as in PySceneDetect's
+            if "start" in names:
+                columns = names
+            elif any(cells) and cells[0] != "Timecode List:":  # a line that PySceneDetect puts first
                 row = dict(zip(columns, cells, strict=False))
                 video = next((row[key] for key in _VIDEO_KEYS if row.get(key)), None)
                 yield f"line {number}", video, (row.get("start"), row.get("end"))

@@ -8,7 +8,7 @@ import pytest
 
 from capvid.errors import UsageError
 from capvid.utils.storage import Blob, parse_path
-from capvid.video.input_lists import read_list
+from capvid.video.input_lists import read_list, read_piped
 from capvid.video.input_set import find_videos, iter_videos
 
 pa = pytest.importorskip("pyarrow")
@@ -124,3 +124,35 @@ def test_names_that_differ_in_bytes_that_are_no_text(tmp_path: Path) -> None:
     found = list(iter_videos([], listed=read_list(tmp_path / "list")))
     assert [os.fsencode(video.path) for video in found] == [b"x\xff.mp4", b"x\xfe.mp4"]
     assert len({video.key for video in found}) == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "column", "expected"),
+    [
+        (b'video,start\na.mp4,0\n"b, c.mp4",1\n', None, ["a.mp4", "b, c.mp4"]),
+        (b"\xef\xbb\xbfid\tpath\r\n1\ta b.mp4\r\n2\tc.mp4\r\n", None, ["a b.mp4", "c.mp4"]),
+        (b"video\na.mp4\nb.mp4\n", None, ["a.mp4", "b.mp4"]),
+        (b"clip,n\na.mp4,1\n", "clip", ["a.mp4"]),
+        (b"n\tclip\n1\ta.mp4\n", "clip", ["a.mp4"]),
+        (b"a.mp4\nvideo\n", None, ["a.mp4", "video"]),
+        (b"one, two.mp4\n", None, ["one, two.mp4"]),
+        (b"video,1.mp4\nb.mp4\n", None, ["video,1.mp4", "b.mp4"]),  # there is such a file
+        (b"video,2.mp4\0b.mp4\0", None, ["video,2.mp4", "b.mp4"]),
+        (b"", None, []),
+    ],
+)
+def test_a_list_on_stdin_may_be_a_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: bytes, column: str | None, expected: list[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("video,1.mp4").touch()
+    assert list(read_piped(text, column)) == [Path(name) for name in expected]
+
+
+def test_errors_of_tables_on_stdin(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"^stdin: no column clip \(it has video, n\); name the column"):
+        list(read_piped(b"video,n\na.mp4,1\n", "clip"))
+    parquet.write_table(pa.table({"video": ["a.mp4"]}), tmp_path / "list.parquet")
+    assert list(read_piped((tmp_path / "list.parquet").read_bytes())) == [Path("a.mp4")]
+    with pytest.raises(UsageError, match=r"^stdin: not Parquet that can be read"):
+        list(read_piped(b"PAR1" * 10))

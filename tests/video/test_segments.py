@@ -73,6 +73,22 @@ def test_segments_for_every_video(tmp_path: Path, name: str, text: str) -> None:
     assert found.spec.startswith(f"{name}@") and len(found.spec) == len(name) + 13
 
 
+SCENES = """\
+Timecode List:,00:00:08.900
+Scene Number,Start Frame,Start Timecode,Start Time (seconds),End Frame,End Timecode,End Time (seconds),\
+Length (frames),Length (timecode),Length (seconds)
+1,1,00:00:00.000,0.000,267,00:00:08.900,8.900,267,00:00:08.900,8.900
+2,268,00:00:08.900,8.900,310,00:00:10.333,10.333,43,00:00:01.433,1.433
+"""  # written by PySceneDetect 0.7.2
+
+
+@pytest.mark.parametrize("skip_cuts", [False, True])
+def test_scenes_of_pyscenedetect(tmp_path: Path, skip_cuts: bool) -> None:
+    text = SCENES.split("\n", 1)[1] if skip_cuts else SCENES
+    found = read_segments(written(tmp_path, "v-Scenes.csv", text))
+    assert found.spans(Path("v.mp4"), NOTHING, TIMES, 10.3) == [(0.0, 8.9), (8.9, 10.3)]
+
+
 @pytest.mark.parametrize(
     ("name", "text"),
     [
