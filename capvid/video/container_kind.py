@@ -12,6 +12,7 @@ from pathlib import Path
 
 import av
 import av.logging
+import numpy as np
 
 from capvid.errors import TruncatedVideoError, VideoError
 from capvid.utils.files import open_regular
@@ -264,3 +265,41 @@ def boxes(path: Path) -> Iterator[tuple[int, int, bytes]]:
                 break
             yield offset, length, name
             offset += length
+
+
+def composition_offsets(index: bytes, track: int, count: int) -> np.ndarray | None:
+    """Return the offsets (N,) from decoding to presentation times of a track in an MP4's index.
+
+    None if the track does not have ``count`` samples, or if its tables are damaged.
+    """
+    for name, trak in _children(index[8:]):
+        header = next((body for child, body in _children(trak) if child == b"tkhd"), b"")
+        at = 20 if header[:1] == b"\1" else 12
+        if name != b"trak" or int.from_bytes(header[at : at + 4], "big") != track:
+            continue
+        table = trak
+        for level in (b"mdia", b"minf", b"stbl"):
+            table = next((body for child, body in _children(table) if child == level), b"")
+        tables = dict(_children(table))
+        sizes, shifts = tables.get(b"stsz", b""), tables.get(b"ctts")
+        if int.from_bytes(sizes[8:12], "big") != count:
+            return None
+        if shifts is None:
+            return np.zeros(count, np.int64)
+        pairs = np.frombuffer(shifts, ">i4", offset=8, count=len(shifts) // 4 - 2)
+        runs, values = pairs[: len(pairs) // 2 * 2].reshape(-1, 2).astype(np.int64).T
+        if (runs < 0).any() or runs.sum() != count:
+            return None
+        return np.repeat(values, runs)
+    return None
+
+
+def _children(data: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """Yield the name and the content of each box in the content of an MP4's box."""
+    at = 0
+    while at + 8 <= len(data):
+        length = int.from_bytes(data[at : at + 4], "big")
+        if length < 8:
+            return
+        yield data[at + 4 : at + 8], data[at + 8 : at + length]
+        at += length

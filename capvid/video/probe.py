@@ -18,6 +18,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,7 +30,15 @@ from av.stream import Disposition
 
 from capvid.errors import TruncatedVideoError, VideoError
 from capvid.utils.validation import limits
-from capvid.video.container_kind import DEMUXERS, RAW, boxes, index_of_mp4, limit_error, missing_bytes
+from capvid.video.container_kind import (
+    DEMUXERS,
+    RAW,
+    boxes,
+    composition_offsets,
+    index_of_mp4,
+    limit_error,
+    missing_bytes,
+)
 
 _NAMES = {"mpeg1video": "mpeg1", "mpeg2video": "mpeg2", "libdav1d": "av1"}
 _REORDERED = ("h264", "hevc")  # codecs for which AVI has no presentation times; FFmpeg makes them up
@@ -39,6 +48,8 @@ _UNKNOWN = -(1 << 63)  # time or position that the container lacks
 _MAX_TICKS = 1 << 61  # differences between times within it do not overflow
 _CLAP = re.compile(rb"\0\0\0\x28clap(.{16})", re.DOTALL)
 _MAX_ASPECT = 10
+_MIN_INDEXED = 16 << 20  # bytes of a file from which on its index saves time
+_CHECKED = 8  # packets that must agree with the index
 _TOO_MANY_PIXELS = re.compile(r"Picture size (\d+)x(\d+) exceeds")
 
 Messages = list[tuple[int, str, str]]  # level, source, text
@@ -189,9 +200,9 @@ def is_mirrored(image: Any) -> bool:
     return bool(a * d < b * c)
 
 
-def _clean_aperture(path: Path) -> tuple[int, int] | None:
-    """Return width and height of the clean aperture in an MP4 (``clap``), which PyAV does not show."""
-    if match := _CLAP.search(index_of_mp4(path)):
+def _clean_aperture(index: bytes) -> tuple[int, int] | None:
+    """Return width and height of the clean aperture in the index of an MP4, which PyAV does not show."""
+    if match := _CLAP.search(index):
         width, w, height, h = struct.unpack(">4I", match[1])
         return (width // w, height // h) if w and h else None
     return None
@@ -216,18 +227,57 @@ def codec_of(stream: Any) -> str:
     return _NAMES.get(name, name)
 
 
-def scan(path: Path, kind: str) -> Packets:
-    """Read all packets of a video in a container of this kind.
+def scan(path: Path, kind: str, *, trust: bool = True) -> Packets:
+    """List the packets of a video in a container of this kind.
+
+    The index of a large MP4 is believed if ``trust`` is set and the file is not cut off, so that damage is
+    found when frames are decoded. In all other cases every packet is read.
 
     Raises:
         VideoError: the file cannot be opened, or has no frames.
     """
+    index = index_of_mp4(path) if kind == "mp4" else b""
     with ffmpeg_log() as messages:
+        if trust and index and path.stat().st_size >= _MIN_INDEXED:
+            container, stream = open_container(path, kind)
+            with container:
+                if (table := _index_table(path, index, container, stream)) is not None:
+                    return _examine(path, kind, container, stream, table, set(), index)
         container, stream = open_container(path, kind)
         with container:
             messages.clear()
             table, suspects = _read_packets(path, kind, container, stream, messages)
-            return _examine(path, kind, container, stream, table, suspects)
+            return _examine(path, kind, container, stream, table, suspects, index)
+
+
+def _index_table(path: Path, index: bytes, container: Any, stream: Any) -> np.ndarray | None:
+    """Return the table of :func:`_read_packets` from the index of an MP4; None if it is not reliable.
+
+    FFmpeg's index has decoding times after edit lists were applied, and no presentation times, whose offsets
+    are taken from the box ``ctts``. The first packets must confirm them.
+    """
+    entries = stream.index_entries
+    count, max_frames = len(entries), limits().video_frames
+    if count > max_frames:
+        raise limit_error(path, f"it has over {max_frames} frames", "video_frames")
+    if not count or any(name == b"moof" for _, _, name in boxes(path)):
+        return None
+    offsets = composition_offsets(index, stream.id, count)
+    if offsets is None:
+        return None
+    rows = [
+        (entry.timestamp, entry.pos, entry.is_keyframe, not entry.is_discard, entry.size) for entry in entries
+    ]
+    dts, positions, keys, visible, sizes = np.array(rows, np.int64).T
+    if (positions + sizes).max() > path.stat().st_size or not (sizes > 0).all():
+        return None
+    pts = dts + offsets + max(0, -int(offsets.min()))
+    checked = list(islice((packet for packet in demux(container, stream) if packet.size), _CHECKED))
+    if [(packet.pts, packet.dts) for packet in checked] != list(
+        zip(pts[:_CHECKED].tolist(), dts[:_CHECKED].tolist(), strict=True)
+    ):
+        return None
+    return np.stack([pts, dts, positions, keys, visible])
 
 
 def _read_packets(
@@ -266,7 +316,13 @@ def _read_packets(
 
 
 def _examine(
-    path: Path, kind: str, container: Any, stream: Any, table: np.ndarray, suspects: set[int]
+    path: Path,
+    kind: str,
+    container: Any,
+    stream: Any,
+    table: np.ndarray,
+    suspects: set[int],
+    index: bytes,
 ) -> Packets:
     """Return the packets of a table (5, N), with corrected times and signs of damage."""
     keys, visible = table[3:].astype(bool)
@@ -306,7 +362,7 @@ def _examine(
         damaged=bool(suspects) or expected > num_visible,
         uncertain=kind in RAW or (kind in _MPEG and pts is not None and _fields(pts, stream)),
         aspect=aspect_of(stream),
-        clean_aperture=_clean_aperture(path) if kind == "mp4" else None,
+        clean_aperture=_clean_aperture(index),
     )
 
 

@@ -53,7 +53,7 @@ class PyAVSource(FrameSource):
         self, path: Path, *, why: str = "requested", packets: Packets | None = None, salvage: bool = False
     ) -> None:
         self._path = path
-        self._packets = packets or scan(path, kind_of(path))
+        self._packets = packets or scan(path, kind_of(path), trust=not salvage)
         self._decoder: Decoder | None = None
         times, lost = self._packets.times(), 0
         # whether the video is decoded once to find out which packets give intact images
@@ -63,6 +63,7 @@ class PyAVSource(FrameSource):
                 self._start(self._packets.order)
             except TruncatedVideoError:
                 self.salvage = True
+                self._packets = scan(path, self._packets.kind, trust=False)
         if self.salvage:
             numbers, times, lost = find_intact(self._packets)
             if not len(numbers):
