@@ -312,14 +312,15 @@ class ServedModel:
                 raise EndpointError(problem, remedy="raise --timeout, or check the server") from error
             if failure.unreachable and not self._answered:
                 break
-            pause = failure.pause or PAUSE * 2 ** (number - 1) * random.uniform(0.5, 1)
-            if pause > self._timeout:
-                problem = f"{failure.message}; the server asks to wait {pause:.0f} s"
+            asked = failure.pause or 0.0
+            if asked > self._timeout:
+                problem = f"{failure.message}; the server asks to wait {asked:.0f} s"
                 raise RunError(problem, remedy="run the command again then, or with a longer --timeout")
+            pause = asked or PAUSE * 2 ** (number - 1) * random.uniform(0.5, 1)
             if number == TRIES or time.monotonic() + pause > deadline:
                 break
-            if pause > _LONG_PAUSE:
-                self._note(f"note: {failure.message}; waiting {pause:.0f} s, as the server asks")
+            if asked > _LONG_PAUSE:
+                self._note(f"note: {failure.message}; waiting {asked:.0f} s, as the server asks")
             await asyncio.sleep(pause)
         if failure.unreachable:
             raise RunError(failure.message, remedy="start the server, or check --endpoint")

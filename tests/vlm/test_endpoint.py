@@ -424,6 +424,17 @@ def test_a_pause_that_is_longer_than_the_timeout_ends_the_run(server: ChatServer
     assert len(server.bodies) == 1
 
 
+def test_pauses_end_with_the_timeout(server: ChatServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(endpoint, "PAUSE", 0.2)
+    server.misbehave = status(500)
+    model = endpoint.ServedModel(server.url, "m", timeout=0.5)
+    (error,) = model.generate([clip()], ["What?"], DecodingOptions(beam_size=1))
+    assert isinstance(error, endpoint.EndpointError) and "HTTP status 500 (try later); check that" in str(
+        error
+    )
+    assert 2 <= len(server.bodies) < endpoint.TRIES
+
+
 HEAD = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 DRIPS = {  # an answer's beginning, and what follows without end
     "headers": (b"HTTP/1.1 200 OK\r\n", b"X-A: b\r\n"),
