@@ -102,7 +102,7 @@ def train(
     folder = Path(output)
     with run_folder.locked_run(folder):
         run_folder.check_free(folder, resume=resume, overwrite=overwrite)
-        check_search(chosen, search, folder=folder, self_critical=self_critical is not None, resume=resume)
+        check_search(search, folder=folder, self_critical=self_critical is not None, resume=resume)
         accelerator, target = accelerate_on(resolve_device(device))
         main = accelerator.is_main_process
         if not main:

@@ -82,13 +82,13 @@ def test_search_runs_resumes_and_reports_trials(capvid: Run, command: list[objec
     assert f"{best.params['training.learning_rate']}" in (run / "README.md").read_text()
 
     code, _, err = capvid(*command, "--resume")
-    assert code == 2 and "holds a search; give --search N to go on with it" in err
+    assert code == 2 and "holds a search; continue it with --search N" in err
     code, _, err = capvid(*command, "--search", 4)
     assert code == 2 and "holds a training run already; choose another -o, --resume or --overwrite" in err
     code, _, err = capvid(*command, "--overwrite")
     assert code == 0 and not (run / "search.journal").exists() and not (run / "trials").exists()
     code, _, err = capvid(*command, "--search", 4, "--resume")
-    assert code == 2 and "holds a training run that is no search; leave out --search" in err
+    assert code == 2 and "holds a training run that is no search; remove --search" in err
 
 
 @pytest.mark.slow
