@@ -65,6 +65,8 @@ PANELS = {  # panels of --help: parameters of caption, extract, train and score
             "form",
             "prefix",
             "suffix",
+            "max_cue",
+            "line_width",
             "report",
             "attention",
             "overwrite",

@@ -35,6 +35,7 @@ from capvid.cli._options import (
     complete_captioner,
     complete_precision,
     option_group,
+    refuse_nan,
 )
 from capvid.decoding.decoding_options import ChatOptions, DecodingOptions
 from capvid.errors import CapvidError, RunError, UsageError, input_error
@@ -48,6 +49,8 @@ if TYPE_CHECKING:
     from capvid.utils.storage import VideoPath
     from capvid.video.input_set import VideoInput
 
+MAX_CUE_SECONDS = 1e6
+MAX_LINE_WIDTH = 10_000
 _T = TypeVar("_T")
 # one word with an extension or a final slash, or any line that ends in .txt
 _FILE_NAME = re.compile(r"\S*[^\s.?!,;:]\.[a-z][a-z0-9]{0,7}|\S*[/\\]|.{1,250}\.txt", re.I | re.A)
@@ -107,6 +110,22 @@ def caption(
     ),
     suffix: str = typer.Option(
         "", metavar="TEXT", show_default=False, help="Text after each video's caption."
+    ),
+    max_cue: float | None = typer.Option(
+        None,
+        min=0,
+        max=MAX_CUE_SECONDS,
+        metavar="SECONDS",
+        show_default="7",
+        callback=refuse_nan,
+        help="Time that a subtitle is shown at most; 0 shows it for its whole segment.",
+    ),
+    line_width: int | None = typer.Option(
+        None,
+        min=0,
+        max=MAX_LINE_WIDTH,
+        show_default="42",
+        help="Characters per line of a subtitle, of which there are two at a time; 0 breaks no lines.",
     ),
     report: Path | None = typer.Option(
         None,
@@ -236,6 +255,11 @@ def caption(
     if form and not videofolder:
         extension = form.value
     writer = FORMATS[extension if extension in FORMATS else "txt"]
+    options = {"max_cue": max_cue, "line_width": line_width}
+    subtitles = {name: value for name, value in options.items() if value is not None}
+    if subtitles and not writer.single:
+        name = next(iter(subtitles)).replace("_", "-")
+        raise UsageError(f"--{name} is for subtitles", remedy="use --format srt or vtt, or leave it out")
     if writer.single and batch.many and not output_dir and not sidecar:
         raise UsageError(
             f"{writer.extension} holds the subtitles of one video", remedy="give --output-dir for several"
@@ -246,7 +270,7 @@ def caption(
     if folder:
         check_writable_folder(folder)
     records = attention and writer.records_attention
-    settings: dict[str, Any] = {"settings": pipeline.settings, "attention": records}
+    settings: dict[str, Any] = {"settings": pipeline.settings, "attention": records, **subtitles}
     run = _Run(pipeline, batch, inputs.fail_fast, charts=attention and not records, report=report)
     with ExitStack() as stack:
         if report:
@@ -264,7 +288,7 @@ def caption(
                 return text.getvalue()
 
             attended = {**pipeline.settings, **({"attention": True} if records else {})}
-            made_by = {"model": pipeline.model, "settings": attended}
+            made_by = {"model": pipeline.model, "settings": {**attended, **subtitles}}
             outputs: Outputs
             if folder is None:
                 outputs = Sidecars(writer.extension, render, made_by, overwrite=inputs.overwrite)

@@ -103,6 +103,16 @@ def test_sidecars_of_subtitles(capvid: Run, toy: Toy, clips: Path) -> None:
         "caption", clips / "a.mp4", "--model", toy.model, "--sidecar", "--format", "srt", "--segments", 2
     )
     assert code == 0 and (clips / "a.srt").read_text().startswith("1\n00:00:00,000 --> ")
+    command = ["caption", clips / "a.mp4", "--model", toy.model, "--sidecar", "--format", "srt"]
+    assert capvid(*command, "--max-cue", 0.01, "--line-width", 3)[0] == 0  # other subtitles are written anew
+    text = (clips / "a.srt").read_text()
+    assert text.startswith("1\n00:00:00,000 --> 00:00:00,010\n")
+    assert max(len(line) for line in text.splitlines() if "-->" not in line) <= 3
+    code, _, err = capvid(*command[:-2], "--line-width", 30)
+    assert (code, err) == (
+        2,
+        "error: --line-width is for subtitles; use --format srt or vtt, or leave it out\n",
+    )
 
 
 def test_video_folder_is_read_by_datasets(capvid: Run, toy: Toy, clips: Path, tmp_path: Path) -> None:

@@ -78,9 +78,9 @@ def failed(text: str) -> CaptionResult:
     return result(path=Path(f"f{text}".replace("\0", "")), status="error", captions=(), error=error)
 
 
-def written(form: str, *results: CaptionResult, many: bool = True) -> str:
+def written(form: str, *results: CaptionResult, many: bool = True, **options: int) -> str:
     stream = io.StringIO(newline="")
-    with Document(form=FORMATS[form], stream=stream, many=many, settings=SETTINGS) as document:
+    with Document(form=FORMATS[form], stream=stream, many=many, settings=SETTINGS, **options) as document:
         for each in results:
             document.append(document.render(each))
     stream.getvalue().encode("utf-8")
@@ -119,12 +119,21 @@ def test_no_text_breaks_a_format(text: str, name: str) -> None:
         assert not UNPRINTABLE.search("".join(rows[0]))
 
     two = hostile(text)
-    (cue,) = pysrt.from_string(written("srt", two, many=False))
+    (cue,) = pysrt.from_string(written("srt", two, many=False, line_width=0))
     assert (cue.index, cue.start.ordinal, cue.end.ordinal) == (1, 0, 2500)
     assert not re.search("[<>{}\n]", cue.text)
-    (caption,) = webvtt.from_string(written("vtt", two, many=False)).captions
+    (caption,) = webvtt.from_string(written("vtt", two, many=False, line_width=0)).captions
     assert (caption.start, caption.end) == ("00:00:00.000", "00:00:02.500")
     assert not re.search("[<>\n]", caption.raw_text)
+    for width in (1, 7, 42):  # an empty line would end a cue before its text
+        cues = list(pysrt.from_string(written("srt", two, many=False, line_width=width)))
+        assert "".join(written_text(each.text) for each in cues) == written_text(cue.text)
+        captions = webvtt.from_string(written("vtt", two, many=False, line_width=width)).captions
+        assert "".join(written_text(each.raw_text) for each in captions) == written_text(caption.raw_text)
+
+
+def written_text(text: str) -> str:
+    return "".join(text.split())
 
 
 @pytest.mark.parametrize("form", ["csv", "tsv"])

@@ -7,9 +7,11 @@ import shutil
 import subprocess
 import sys
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import jsonschema
+import numpy as np
 import pysrt
 import pytest
 import webvtt
@@ -17,7 +19,7 @@ from test_records import SETTINGS, looked, result
 
 from capvid.decoding.caption_generator import Caption
 from capvid.errors import DataError, VideoError
-from capvid.output.results import make_record
+from capvid.output.results import CaptionResult, Segment, make_record
 from capvid.output.writers import COLUMNS, FORMATS, Document
 
 GOOD = result()
@@ -27,9 +29,9 @@ BAD = result(
 )
 
 
-def written(form: str, *results: object, many: bool) -> str:
+def written(form: str, *results: object, many: bool, **options: float) -> str:
     stream = io.StringIO()
-    with Document(form=FORMATS[form], stream=stream, many=many, settings=SETTINGS) as document:
+    with Document(form=FORMATS[form], stream=stream, many=many, settings=SETTINGS, **options) as document:
         for each in results:
             document.append(document.render(each))
     return stream.getvalue()
@@ -131,6 +133,8 @@ def test_tables(form: str, separator: str) -> None:
 def test_srt() -> None:
     (cue,) = pysrt.from_string(written("srt", ODD, many=False))
     assert (cue.index, cue.text) == (1, "a \u2039b\u203a & a dog")
+    assert (cue.start.ordinal, cue.end.ordinal) == (0, 7_000)
+    (cue,) = pysrt.from_string(written("srt", ODD, many=False, max_cue=0))
     assert (cue.start.ordinal, cue.end.ordinal) == (0, 7_266_000)
     assert written("srt", BAD, many=False) == ""
     with pytest.raises(DataError, match=r"in/v.mp4: subtitles need times, .*; give the video, or choose"):
@@ -138,10 +142,59 @@ def test_srt() -> None:
 
 
 def test_vtt() -> None:
-    text = written("vtt", ODD, many=False)
+    text = written("vtt", ODD, many=False, max_cue=0)
     (cue,) = webvtt.from_string(text).captions
     assert (cue.start, cue.end, cue.identifier) == ("00:00:00.000", "02:01:06.000", "1")
     assert cue.raw_text == "a &lt;b&gt; &amp; a dog" and text.startswith("WEBVTT\n\n")
+
+
+def spoken(text: str, *spans: tuple[float, float]) -> CaptionResult:
+    caption = Caption(text=text, logprob=-1.0, words=())
+    segments = [Segment(start=a, end=b, captions=(caption,), frames=np.arange(1)) for a, b in spans]
+    return result(captions=(caption,), segments=tuple(segments), paragraph=True, duration=spans[-1][1])
+
+
+@pytest.mark.parametrize("form", ["srt", "vtt"])
+def test_subtitles_follow_the_conventions(form: str) -> None:
+    """At most seven seconds, and two lines of 42 characters; a longer text has several cues."""
+
+    def parse(text: str) -> list[tuple[float, float, list[str]]]:
+        if form == "srt":
+            return [
+                (cue.start.ordinal / 1000, cue.end.ordinal / 1000, cue.text.split("\n"))
+                for cue in pysrt.from_string(text)
+            ]
+        return [
+            (cue.start_in_seconds + cue.start_time.milliseconds / 1000,
+             cue.end_in_seconds + cue.end_time.milliseconds / 1000, cue.lines)
+            for cue in webvtt.from_string(text).captions
+        ]  # fmt: skip
+
+    sentence = "a man in a red shirt is playing a guitar on a stage"
+    both = ["a man in a red shirt is", "playing a guitar on a stage"]
+    film = spoken(sentence, (0.0, 46.0), (46.0, 49.5))
+    assert parse(written(form, film, many=False)) == [(0, 7, both), (46, 49.5, both)]
+    assert parse(written(form, film, many=False, max_cue=0, line_width=0)) == [
+        (0, 46, [sentence]),
+        (46, 49.5, [sentence]),
+    ]
+    long = " ".join([sentence] * 4)
+    cues = parse(written(form, spoken(long, (1.0, 9.0), (9.0, 90.0)), many=False))
+    for first, last, spans in ((1.0, 9.0, cues[: len(cues) // 2]), (9.0, 90.0, cues[len(cues) // 2 :])):
+        assert " ".join(line for *_, lines in spans for line in lines) == long
+        assert spans[0][0] == first and spans[-1][1] <= last and len(spans) == 3
+        assert all(len(lines) <= 2 and max(map(len, lines)) <= 42 for *_, lines in spans)
+        assert all(0 < end - start <= 7 for start, end, _ in spans)
+        assert all(end <= start for (_, end, _), (start, _, _) in pairwise(spans))
+    for narrow in (1, 5):
+        parse(written(form, spoken("x" * 99, (0, 1)), many=False, line_width=narrow))
+    # a single image, and a segment of less than a millisecond
+    assert [
+        (start, end) for start, end, _ in parse(written(form, spoken("a", (0, 0), (2, 2.0002)), many=False))
+    ] == [
+        (0, 0.001),
+        (2, 2.001),
+    ]
 
 
 def test_records_are_as_the_schema_says() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import io
 import math
+import textwrap
 from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Any, TextIO
@@ -32,6 +33,9 @@ COLUMNS = (
     "status",
     "error",
 )
+MAX_CUE = 7.0  # seconds that a subtitle is shown, by the conventions of broadcasters
+LINE_WIDTH = 42  # characters
+_CUE_LINES = 2
 Render = Callable[["CaptionResult", "Document"], str]
 
 
@@ -72,6 +76,8 @@ class Document:
         many: whether the document takes the results of several inputs, or of exactly one.
         settings: everything besides the model that the captions depend on, for records.
         attention: whether records include the attention traces of the results.
+        max_cue: seconds that a subtitle is shown at most; 0 shows it for the complete segment.
+        line_width: characters of a line of a subtitle; 0 does not break lines.
 
     Attributes:
         empty: whether no result has been written.
@@ -82,6 +88,8 @@ class Document:
     many: bool
     settings: Mapping[str, Any]
     attention: bool = False
+    max_cue: float = MAX_CUE
+    line_width: int = LINE_WIDTH
     empty: bool = True
 
     def render(self, result: CaptionResult) -> str:
@@ -141,38 +149,64 @@ def json_line(result: CaptionResult, document: Document) -> str:
     return json_text(make_record(result, document.settings, attention=document.attention)) + "\n"
 
 
-def _cues(result: CaptionResult, escape: Callable[[str], str], decimal_mark: str) -> str:
-    """Return the best captions as subtitles: a cue for each segment, or one for the complete video.
+def _cues(result: CaptionResult, document: Document, escape: Callable[[str], str], decimal_mark: str) -> str:
+    """Return the best captions as subtitles, of the complete video or of each segment.
+
+    A caption of more than two lines becomes several cues, which share the segment's time by their length.
 
     Raises:
         DataError: the duration of the video is unknown.
     """
-    cues = []
-    for number, segment in enumerate(result.segments, 1):
+    cues: list[str] = []
+    for segment in result.segments:
         if segment.end is None or not math.isfinite(1000 * segment.end):
             raise DataError(
                 f"{result.path}: subtitles need times, and these features have none",
                 remedy="give the video, or choose another --format",
             )
-        times = []
-        for time in (segment.start, segment.end):
-            seconds, milliseconds = divmod(round(1000 * time), 1000)
-            minutes, seconds = divmod(seconds, 60)
-            times.append(f"{minutes // 60:02}:{minutes % 60:02}:{seconds:02}{decimal_mark}{milliseconds:03}")
-        cues.append(f"{number}\n{' --> '.join(times)}\n{escape(segment.captions[0].text)}\n\n")
+        lines = _subtitle_lines(terminal(segment.captions[0].text), document.line_width)
+        pages = [lines[first : first + _CUE_LINES] for first in range(0, len(lines), _CUE_LINES)]
+        per_character = (segment.end - segment.start) / max(1, sum(map(len, lines)))
+        start = segment.start
+        for page in pages:
+            last = page is pages[-1]
+            following = segment.end if last else start + per_character * sum(map(len, page))
+            end = min(following, start + document.max_cue) if document.max_cue else following
+            # A cue that ends when it begins is none; WebVTT forbids it.
+            milliseconds = round(1000 * start), max(round(1000 * end), round(1000 * start) + 1)
+            times = " --> ".join(_cue_time(each, decimal_mark) for each in milliseconds)
+            text = "\n".join(map(escape, page))
+            cues.append(f"{len(cues) + 1}\n{times}\n{text}\n\n")
+            start = following
     return "".join(cues)
+
+
+def _subtitle_lines(text: str, width: int) -> list[str]:
+    """Break a text into lines, of similar length if there are two."""
+    lines = textwrap.wrap(text, width) if width else [text]
+    if len(lines) == 2:
+        narrower = (textwrap.wrap(text, each) for each in range(max(1, len(text) // 2), width + 1))
+        lines = next(broken for broken in narrower if len(broken) == 2)
+    # Spaces may stay where a long word is broken, and an empty line would end the cue.
+    return [line.strip() for line in lines if line.strip()] or [""]
+
+
+def _cue_time(milliseconds: int, decimal_mark: str) -> str:
+    seconds, milliseconds = divmod(milliseconds, 1000)
+    minutes, seconds = divmod(seconds, 60)
+    return f"{minutes // 60:02}:{minutes % 60:02}:{seconds:02}{decimal_mark}{milliseconds:03}"
 
 
 @FORMATS.register("srt", single=True)
 def subrip(result: CaptionResult, document: Document) -> str:
     """Return SubRip subtitles."""
-    return _cues(result, srt_text, ",")
+    return _cues(result, document, srt_text, ",")
 
 
 @FORMATS.register("vtt", single=True, head="WEBVTT\n\n")
 def webvtt(result: CaptionResult, document: Document) -> str:
     """Return WebVTT subtitles."""
-    return _cues(result, vtt_text, ".")
+    return _cues(result, document, vtt_text, ".")
 
 
 def _rows(result: CaptionResult) -> list[list[str]]:
