@@ -74,8 +74,8 @@ def holds_chat_model(folder: Path) -> bool:
 
 def chat_label(folder: Path, published: HubModel | None) -> str:
     """Return the name of a chat model for results."""
-    from capvid.vlm.chat import CONFIG as CHAT_CONFIG
     from capvid.vlm.chat import chat_weights
+    from capvid.vlm.chat_folder import CONFIG as CHAT_CONFIG
     from capvid.vlm.git import model_type
 
     if published is not None:

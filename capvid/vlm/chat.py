@@ -38,13 +38,22 @@ from capvid.features.extraction import ExtractionResult, merge_chunks
 from capvid.features.feature_file import FeatureHeader, Features
 from capvid.features.prefetch import Video, View
 from capvid.utils.device import has_fast_path, resolve_device
-from capvid.utils.validation import limits
+from capvid.utils.validation import MIB, limits
 from capvid.version import __version__
 from capvid.video.frame_sampling import Sampling, spread
 from capvid.vlm.answers import Reply, captions_of, is_tag, ranked
-from capvid.vlm.git import LARGEST_RATIO, check_files, first_line, quiet, read_json
+from capvid.vlm.chat_folder import (
+    CONFIG,
+    LOCAL,
+    TOKENIZER,
+    blaming,
+    chat_template,
+    generation_settings,
+    load_processor,
+)
+from capvid.vlm.git import LARGEST_RATIO, PROCESSOR, check_files, first_line, quiet, read_json
+from capvid.vlm.prompt_rendering import render_prompts, start_renderer
 
-CONFIG = "config.json"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 OPTIONAL = (  # files of a repository that are used if they exist
     "generation_config.json",
@@ -59,6 +68,8 @@ DEFAULTS: dict[str, Any] = {"beam_size": 1, "max_length": 64}  # decoding option
 QUANTIZED = ("8bit", "4bit")
 PRECISIONS = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 _DAMAGE = (SafetensorError, ValueError, KeyError, TypeError, AttributeError)  # errors for a damaged index
+_BLANK = Clip(frames=np.zeros((2, 64, 96, 3), np.uint8), times=np.arange(2) / 25, start=0.0, end=2 / 25)
+_MAX_FRAME = 64 * MIB  # bytes of a processed frame
 _TICKS = 1000  # per second; processors get frame times as multiples
 _PLACEHOLDER = re.compile(r"\{(start|end|duration|previous)\}")
 _PREVIOUS = "\nThe video so far: {previous}\nDo not repeat this; continue it."
@@ -263,11 +274,18 @@ class ChatModel:
     Args:
         model: the model, in evaluation mode.
         processor: its processor.
+        folder: its folder, for errors.
         settings: how it was loaded, for records.
+
+    Raises:
+        CheckpointError: the processor has no chat template.
     """
 
-    def __init__(self, model: Any, processor: Any, settings: Mapping[str, Any] | None = None) -> None:
-        self.model, self.processor, self.settings = model, processor, settings or {}
+    def __init__(
+        self, model: Any, processor: Any, folder: Path, settings: Mapping[str, Any] | None = None
+    ) -> None:
+        self.model, self.processor, self.folder, self.settings = model, processor, folder, settings or {}
+        self._template_file, self._template = chat_template(folder, processor)
         self.device = torch.device(model.device)
         self.takes_videos = getattr(processor, "video_processor", None) is not None
         processor.tokenizer.padding_side = "left"  # captions continue the prompts of a batch at one position
@@ -282,7 +300,7 @@ class ChatModel:
 
     def on(self, device: torch.device | str) -> ChatModel:
         """Move the model to another device."""
-        return ChatModel(self.model.to(device), self.processor, self.settings)
+        return ChatModel(self.model.to(device), self.processor, self.folder, self.settings)
 
     def generate(
         self, clips: Sequence[Clip], prompts: Sequence[str], options: DecodingOptions, *, system: str = ""
@@ -308,29 +326,74 @@ class ChatModel:
             with quiet():
                 try:
                     inputs = self.inputs([clips[row] for row in rows], [prompts[row] for row in rows], system)
-                except (ValueError, TypeError, ArithmeticError) as error:
+                except (CapvidError, MemoryError):
+                    raise
+                except Exception as error:
                     problem = f"the model's processor refuses these frames ({error})"
                     raise FeatureMismatchError(problem, remedy="choose another model for them") from error
-                generated = self._generate(inputs, options)
+                try:
+                    generated = self._generate(inputs, options)
+                except Exception as error:
+                    raise self._failure(error) from error
             captions |= dict(zip(rows, generated, strict=True))
         return [captions[index] for index in range(len(clips))]
 
+    def _failure(self, error: Exception) -> Exception:
+        """Return a RunError if the model fails for any frames, an error of these frames if not."""
+        if isinstance(error, torch.OutOfMemoryError | MemoryError | CapvidError):
+            return error
+        try:
+            self._generate(self.inputs([_BLANK], [""]), DecodingOptions(beam_size=1, max_length=1))
+        except Exception as cause:
+            files = [name for name in (CONFIG, *PROCESSOR) if (self.folder / name).is_file()]
+            problem = f"{self.folder}: {' and '.join(files)} do not fit together ({first_line(cause)})"
+            return RunError(problem, remedy="download the model again")
+        problem = f"the model refuses these frames ({first_line(error)})"
+        return FeatureMismatchError(problem, remedy="choose another model for them")
+
     def inputs(self, clips: Sequence[Clip], prompts: Sequence[str], system: str = "") -> Any:
-        """Return the model's inputs for clips and their prompts."""
-        texts = [
-            self.processor.apply_chat_template(
-                self._messages(clip, prompt, system), add_generation_prompt=True, tokenize=False
-            )
-            for clip, prompt in zip(clips, prompts, strict=True)
-        ]
+        """Return the model's inputs for clips and their prompts.
+
+        Raises:
+            CheckpointError: the chat template fails.
+        """
+        tokens = self.processor.tokenizer.special_tokens_map
+        chats = [self._messages(*each, system) for each in zip(clips, prompts, strict=True)]
+        texts = render_prompts(self._template_file, self._template, chats, tokens)
         frames = [torch.from_numpy(clip.frames).permute(0, 3, 1, 2) for clip in clips]  # (T, 3, h, w)
         common: dict[str, Any] = {"text": texts, "padding": True, "return_tensors": "pt"}
+        if "bos_token" in tokens and texts[0].startswith(tokens["bos_token"]):
+            common["add_special_tokens"] = False  # the template has begun the text already
         if not self.takes_videos:
-            return self.processor(images=[list(clip) for clip in frames], **common)
+            inputs = self.processor(images=[list(clip) for clip in frames], **common)
+            return self._checked(inputs)
         # some video processors refuse a single frame
         videos = [clip if len(clip) > 1 else clip.repeat(2, 1, 1, 1) for clip in frames]
         metadata = [_metadata(clip) for clip in clips]
-        return self.processor(videos=videos, video_metadata=metadata, do_sample_frames=False, **common)
+        inputs = self.processor(videos=videos, video_metadata=metadata, do_sample_frames=False, **common)
+        return self._checked(inputs)
+
+    def _checked(self, inputs: Any) -> Any:
+        """Return the inputs if the model has all of their tokens; on a GPU, another one ends the process."""
+        config, highest = self.model.config, int(inputs["input_ids"].max())
+        placeholders = [getattr(config, f"{name}_token_id", None) for name in ("image", "video")]
+        if highest >= (count := config.get_text_config().vocab_size) and highest not in placeholders:
+            problem = f"{self.folder / TOKENIZER[0]}: has token {highest}, and {CONFIG} has {count} tokens"
+            raise CheckpointError(problem, remedy="download the model again")
+        return inputs
+
+    def check_inputs(self) -> None:
+        """Process two blank frames.
+
+        Raises:
+            CheckpointError: the chat template or the processor fails, or makes the frames too large.
+        """
+        with blaming(self.folder, *PROCESSOR):
+            inputs = self.inputs([_BLANK], [""])
+            tensors = [value for value in inputs.values() if torch.is_tensor(value)]
+            size = sum(tensor.nbytes for tensor in tensors if tensor.is_floating_point()) // 2
+            if size > _MAX_FRAME:
+                raise ValueError(f"it makes {size} bytes of a frame")
 
     def _messages(self, clip: Clip, prompt: str, system: str) -> list[dict[str, Any]]:
         media = [{"type": "video"}] if self.takes_videos else [{"type": "image"}] * len(clip.frames)
@@ -455,6 +518,7 @@ def load_chat_model(
         raise UsageError("quantization needs bitsandbytes and a CUDA GPU", remedy=remedy)
     check_files(folder)
     weights = chat_weights(folder)
+    start_renderer()
     import transformers
 
     loader: Any = transformers.AutoModelForImageTextToText
@@ -466,34 +530,33 @@ def load_chat_model(
         if quantize == "4bit":
             bits = {"load_in_4bit": True, "bnb_4bit_compute_dtype": dtype}
         settings["quantization_config"] = transformers.BitsAndBytesConfig(**bits)
-    local: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
     try:
         with quiet():
-            processor = transformers.AutoProcessor.from_pretrained(folder, **local)
-            if getattr(processor, "chat_template", None) is None:
-                remedy = "choose an instruction-tuned model"
-                raise CheckpointError(f"{folder}: the processor has no chat template", remedy=remedy)
-            with torch.device("meta"):
-                empty = loader.from_config(transformers.AutoConfig.from_pretrained(folder, **local))
-            if empty.get_memory_footprint() > LARGEST_RATIO * sum(path.stat().st_size for path in weights):
-                raise ValueError("the network is much larger than its weights")
-            settings |= {"use_safetensors": True, "output_loading_info": True}
-            model, info = loader.from_pretrained(folder, **settings, **local)
-            if missing := sorted(info["missing_keys"]):
-                raise ValueError(f"{len(missing)} tensors are missing, such as {missing[0]}")
-    except CapvidError:
-        raise
+            with torch.device("meta"), blaming(folder, CONFIG):
+                empty = loader.from_config(transformers.AutoConfig.from_pretrained(folder, **LOCAL))
+            processor = load_processor(folder)
+            generation = generation_settings(folder, empty)
+            empty.generation_config = generation
+            ChatModel(empty, processor, folder).check_inputs()
+            with blaming(folder, *[path.name for path in weights]):
+                if empty.get_memory_footprint() > LARGEST_RATIO * sum(
+                    path.stat().st_size for path in weights
+                ):
+                    raise ValueError("the network is much larger than its weights")
+                settings |= {"use_safetensors": True, "output_loading_info": True}
+                model, info = loader.from_pretrained(
+                    folder, generation_config=generation, **settings, **LOCAL
+                )
+                if missing := sorted(info["missing_keys"]):
+                    raise ValueError(f"{len(missing)} tensors are missing, such as {missing[0]}")
     except ImportError as error:
         raise CheckpointError(f"{folder}: {first_line(error)}", remedy="pip install 'capvid[vlm]'") from error
     except torch.OutOfMemoryError as error:
         remedy = "use a smaller model, --precision bf16 or --quantize 4bit"
         raise RunError(f"{target} has not enough memory for {folder}", remedy=remedy) from error
-    except Exception as error:  # anything that the library raises for damaged files
-        problem = f"{folder}: damaged or incomplete ({first_line(error)})"
-        raise CheckpointError(problem, remedy="download it again") from error
     chosen = {"precision": precision} if precision != "auto" else {}
     chosen |= {"quantize": quantize} if quantize is not None else {}
-    return ChatModel(model.eval().requires_grad_(False), processor, chosen)
+    return ChatModel(model.eval().requires_grad_(False), processor, folder, chosen)
 
 
 def chat_weights(folder: Path) -> list[Path]:

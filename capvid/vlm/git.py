@@ -45,17 +45,31 @@ USABLE = (
 GIT_CONFIG = "config.json"
 GIT_WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 _PREPROCESS = ("preprocessor_config.json", "processor_config.json")
+PROCESSOR = (*_PREPROCESS, "video_preprocessor_config.json")
 GIT_REQUIRED = (_PREPROCESS, ("tokenizer.json", "vocab.txt"), GIT_WEIGHTS)  # the first of each that exists
 GIT_OPTIONAL = ("tokenizer_config.json", "special_tokens_map.json")
 _TEXT_BYTES = 64 * MIB  # of a configuration or a vocabulary
 _SIZES = ("_size", "_heads", "_channels", "_position_embeddings", "_dim")
-_MOST = {
+MAX_SIDE, MAX_AREA = 4096, 1 << 20  # of frames that are made larger than they are
+_MOST = {  # largest sizes in config.json
     "num_hidden_layers": 256,
     "num_layers": 256,
     "depth": 256,
     "num_image_with_embedding": 1000,
-    "image_size": 4096,
+    "image_size": MAX_SIDE,
     "max_position_embeddings": 1 << 22,
+    "num_labels": 100_000,
+    "num_experts": 4096,
+    "num_local_experts": 4096,
+    "n_routed_experts": 4096,
+}
+_MOST_PROCESSED = {  # and in the files of a processor
+    **dict.fromkeys(("height", "width", "size", "crop_size", "image_size", "max_image_size"), MAX_SIDE),
+    **dict.fromkeys(("patch_size", "temporal_patch_size", "merge_size", "image_grid_pinpoints"), MAX_SIDE),
+    **dict.fromkeys(("shortest_edge", "min_pixels"), MAX_AREA),  # some models count the pixels of a frame
+    **dict.fromkeys(("longest_edge", "max_pixels"), 1 << 28),
+    **dict.fromkeys(("image_seq_len", "image_seq_length", "num_image_tokens"), 1 << 14),
+    "max_patches": 1024,
 }
 _FILTERS = {2: "bilinear", 3: "bicubic"}  # by Pillow's numbers
 LAYER = "image_encoder"
@@ -394,6 +408,8 @@ def check_files(folder: Path) -> None:
                 read_regular(path, max_bytes=_TEXT_BYTES)
         path = folder / GIT_CONFIG
         _check_sizes(read_json(path))
+        for path in [folder / name for name in PROCESSOR if (folder / name).is_file()]:
+            _check_processed_sizes(read_json(path))
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise CheckpointError(f"{path}: {reason}", remedy="copy it anew, or ask who published it") from error
@@ -404,15 +420,31 @@ def _check_sizes(config: Any, prefix: str = "") -> None:
     if not isinstance(config, dict):
         raise ValueError(f"{prefix or 'the file'} must be an object, got {short(config)}")
     for name, value in config.items():
-        limit = _MOST.get(name, LARGEST if name.endswith(_SIZES) else 0)
-        sizes = value if isinstance(value, list) else [value]  # a list has height and width
-        if not limit or value is None or value is True or value is False:  # some names are of switches
-            continue
-        if not all(type(n) is int and 1 <= n <= limit for n in sizes):
-            raise ValueError(f"{prefix}{name} must be an integer between 1 and {limit}, got {short(value)}")
+        _check_size(prefix + name, value, _MOST.get(name, LARGEST if name.endswith(_SIZES) else 0))
     for name in ("vision_config", "text_config"):
         if name in config and not prefix:
             _check_sizes(config[name], f"{name}.")
+
+
+def _check_processed_sizes(config: Any, prefix: str = "") -> None:
+    """Raise ValueError if a size in the file of a processor has the wrong type or is out of range."""
+    for name, value in config.items() if isinstance(config, dict) else ():
+        if isinstance(value, dict):
+            _check_processed_sizes(value, f"{prefix}{name}.")
+        else:
+            limit = MAX_SIDE if prefix.endswith("max_image_size.") else _MOST_PROCESSED.get(name, 0)
+            _check_size(prefix + name, value, limit)
+
+
+def _check_size(name: str, value: Any, limit: int) -> None:
+    """Raise ValueError unless ``value``, or each number in a list, is from 1 to ``limit``; 0 for no limit."""
+    if not limit or value is None or value is True or value is False:  # some names are of switches
+        return
+    sizes = [value]
+    while any(isinstance(size, list) for size in sizes):  # a list has height and width, or several of them
+        sizes = [each for size in sizes for each in (size if isinstance(size, list) else [size])]
+    if not all(type(size) is int and 1 <= size <= limit for size in sizes):
+        raise ValueError(f"{name} must be an integer between 1 and {limit}, got {short(value)}")
 
 
 def weights_file(folder: Path) -> Path:
