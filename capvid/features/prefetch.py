@@ -22,7 +22,7 @@ import numpy as np
 from capvid.backbones.catalog import Clip, Preprocess
 from capvid.backbones.preprocessing import prepare, shrink
 from capvid.errors import CapvidError, VideoError, input_error
-from capvid.utils.storage import Blob, StorageError, VideoPath, local_copy, parse_path
+from capvid.utils.storage import Blob, StorageError, VideoPath, is_url, local_copy, parse_path
 from capvid.video.frame_sampling import ChosenTimes, Sampling, Windows
 from capvid.video.worker_pool import WorkerDiedError, WorkerPool
 
@@ -101,7 +101,7 @@ def decode_video(
 
     with ExitStack() as stack:
         if isinstance(video, VideoPath):
-            video = stack.enter_context(local_file(video))
+            video = stack.enter_context(local_file(video, ranges=reader != "decord"))
             stack.enter_context(memory_errors(video))
         windows = [view.windows(sampling) for view in views]
         requested = [window for window in windows if window]
@@ -139,13 +139,13 @@ def read_timeline(path: VideoPath, reader: str) -> Timeline:
     """Return the frame times and duration of a video in seconds, and whether the reader can jump in it."""
     from capvid.video.readers import open_video
 
-    with local_file(path) as file, open_video(file, reader=reader) as source:
+    with local_file(path, ranges=reader != "decord") as file, open_video(file, reader=reader) as source:
         return source.frame_times(), source.info.duration, source.jumps
 
 
 @contextmanager
 def local_file(
-    path: VideoPath, *, max_bytes: int | None = None, timeout: float | None = None
+    path: VideoPath, *, max_bytes: int | None = None, timeout: float | None = None, ranges: bool = False
 ) -> Iterator[Path]:
     """Yield the local file of an input, which is downloaded for the duration of the block if it is remote.
 
@@ -153,15 +153,21 @@ def local_file(
         path: path or address.
         max_bytes: maximum size of a download; None takes the limit for remote objects.
         timeout: seconds for the download; None disables the limit.
+        ranges: whether parts of the file may be missing that PyAV fetches when it needs them.
 
     Raises:
         VideoError: the download failed; errors of the block name the input, not its local copy.
     """
+    from capvid.video.remote_file import sparse_copy  # imports PyAV, which only worker processes need
+
     if not isinstance(path, Blob):
         yield path
         return
     try:
-        with local_copy(path, max_bytes=max_bytes, timeout=timeout) as file:
+        with ExitStack() as stack:
+            file = stack.enter_context(sparse_copy(path, timeout)) if ranges and is_url(path.url) else None
+            if file is None:
+                file = stack.enter_context(local_copy(path, max_bytes=max_bytes, timeout=timeout))
             try:
                 yield file
             except VideoError as error:

@@ -39,6 +39,7 @@ from capvid.video.container_kind import (
     limit_error,
     missing_bytes,
 )
+from capvid.video.remote_file import stream_of
 
 _NAMES = {"mpeg1video": "mpeg1", "mpeg2video": "mpeg2", "libdav1d": "av1"}
 _REORDERED = ("h264", "hevc")  # codecs for which AVI has no presentation times; FFmpeg makes them up
@@ -142,7 +143,7 @@ def open_container(path: Path, kind: str | None) -> Any:
         try:
             # FFmpeg takes text before a colon for a protocol, except in absolute paths
             container = av.open(
-                os.path.abspath(path),  # noqa: PTH100
+                stream_of(path) or os.path.abspath(path),  # noqa: PTH100
                 format=demuxer,
                 options=whitelists | max_pixels,
                 metadata_errors="replace",

@@ -20,6 +20,7 @@ from capvid.video.frame_source import ArraySource, FrameSource, VideoInfo
 from capvid.video.image_reader import ImageSource, StillSource, archive_of
 from capvid.video.probe import Packets, scan
 from capvid.video.pyav_reader import PyAVSource
+from capvid.video.remote_file import stream_of
 
 _CHUNK_BYTES = 64 << 20  # of frames that are read before they are reduced
 _DECORD = ("asf", "avi", "flv", "matroska", "mp4", "ogg")  # kinds that decord reads as well
@@ -32,7 +33,7 @@ def _open_auto(path: Path) -> FrameSource:
         status = path.stat()
         packets = _scan(path, kind, status.st_ino, status.st_size, status.st_mtime_ns)
     except VideoError as error:
-        if kind not in _DECORD or error.kind == "no-video-stream":
+        if kind not in _DECORD or error.kind == "no-video-stream" or stream_of(path):
             raise
         try:
             return DecordSource(path, why="PyAV cannot open it")
