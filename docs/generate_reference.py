@@ -42,9 +42,9 @@ written as `\\xff`, numbers that are not finite as null."""
 MANIFEST = """## Manifest
 
 `capvid-manifest.jsonl` in an `--output-dir` has one line per finished or failed video: its path, size and
-modification time, the model and settings, and the output or the error. With `--sidecar` and `--format
-videofolder`, there is one per folder in `~/.cache/capvid/datasets` (`CAPVID_CACHE`), with a digest of each
-text, by which edited texts are told from capvid's own."""
+modification time, the model and settings, and the output or the error. For `--sidecar` and `--format
+videofolder`, `~/.cache/capvid/datasets/texts` (`CAPVID_CACHE`) holds digests of 16 bytes: of each text with
+the names of its file and video, by which edited texts are told from capvid's own, and of what was done."""
 
 FEATURE_FILES = """## Feature files
 

@@ -10,6 +10,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -51,8 +52,18 @@ class Conversion:
     left_out: tuple[str, ...]  # names of the checkpoint's other tensors, such as a classifier
 
     def save(self, path: Path) -> str:
-        """Write a safetensors file atomically and return its SHA-256."""
+        """Write a safetensors file atomically and return its SHA-256.
+
+        Raises:
+            UsageError: it cannot be written, or there is a file with other tensors.
+        """
+        from safetensors import SafetensorError, safe_open
         from safetensors.torch import save_file
+
+        with suppress(SafetensorError, OSError), safe_open(str(path), framework="pt") as existing:
+            if existing.keys() != sorted(self.tensors):
+                problem = f"{path}: holds the weights of another network than {self.entry.name}"
+                raise UsageError(problem, remedy="give another name with -o")
 
         tensors = {name: self.tensors[name].contiguous().clone() for name in sorted(self.tensors)}
         try:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from capvid.output.results import CaptionResult
     from capvid.output.shards import Row
     from capvid.utils.storage import VideoPath
-    from capvid.video.input_set import VideoInput
+    from capvid.video.input_set import OnError, VideoInput
 
 SOME_FAILED = 3  # exit code
 RESUMABLE = "; the same command goes on from there"
@@ -270,6 +270,7 @@ class InputSet:
         text: the list, if it came from stdin.
         part: number of the part of the inputs to work on, and number of parts; None takes all.
         timeout: seconds for fetching the list, and for each request when inputs are listed; None disables it.
+        others: what is read besides, such as a file of segments.
     """
 
     options: InputOptions
@@ -277,6 +278,13 @@ class InputSet:
     text: bytes | None
     part: tuple[int, int] | None
     timeout: float | None
+    others: tuple[str, ...] = ()
+
+    @property
+    def named(self) -> list[str]:
+        """Paths and addresses of everything that is read and that the command line names."""
+        listed = [] if self.options.from_file in (None, "-") else [str(self.options.from_file)]
+        return [*(self.options.inputs or []), *listed, *self.others]
 
     def videos(self, batch: Batch, *, lazily: bool = False) -> Iterable[VideoInput]:
         """Return the videos that the inputs stand for; an input that gives none counts as failed.
@@ -288,19 +296,23 @@ class InputSet:
         Raises:
             CapvidError: the first failure, with ``fail_fast``.
         """
+        return self.search(None if self.options.fail_fast else batch.failed, lazily=lazily)
+
+    def search(self, on_error: OnError | None, *, lazily: bool) -> Iterable[VideoInput]:
+        """Return the videos; ``on_error`` is called with the errors of inputs, None raises the first."""
         from capvid.video.input_set import find_videos, in_part, iter_videos
 
         part, search = self.part, iter_videos if lazily else find_videos
         videos = search(
             self.options.inputs or [],
-            listed=() if self.options.from_file is None else self._listed(self.options.from_file, batch),
+            listed=() if self.options.from_file is None else self._listed(self.options.from_file, on_error),
             recursive=self.options.recursive,
-            on_error=None if self.options.fail_fast else batch.failed,
+            on_error=on_error,
             timeout=self.timeout,
         )
         return videos if part is None else (video for video in videos if in_part(video.path, *part))
 
-    def _listed(self, source: str, batch: Batch) -> Iterator[VideoPath]:
+    def _listed(self, source: str, on_error: OnError | None) -> Iterator[VideoPath]:
         """Yield the entries of the list; an empty list counts as failed."""
         from capvid.utils.storage import parse_path
         from capvid.video.input_lists import read_list, read_piped
@@ -316,13 +328,20 @@ class InputSet:
             yield entry
         if empty:
             error = CapvidError(f"{source}: there is no path in this list")
-            if self.options.fail_fast:
+            if on_error is None:
                 raise error
-            batch.failed(error)
+            on_error(error)
 
 
-def read_inputs(options: InputOptions, *, timeout: float | None) -> InputSet:
+def read_inputs(
+    options: InputOptions, *, timeout: float | None, others: Iterable[str | Path | None] = ()
+) -> InputSet:
     """Check the input options of a command, and read a list on stdin.
+
+    Args:
+        options: the options.
+        timeout: as for :class:`InputSet`.
+        others: paths of what is read besides; what is no path, or None, is harmless.
 
     Raises:
         UsageError: no input, an unreadable list, or a part that does not exist.
@@ -356,7 +375,8 @@ def read_inputs(options: InputOptions, *, timeout: float | None) -> InputSet:
 
             open_list(path).close()
     many = source is not None or len(inputs) != 1 or stands_for_many(parse_path(inputs[0]))
-    return InputSet(options=options, many=many, text=text, part=part, timeout=timeout)
+    files = tuple(str(path) for path in others if path)
+    return InputSet(options=options, many=many, text=text, part=part, timeout=timeout, others=files)
 
 
 def _read_part(text: str) -> tuple[int, int]:
@@ -491,8 +511,9 @@ def run_sharded(
         CapvidError: an error that concerns all videos.
         typer.Exit: a video failed.
     """
-    from capvid.output.shards import HEAD, SHARD_FORMATS, ShardFolder
+    from capvid.output.shards import HEAD, SHARD_FORMATS, ShardFolder, shard_paths
     from capvid.utils.files import remove_leftovers
+    from capvid.utils.output_check import check_outputs
     from capvid.utils.storage import Storage
     from capvid.video.input_set import identity
 
@@ -509,6 +530,11 @@ def run_sharded(
     if local is not None:
         check_writable_folder(local)
         remove_leftovers([local / HEAD])
+    outputs = [("--output-dir", path) for path in shard_paths(folder)]
+    check_outputs(outputs, inputs.named, kind=None)
+    if overwrite and len(outputs) > 1:  # they are removed
+        found = inputs.search(lambda error: None, lazily=True)
+        check_outputs(outputs, (video.path for video in found), kind=None)
     batch.interrupted = RESUMABLE
     with batch.stage("loading the model"):
         job = make_job("cpu" if on_ray else runtime.device)  # on Ray each actor moves its own networks
@@ -518,6 +544,8 @@ def run_sharded(
 
     def todo() -> Iterator[VideoInput]:
         for video in inputs.videos(batch, lazily=True):
+            if shards.holds(video.path):
+                continue
             if identity(video.path) in done:
                 batch.skipped += 1
             else:

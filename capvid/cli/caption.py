@@ -185,15 +185,24 @@ def caption(
     """
     if bool(output) + bool(output_dir) + sidecar > 1:
         raise UsageError("-o, --output-dir and --sidecar exclude each other", remedy="give one of them")
-    input_set = read_inputs(inputs, timeout=runtime.timeout or None)
+    from capvid.utils.output_check import model_files
+
+    others = [segments, chat["prompt"], weights, *(model_files(Path(model)) if model else ())]
+    input_set = read_inputs(inputs, timeout=runtime.timeout or None, others=others)
     sharded = wants_shards(sharding, output_dir, form and form.value)
     batch = Batch(verb="captioned", many=input_set.many or sharded)
     if chat["prompt"]:
         chat["prompt"] = _read_prompt(chat["prompt"])
+    partial = output and output.with_name(f"{output.stem}.partial{output.suffix}")  # after Ctrl-C
     if output:
         check_writable_file(output)
     if report:
-        _check_report(report, output)
+        if report.suffix.lower() not in (".html", ".htm"):  # a video, say, would be replaced
+            problem = f"{report}: not the name of a page"
+            raise UsageError(problem, remedy="give --report a name that ends in .html")
+        if output is not None and output.resolve() == report.resolve():
+            raise UsageError(f"{report}: the captions go there", remedy="give -o and --report two names")
+        check_writable_file(report)
 
     def load_pipeline(device: str) -> CaptionPipeline:
         from capvid.pipeline import load
@@ -244,7 +253,9 @@ def caption(
     videos = list(input_set.videos(batch))
     if not videos:
         batch.finish()
-    from capvid.utils.files import atomic_write_text
+    from capvid.output.manifest import METADATA, file_names
+    from capvid.utils.files import MANIFEST, atomic_write_text
+    from capvid.utils.output_check import check_outputs
     from capvid.utils.storage import Storage
 
     videofolder = form is not None and form.value == "videofolder"
@@ -264,11 +275,26 @@ def caption(
         raise UsageError(
             f"{writer.extension} holds the subtitles of one video", remedy="give --output-dir for several"
         )
-    with batch.stage("loading the model"):
-        pipeline = load_pipeline(runtime.device)
     folder = None if output_dir is None else Storage(output_dir).local
     if folder:
         check_writable_folder(folder)
+    names = file_names(videos, writer.extension, folder) if folder and not videofolder else {}
+    read = [*input_set.named, *(video.path for video in videos)]
+    written = [("-o", path) for path in (output, partial) if path] + (
+        [("--report", report)] if report else []
+    )
+    if folder:
+        in_folder = [METADATA] if videofolder else [MANIFEST, *names.values()]
+        written += [("--output-dir", folder / name) for name in in_folder]
+    check_outputs(written, read)
+    if sidecar:
+        paths = {video.path for video in videos if isinstance(video.path, Path)}
+        texts = {path.with_suffix(f".{writer.extension}") for path in paths} - paths
+        check_outputs(
+            [("--sidecar", path) for path in texts], read, kind="text" if inputs.overwrite else None
+        )
+    with batch.stage("loading the model"):
+        pipeline = load_pipeline(runtime.device)
     records = attention and writer.records_attention
     settings: dict[str, Any] = {"settings": pipeline.settings, "attention": records, **subtitles}
     run = _Run(pipeline, batch, inputs.fail_fast, charts=attention and not records, report=report)
@@ -279,7 +305,7 @@ def caption(
             page = Report(report, model=pipeline.model, settings=pipeline.settings)
             run.page = stack.enter_context(page)
         if folder or sidecar:
-            from capvid.output.manifest import OutputFolder, Sidecars, VideoFolder, file_names
+            from capvid.output.manifest import OutputFolder, Sidecars, VideoFolder
 
             def render(result: CaptionResult) -> str:
                 text = io.StringIO()
@@ -295,7 +321,6 @@ def caption(
             elif videofolder:
                 outputs = VideoFolder(folder, made_by, overwrite=inputs.overwrite)
             else:
-                names = file_names(videos, writer.extension)
                 errors = writer.records_errors
                 outputs = OutputFolder(folder, names, render, records_errors=errors, made_by=made_by)
             run.caption_into(stack.enter_context(outputs), videos, overwrite=inputs.overwrite)
@@ -310,8 +335,7 @@ def caption(
             ) as out:
                 run.caption(videos, out.render, out.append)
         except KeyboardInterrupt:
-            if output and batch.done:
-                partial = output.with_name(f"{output.stem}.partial{output.suffix}")
+            if partial and batch.done:
                 atomic_write_text(partial, text.getvalue())
                 batch.say(f"note: the captions so far are in {partial}")
             raise
@@ -347,19 +371,6 @@ def _read_prompt(prompt: str) -> str:
         names = [each.name for each in path.parent.iterdir()]
     remedy = did_you_mean(path.name, names) or "a prompt without a file is a sentence"
     raise UsageError(f"{path}: there is no such file with a prompt", remedy=remedy)
-
-
-def _check_report(path: Path, output: Path | None) -> None:
-    """Check that the page can be written, before any work is done.
-
-    Raises:
-        UsageError: it cannot, or its name may be that of something else.
-    """
-    if path.suffix.lower() not in (".html", ".htm"):  # a video, say, would be replaced
-        raise UsageError(f"{path}: not the name of a page", remedy="give --report a name that ends in .html")
-    if output is not None and output.resolve() == path.resolve():
-        raise UsageError(f"{path}: the captions go there", remedy="give -o and --report two names")
-    check_writable_file(path)
 
 
 @dataclass

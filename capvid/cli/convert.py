@@ -10,6 +10,7 @@ from capvid.cli._batch import check_writable_file
 from capvid.cli._options import complete_backbone
 from capvid.cli._terminal import print_line
 from capvid.errors import UsageError
+from capvid.utils.output_check import check_outputs
 
 _NAMED = 10  # tensors that a message names
 
@@ -88,13 +89,12 @@ def _convert_captioner(file: Path, words: Path, folder: Path) -> None:
 
 
 def _check(output: Path, file: Path) -> None:
-    """See that the file can be written and is not the one that is read.
+    """Check that the weights file can be written, and replaces nothing else.
 
     Raises:
         UsageError: it cannot, or is.
     """
     if output.suffix != ".safetensors":
         raise UsageError(f"{output}: not a name for a weights file", remedy="let it end in .safetensors")
-    if output.exists() and file.exists() and output.samefile(file):
-        raise UsageError(f"{output}: is the file that is read", remedy="give another name with -o")
     check_writable_file(output)
+    check_outputs([("-o", output)], [file], kind="weights")

@@ -166,6 +166,7 @@ def extract(
     if not videos:
         batch.finish()
     from capvid.features.feature_store import view_key
+    from capvid.utils.output_check import check_outputs
     from capvid.utils.storage import Storage
 
     view_keys = {view_key(video.key, number): video for video in videos for number in range(1, views + 1)}
@@ -177,6 +178,8 @@ def extract(
     assert folder is not None  # otherwise there are shards
     check_writable_folder(folder)
     jobs = [ExtractionJob.of(video, folder, views) for video in videos]
+    targets = [("-o", path) for job in jobs for path in job.targets]
+    check_outputs(targets, [*input_set.named, *(video.path for video in videos)], kind="features")
     backbones = load_backbones(runtime.device)
     extract_into(jobs, backbones, chosen, batch, runtime, batch_size=batch_size, inputs=inputs)
     batch.finish()

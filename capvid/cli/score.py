@@ -22,6 +22,7 @@ from capvid.cli._terminal import print_line
 from capvid.errors import DataError, UsageError
 from capvid.utils.escaping import json_text, table_cell
 from capvid.utils.files import atomic_write_text
+from capvid.utils.output_check import check_outputs
 from capvid.version import __version__
 
 if TYPE_CHECKING:
@@ -133,6 +134,15 @@ def score(
         check_writable_file(page)
         if not others:
             raise UsageError("--report needs several systems", remedy="add --compare FILE")
+    outputs = [(option, path) for option, path in (("--per-video", per_video), ("--report", page)) if path]
+    if outputs:
+        from capvid.scoring.predictions import prediction_files
+
+        files = chain.from_iterable(
+            (name, name.rpartition("#")[0]) for name in (*references, *(training or ()))
+        )
+        systems = chain.from_iterable(map(prediction_files, (predictions, *(others or ()))))
+        check_outputs(outputs, chain(filter(None, files), systems))
     if videos is not None and not videos.exists():
         raise UsageError(f"{videos}: no such folder", remedy="give the folder of the videos")
     if encoder is not None and videos is None:

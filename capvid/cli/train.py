@@ -25,6 +25,7 @@ from capvid.cli._terminal import column_lines, print_line, terminal_width
 from capvid.datasets.dataset import known_specs
 from capvid.errors import DataError, UsageError
 from capvid.utils.escaping import terminal
+from capvid.utils.output_check import check_outputs
 
 if TYPE_CHECKING:
     import torch
@@ -138,6 +139,9 @@ def train(
     if plot is not None:
         reporters.check_plot(plot)
         check_writable_folder(plot.parent)
+        named = [spec.partition(":")[2] or spec for spec in (*data, *(features or ()), *(values or ()))]
+        named += [name.rpartition("#")[0] for name in named if "#" in name]
+        check_outputs([("--plot", plot)], [recipe, *data, *named, *(videos or ())], kind="image")
     from capvid.training import runs  # slow: torch
 
     section = chosen.self_critical if self_critical else chosen.training

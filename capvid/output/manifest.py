@@ -4,27 +4,32 @@ Captions go into an output folder (:class:`OutputFolder`), or to the videos they
 a text beside each video (:class:`Sidecars`), or a line each in one file (:class:`VideoFolder`). People edit
 such texts, so one that capvid did not write is never replaced.
 
-A manifest has a line for each output, appended as soon as the output is written, so that a killed run loses
-no more than the line it was writing. At the end the lines are sorted.
+An output folder has a manifest with a line for each output, appended as soon as the output is written, so
+that a killed run loses no more than the line it was writing. At the end the lines are sorted. Texts of
+training data are recorded in a :class:`Ledger` outside the dataset.
 """
 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager, ExitStack
-from pathlib import Path
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from pathlib import Path, PurePath, PurePosixPath
 from typing import Any
 
-from capvid.errors import CapvidError, DataError
+from filelock import FileLock
+
+from capvid.errors import CapvidError, DataError, UsageError
 from capvid.output.results import CaptionResult
 from capvid.utils.escaping import utf8_text
 from capvid.utils.files import MANIFEST, atomic_write_text, cache_folder, read_regular, remove_leftovers
-from capvid.utils.storage import VideoPath
+from capvid.utils.storage import VideoPath, is_url
 from capvid.utils.validation import limits, parse_json
+from capvid.video.input_lists import DIGEST_BYTES, Digests
 from capvid.video.input_set import VideoInput
 
 METADATA = "metadata.jsonl"  # of a folder of videos, as the library datasets reads it
@@ -38,19 +43,46 @@ class KeyedLines(AbstractContextManager["KeyedLines"]):
         key: member of the objects by which they are told apart; the last object of a key counts.
         strict: whether people write in the file as well: a line that is no such object, or a second one of a
             key, is an error then, and otherwise left out.
+        lock: file to lock while writing, if other processes may replace lines.
 
     Raises:
         OSError: the file cannot be read or written.
         DataError: such a line.
     """
 
-    def __init__(self, path: Path, key: str, *, strict: bool = False) -> None:
-        self.path, self.key, self.strict = path, key, strict
+    def __init__(self, path: Path, key: str, *, strict: bool = False, lock: Path | None = None) -> None:
+        self.path = Path(os.path.realpath(path))  # a link stays one
+        self.key, self.strict = key, strict
+        self._lock = FileLock(lock) if lock else None
         self._newline = b""
-        self.rows = self._read()
+        self._version: tuple[int, int, int] | None = None  # of the file that was read
+        self.rows: dict[str, dict[str, Any]] = {}
+        self.refresh()
 
     def __exit__(self, *error: object) -> None:
-        self._write(self._read())  # again: other processes may have appended theirs
+        with self._locked():
+            self._write(self._read())  # again: other processes may have appended theirs
+
+    def refresh(self) -> None:
+        """Read the file again if it has changed."""
+        version = self._stat()
+        if version is None or version != self._version:
+            self.rows, self._version = self._read(), version
+
+    def _stat(self) -> tuple[int, int, int] | None:
+        with suppress(FileNotFoundError):
+            status = self.path.stat()
+            return status.st_ino, status.st_size, status.st_mtime_ns
+        return None
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Keep other processes from writing at the same time, where the file system has locks."""
+        with ExitStack() as stack:
+            if self._lock is not None:
+                with suppress(OSError, NotImplementedError):
+                    stack.enter_context(self._lock)
+            yield
 
     def _write(self, rows: Mapping[str, Mapping[str, Any]]) -> None:
         text = "".join(_text(row) for _, row in sorted(rows.items()))
@@ -59,15 +91,20 @@ class KeyedLines(AbstractContextManager["KeyedLines"]):
 
     def append(self, row: Mapping[str, Any]) -> None:
         """Append an object; in a file that people write in, replace the one of the same key."""
-        known = row[self.key] in self.rows
-        self.rows[row[self.key]] = dict(row)
-        if self.strict and known:
-            self._write({**self._read(), row[self.key]: row})
-            return
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with self.path.open("ab", buffering=0) as file:  # opened anew: it may have been replaced
-            file.write(self._newline + _text(row).encode("utf-8"))
-        self._newline = b""
+        with self._locked():
+            if self.strict:
+                self.refresh()
+            known = row[self.key] in self.rows
+            self.rows[row[self.key]] = dict(row)
+            if self.strict and known:
+                self._write(self.rows)
+            else:
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+                with self.path.open("ab", buffering=0) as file:  # opened anew: it may have been replaced
+                    file.write(self._newline + _text(row).encode("utf-8"))
+                self._newline = b""
+            if self.strict:
+                self._version = self._stat()
 
     def _read(self) -> dict[str, dict[str, Any]]:
         rows: dict[str, dict[str, Any]] = {}
@@ -100,18 +137,13 @@ class Manifest(KeyedLines):
         path: the file.
         model: captioner as ``name@revision``.
         settings: everything else that the captions depend on.
-        absolute: whether to name videos by absolute paths, or as they were given.
 
     Raises:
         OSError: the file cannot be read or written.
     """
 
-    def __init__(
-        self, path: Path, *, model: str, settings: Mapping[str, Any], absolute: bool = False
-    ) -> None:
-        self.model, self.absolute = model, absolute
-        text = json.dumps(dict(settings), sort_keys=True)
-        self.settings = hashlib.sha256(text.encode()).hexdigest()[:16]
+    def __init__(self, path: Path, *, model: str, settings: Mapping[str, Any]) -> None:
+        self.model, self.settings = model, settings_digest(settings)
         super().__init__(path, "output")
 
     def is_done(self, video: VideoPath, output: str) -> bool:
@@ -119,25 +151,16 @@ class Manifest(KeyedLines):
         line = self.rows.get(output, {})
         return line.get("status") == "ok" and line == {**line, **self._line(video, output, "ok", None)}
 
-    def has_text(self, output: str, text: str) -> bool:
-        """Whether this text of an output was written by capvid."""
-        return self.rows.get(output, {}).get("text") == _digest(text)
-
-    def note(self, result: CaptionResult, output: str, text: str | None = None) -> None:
-        """Append the outcome of a video, and a digest of the text of its output if people may edit that."""
+    def note(self, result: CaptionResult, output: str) -> None:
+        """Append the outcome of a video."""
         error = None if result.error is None else str(result.error)
-        line = self._line(result.path, output, result.status, error)
-        self.append(line if text is None else {**line, "text": _digest(text)})
+        self.append(self._line(result.path, output, result.status, error))
 
     def _line(self, video: VideoPath, output: str, status: str, error: str | None) -> dict[str, Any]:
-        try:
-            stat = os.stat(video)  # noqa: PTH116
-            size, modified = stat.st_size, stat.st_mtime_ns
-        except (OSError, ValueError):  # an address, a member of an archive, or deleted
-            size = modified = 0
+        size, modified = _version_of(video)
         return {
             "output": output,
-            "video": utf8_text(os.path.abspath(video) if self.absolute else video),  # noqa: PTH100  # links stay
+            "video": utf8_text(video),
             "size": size,
             "modified": modified,
             "model": self.model,
@@ -145,6 +168,59 @@ class Manifest(KeyedLines):
             "status": status,
             "error": None if error is None else utf8_text(error),
         }
+
+
+class Ledger:
+    """Append-only set of digests in capvid's cache, shared by all runs, also those at the same time.
+
+    It holds digests of texts instead of paths of files, so that a dataset can be moved. The file is a
+    sequence of digests of 16 bytes.
+
+    Raises:
+        UsageError: the file cannot be written.
+    """
+
+    def __init__(self) -> None:
+        self._digests, self._offset = Digests(), 0
+        try:
+            self.folder = cache_folder() / "datasets"
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._path = self.folder / "texts"
+            self._append(b"")
+        except (OSError, RuntimeError) as error:  # the latter where there is no home folder
+            reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+            raise UsageError(
+                f"{getattr(error, 'filename', None) or 'the cache'}: cannot be written ({reason}), and what "
+                "capvid wrote beside videos is recorded there",
+                remedy="set CAPVID_CACHE to a folder that can be written",
+            ) from error
+
+    def __contains__(self, parts: tuple[str, ...]) -> bool:
+        digest = self._digest(parts)
+        if digest not in self._digests:
+            with self._path.open("rb") as file:  # what other runs wrote meanwhile
+                file.seek(self._offset)
+                data = file.read()
+            complete = data[: len(data) // DIGEST_BYTES * DIGEST_BYTES]
+            self._offset += len(complete)
+            self._digests.update(complete)
+        return digest in self._digests
+
+    def add(self, *records: tuple[str, ...]) -> None:
+        """Append the digests of records, each a sequence of texts, that are new."""
+        new = [record for record in records if record not in self]
+        self._append(b"".join(map(self._digest, new)))
+
+    def _append(self, data: bytes) -> None:
+        with self._path.open("ab", buffering=0) as file:
+            if torn := file.tell() % DIGEST_BYTES:  # a write that a full disk cut short
+                data = bytes(DIGEST_BYTES - torn) + data
+            file.write(data)
+
+    @staticmethod
+    def _digest(parts: tuple[str, ...]) -> bytes:
+        text = json.dumps(parts)
+        return hashlib.blake2b(text.encode(), digest_size=DIGEST_BYTES).digest()
 
 
 class Outputs(ExitStack):
@@ -218,64 +294,66 @@ class OutputFolder(Outputs):
 class Dataset(Outputs):
     """Texts kept with the videos they describe; one that capvid did not write, or that was edited, stays.
 
-    The manifests are in capvid's cache, one for each folder, so that the dataset holds nothing but texts.
-
     Args:
-        made_by: captioner and settings, for the manifests.
+        made_by: captioner and settings.
         overwrite: whether to replace every text.
+
+    Raises:
+        UsageError: the ledger cannot be written.
     """
 
     def __init__(self, made_by: Mapping[str, Any], *, overwrite: bool) -> None:
         super().__init__()
-        self.made_by, self.overwrite = made_by, overwrite
-        self._manifests: dict[Path, Manifest] = {}
+        self.made_by = (made_by["model"], settings_digest(made_by["settings"]))
+        self.overwrite = overwrite
+        self.ledger = Ledger()
 
     @abstractmethod
-    def place(self, video: VideoPath) -> tuple[Path, str]:
-        """Return the folder of a video's text, and the name of the text in it.
+    def place(self, video: VideoPath) -> tuple[str, ...]:
+        """Return what names the text of a video in its dataset, wherever that is.
 
         Raises:
             CapvidError: the video cannot have one.
         """
 
     @abstractmethod
-    def read(self, folder: Path, name: str) -> str | None:
-        """Return the text with this name; None if there is none."""
+    def read(self, video: VideoPath) -> str | None:
+        """Return the text of a video; None if there is none."""
 
     @abstractmethod
-    def put(self, folder: Path, name: str, result: CaptionResult) -> str:
-        """Write the text of a result, and return it as :meth:`read` would."""
+    def render(self, result: CaptionResult) -> str:
+        """Return the text of a result."""
 
-    def manifest(self, folder: Path) -> Manifest:
-        """Return the manifest of a folder."""
-        if folder not in self._manifests:
-            remove_leftovers([folder / METADATA])
-            name = hashlib.sha256(os.fsencode(os.path.realpath(folder))).hexdigest()[:32]
-            path = cache_folder() / "datasets" / f"{name}.jsonl"
-            self._manifests[folder] = Manifest(path, **self.made_by, absolute=True)
-            self.enter_context(self._manifests[folder])
-        return self._manifests[folder]
+    @abstractmethod
+    def put(self, video: VideoPath, text: str) -> None:
+        """Write the text of a video."""
 
     def is_done(self, video: VideoPath) -> bool:
         """Whether the text is that of the video as it is now, or somebody else's."""
-        folder, name = self.place(video)
-        if self._is_edited(folder, name):
+        place, text = self.place(video), self.read(video)
+        if text is None:
+            return False
+        if (*place, text) not in self.ledger:
             self.edited.add(video)
             return True
-        return self.read(folder, name) is not None and self.manifest(folder).is_done(video, name)
+        return self._done(video, text) in self.ledger
 
     def write(self, result: CaptionResult) -> None:
-        """Write the text of a result, unless somebody wrote one meanwhile."""
-        folder, name = self.place(result.path)
-        if not self.overwrite and self._is_edited(folder, name):
+        """Write the text of a result, unless somebody wrote one meanwhile; a failed video keeps its text."""
+        if result.error is not None:
+            return
+        place, before = self.place(result.path), self.read(result.path)
+        if not self.overwrite and before is not None and (*place, before) not in self.ledger:
             self.edited.add(result.path)
             return
-        text = self.read(folder, name) if result.error else self.put(folder, name, result)
-        self.manifest(folder).note(result, name, text)
+        text = self.render(result)
+        # first, so that nobody, not even a run at the same time, finds a text of unknown origin
+        self.ledger.add(place, (*place, text), self._done(result.path, text))
+        self.put(result.path, text)
 
-    def _is_edited(self, folder: Path, name: str) -> bool:
-        text = self.read(folder, name)
-        return text is not None and not self.manifest(folder).has_text(name, text)
+    def _done(self, video: VideoPath, text: str) -> tuple[str, ...]:
+        """Return the record of a finished video."""
+        return (*self.place(video), text, *map(str, _version_of(video)), *self.made_by)
 
 
 class Sidecars(Dataset):
@@ -297,36 +375,54 @@ class Sidecars(Dataset):
         overwrite: bool,
     ) -> None:
         super().__init__(made_by, overwrite=overwrite)
-        self.extension, self.render = extension, render
-        self._owners: dict[Path, VideoPath] = {}
+        self.extension, self._render = extension, render
+        self._owners: dict[Path, str] = {}  # name of the video by path of its text
+        self._siblings: dict[Path, dict[str, list[str]]] = {}  # names in each folder by stem
 
-    def place(self, video: VideoPath) -> tuple[Path, str]:
-        """Return the folder of the video, and the name of its text."""
+    def place(self, video: VideoPath) -> tuple[str, ...]:
+        """Return the names of the text and of the video."""
         if not isinstance(video, Path):
             problem = f"{video}: nothing can be written beside a video at an address or in an archive"
             raise CapvidError(problem, remedy="use --output-dir, with --format webdataset for archives")
-        target = video.with_suffix(f".{self.extension}")
-        owner = self._owners.setdefault(target, video)
+        target = self._target(video)
         if target == video:
             raise CapvidError(f"{video}: a text beside it would have its name", remedy="rename it")
-        if owner != video:
-            problem = f"{video}: {target.name} beside it is the text of {owner.name}"
+        if target not in self._owners:
+            self._owners[target] = self._owner(video, target)
+        if (owner := self._owners[target]) != video.name:
+            problem = f"{video}: {target.name} beside it is the text of {owner}"
             raise CapvidError(problem, remedy="rename one of the videos")
-        return target.parent, target.name
+        return target.name, video.name
 
-    def read(self, folder: Path, name: str) -> str | None:
+    def read(self, video: VideoPath) -> str | None:
         """Return the contents of the file."""
         try:
-            data = read_regular(folder / name, max_bytes=limits().text_bytes)
+            data = read_regular(self._target(video), max_bytes=limits().text_bytes)
         except FileNotFoundError:
             return None
         return data.decode("utf-8", "surrogateescape")
 
-    def put(self, folder: Path, name: str, result: CaptionResult) -> str:
+    def render(self, result: CaptionResult) -> str:
+        """Return the file's text."""
+        return self._render(result)
+
+    def put(self, video: VideoPath, text: str) -> None:
         """Write the file."""
-        text = self.render(result)
-        atomic_write_text(folder / name, text)
-        return text
+        atomic_write_text(self._target(video), text)
+
+    def _target(self, video: VideoPath) -> Path:
+        return Path(video).with_suffix(f".{self.extension}")
+
+    def _owner(self, video: Path, target: Path) -> str:
+        """Return the video in the folder whose text the file is: one that got it before, or this one."""
+        if not target.exists() or (target.name, video.name) in self.ledger:
+            return video.name
+        if target.parent not in self._siblings:
+            names = self._siblings[target.parent] = {}
+            for entry in os.scandir(target.parent):
+                names.setdefault(PurePath(entry.name).stem, []).append(entry.name)
+        others = self._siblings[target.parent].get(video.stem, [])
+        return next((name for name in others if (target.name, name) in self.ledger), video.name)
 
 
 class VideoFolder(Dataset):
@@ -348,38 +444,88 @@ class VideoFolder(Dataset):
     def __init__(self, folder: Path, made_by: Mapping[str, Any], *, overwrite: bool) -> None:
         super().__init__(made_by, overwrite=overwrite)
         self.folder: Path = folder
-        self._lines = self.enter_context(KeyedLines(folder / METADATA, "file_name", strict=True))
+        path = Path(os.path.realpath(folder / METADATA))
+        remove_leftovers([path])
+        lock = self.ledger.folder / f"{hashlib.sha256(os.fsencode(path)).hexdigest()[:32]}.lock"
+        self._lines = self.enter_context(KeyedLines(path, "file_name", strict=True, lock=lock))
 
-    def place(self, video: VideoPath) -> tuple[Path, str]:
-        """Return the folder, and the path of the video in it."""
+    def place(self, video: VideoPath) -> tuple[str, ...]:
+        """Return the name of the file, and the path of the video in the folder."""
+        return METADATA, self._name(video)
+
+    def _name(self, video: VideoPath) -> str:
         relative = Path("..")
         if isinstance(video, Path):
             relative = Path(os.path.relpath(video, self.folder))
         if relative.parts[:1] == ("..",) or relative.is_absolute():
             problem = f"{video}: is not in {self.folder}, the folder of the dataset"
             raise CapvidError(problem, remedy="give the folder that holds the videos as --output-dir")
-        return self.folder, utf8_text(relative.as_posix())
+        return utf8_text(relative.as_posix())
 
-    def read(self, folder: Path, name: str) -> str | None:
+    def read(self, video: VideoPath) -> str | None:
         """Return the text in the line of a video."""
-        text = self._lines.rows.get(name, {}).get("text")
+        self._lines.refresh()
+        text = self._lines.rows.get(self._name(video), {}).get("text")
         return None if text is None else str(text)
 
-    def put(self, folder: Path, name: str, result: CaptionResult) -> str:
-        """Append the line of a video."""
-        text = utf8_text(result.captions[0].text)
+    def render(self, result: CaptionResult) -> str:
+        """Return the best caption."""
+        return utf8_text(result.captions[0].text)
+
+    def put(self, video: VideoPath, text: str) -> None:
+        """Append or replace the line of a video; members that somebody added stay."""
+        name = self._name(video)
         self._lines.append({**self._lines.rows.get(name, {}), "file_name": name, "text": text})
-        return text
 
 
-def file_names(videos: Iterable[VideoInput], extension: str) -> dict[VideoPath, str]:
-    """Return the names of the files of videos in an output folder; none is that of the manifest."""
-    names = {video.path: f"{video.key}.{extension}" for video in videos}
-    return {path: f"{path.name}.{extension}" if name == MANIFEST else name for path, name in names.items()}
+def file_names(videos: Iterable[VideoInput], extension: str, folder: Path) -> dict[VideoPath, str]:
+    """Return the names of the files of videos in an output folder.
+
+    A file that the manifest names as that of another video keeps its owner, as long as that video exists:
+    a video that is added later gets another name, even if it has the same key.
+    """
+    names: dict[VideoPath, str] = {}
+    names_of, taken = {}, {MANIFEST}
+    for name, row in KeyedLines(folder / MANIFEST, "output").rows.items():
+        if row.get("status") == "ok" and isinstance(row.get("video"), str) and (folder / name).is_file():
+            owner = _real(row["video"])
+            if name.endswith(f".{extension}"):
+                names_of[owner] = name
+            if is_url(owner) or os.path.lexists(owner):
+                taken.add(name)
+    videos = list(videos)
+    for video in videos:
+        if name := names_of.pop(_real(video.path), ""):
+            names[video.path] = name
+            taken.add(name)
+    for video in videos:
+        if video.path not in names:
+            keys = (video.key, (PurePosixPath(video.key).parent / video.path.name).as_posix())
+            numbered = (f"{video.key}-{number}" for number in itertools.count(2))
+            candidates = (f"{key}.{extension}" for key in itertools.chain(keys, numbered))
+            names[video.path] = next(name for name in candidates if name not in taken)
+            taken.add(names[video.path])
+    return names
 
 
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:16]
+def _real(path: VideoPath | str) -> str:
+    """Return a local path without links, or an address, as text that manifests can hold."""
+    text = os.fspath(path)
+    return utf8_text(text if is_url(text) or "\0" in text else os.path.realpath(text))
+
+
+def _version_of(video: VideoPath) -> tuple[int, int]:
+    """Return size and time of modification; zeros if there is no such file, as for an address."""
+    try:
+        stat = os.stat(video)  # noqa: PTH116
+    except (OSError, ValueError):
+        return 0, 0
+    return stat.st_size, stat.st_mtime_ns
+
+
+def settings_digest(settings: Mapping[str, Any]) -> str:
+    """Return a digest of settings for records."""
+    return hashlib.sha256(json.dumps(dict(settings), sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _text(row: Mapping[str, Any]) -> str:

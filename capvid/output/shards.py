@@ -16,6 +16,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import os
 import platform
 import re
 import tarfile
@@ -34,7 +35,7 @@ from capvid.output.results import CaptionResult, error_record, make_record
 from capvid.utils.escaping import json_text, utf8_text
 from capvid.utils.files import open_regular
 from capvid.utils.registry import Registry
-from capvid.utils.storage import Blob, Storage, fetch, filesystem, protocol_of, with_retries
+from capvid.utils.storage import Blob, Storage, VideoPath, fetch, filesystem, protocol_of, with_retries
 from capvid.utils.validation import limits, parse_json
 from capvid.video.input_lists import Digests, pyarrow_parquet
 from capvid.video.input_set import identity
@@ -42,6 +43,7 @@ from capvid.video.input_set import identity
 HEAD = "capvid-shards.json"
 VERSION = 1
 INDEX = "jsonl"  # extension of the index beside a shard
+_SHARD = re.compile(r"(captions|features)-[0-9a-f]{16}\.[a-z.]+")  # a shard or its index
 _CONCURRENT_READS = 16
 
 
@@ -398,6 +400,16 @@ def _struct(**fields: Any) -> Any:
     return pa.struct(list(fields.items()))
 
 
+def shard_paths(folder: str) -> list[str]:
+    """Return the paths or addresses of the files in a folder that a run into it may replace or remove.
+
+    Raises:
+        StorageError: the folder cannot be listed.
+    """
+    storage = Storage(folder)
+    return [storage.place(name) for name in (HEAD, *filter(_SHARD.fullmatch, storage.names()))]
+
+
 class ShardFolder:
     """The shards of one run, and of earlier runs that it continues.
 
@@ -433,7 +445,7 @@ class ShardFolder:
             raise UsageError(problem, remedy="choose another folder, or --overwrite")
         if overwrite:
             for name in self.storage.names():
-                if re.fullmatch(r"(captions|features)-[0-9a-f]{16}\.[a-z.]+", name):
+                if _SHARD.fullmatch(name):
                     self.storage.remove(name)
         if head != self.head:
             self.storage.write(HEAD, json.dumps(self.head, indent=1, sort_keys=True).encode() + b"\n")
@@ -459,6 +471,17 @@ class ShardFolder:
             raise DataError(
                 f"{self.storage.place(HEAD)}: is damaged", remedy="delete it with the shards beside it"
             ) from error
+
+    def holds(self, path: VideoPath) -> bool:
+        """Whether a video is in a shard of this folder, from which it must not be captioned again."""
+        if not isinstance(path, Blob) or not path.member:
+            return False
+        parent, _, name = path.url.rpartition("/")
+        if not _SHARD.fullmatch(name):
+            return False
+        if self.storage.local is None:
+            return parent == self.storage.url.rstrip("/")
+        return os.path.realpath(parent or ".") == os.path.realpath(self.storage.local)
 
     def shards(self) -> list[str]:
         """Return the names of the shards in the folder."""

@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import platform
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
@@ -28,6 +28,7 @@ from capvid.text.vocabulary import Vocabulary
 from capvid.training.recipe import Recipe
 from capvid.training.reporters import EpochResult
 from capvid.utils.files import atomic_path, atomic_write_text, read_regular, sha256_file
+from capvid.utils.output_check import check_outputs
 from capvid.utils.validation import MIB, parse_json
 from capvid.version import __version__
 
@@ -247,6 +248,22 @@ def check_free(folder: Path, *, resume: bool, overwrite: bool) -> None:
         raise UsageError(
             f"{folder}: holds a training run already", remedy="choose another -o, --resume or --overwrite"
         )
+
+
+def check_inputs(folder: Path, inputs: Iterable[str | Path]) -> None:
+    """Raise UsageError if a run in the folder would replace one of its inputs, or somebody's README.md."""
+    names = (RUN, VOCABULARY, FEATURES, "recipe.json", "metrics.jsonl", "test.json", "README.md")
+    paths = [*(folder / name for name in names), *folder.glob("best/*"), *folder.glob("last/*")]
+    read = [str(path) for path in inputs]
+    read += [name for path in read if (name := path.rpartition("#")[0])]  # before a split, or a backbone
+    check_outputs([("-o", path) for path in paths], read, kind=None)
+    for path in read:
+        for own in (folder, folder / "best"):
+            if own.is_dir() and Path(path).is_dir() and own.samefile(path):
+                raise UsageError(f"{path}: is read, and a part of -o", remedy="give another folder with -o")
+    if (folder / "README.md").exists() and not (folder / RUN).exists():
+        problem = f"{folder}: holds a README.md, which the model card would replace"
+        raise UsageError(problem, remedy="give another folder with -o")
 
 
 def copy_weights(weights: Path, header: FeatureHeader, folder: Path) -> None:

@@ -12,7 +12,7 @@ from accelerate import Accelerator
 
 from capvid.captioners.checkpoint import load_checkpoint
 from capvid.checkpoints.publishing import CARD, load_run, model_card
-from capvid.datasets.dataset import CaptionedVideo, load_data
+from capvid.datasets.dataset import CaptionedVideo, load_data, parse_spec
 from capvid.features.feature_store import FeatureStore
 from capvid.training import run_folder
 from capvid.training.optimization import accelerate_on
@@ -100,6 +100,11 @@ def train(
 
     chosen = recipe if isinstance(recipe, Recipe) else load_recipe(str(recipe), settings)
     folder = Path(output)
+    specs = [spec for spec in data if isinstance(spec, str)]
+    read = [path for path in (weights, self_critical) if path is not None]
+    read += [recipe] if isinstance(recipe, str | Path) else []
+    read += [] if callable(features) else features
+    run_folder.check_inputs(folder, [*read, *values, *(parse_spec(spec)[1] for spec in specs)])
     with run_folder.locked_run(folder):
         run_folder.check_free(folder, resume=resume, overwrite=overwrite)
         check_search(search, folder=folder, self_critical=self_critical is not None, resume=resume)
@@ -108,7 +113,7 @@ def train(
         if not main:
             reporter, note = None, lambda line: None
         videos = [video for video in data if isinstance(video, CaptionedVideo)]
-        if specs := [spec for spec in data if isinstance(spec, str)]:
+        if specs:
             loaded = load_data(specs, skip_bad=skip_bad)
             videos += loaded.videos
             for line in loaded.notes:

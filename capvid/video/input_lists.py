@@ -32,6 +32,7 @@ from capvid.utils.storage import (
 from capvid.utils.validation import limits
 
 COLUMNS = ("video", "path", "url", "file", "filename", "video_path")  # default columns, by priority
+DIGEST_BYTES = 16
 _BLOCK = 1 << 16  # bytes read at a time
 _MAX_LINE = 1 << 16  # bytes; signed addresses are longer than any path
 _MAX_ROW = 1 << 20  # characters in a row of a table
@@ -285,7 +286,7 @@ class _HeaderReader:
 
 
 class Digests:
-    """Compact set of 16-byte digests."""
+    """Compact set of digests of :data:`DIGEST_BYTES`."""
 
     def __init__(self) -> None:
         self._sorted = np.empty((0, 2), np.uint64)  # by the first column
@@ -311,8 +312,19 @@ class Digests:
             return False
         self._recent.add(digest)
         if len(self._recent) > max(_RECENT, len(self._sorted) // 4):
-            recent = np.frombuffer(b"".join(self._recent), np.uint64).reshape(-1, 2)
-            merged = np.concatenate([self._sorted, recent])
-            self._sorted = merged[np.argsort(merged[:, 0], kind="stable")]
+            self._merge(b"".join(self._recent))
             self._recent.clear()
         return True
+
+    def update(self, digests: bytes) -> None:
+        """Add joined digests, many at a time."""
+        if len(digests) > DIGEST_BYTES * _RECENT:
+            self._merge(digests)
+        else:
+            for start in range(0, len(digests), DIGEST_BYTES):
+                self.add(digests[start : start + DIGEST_BYTES])
+
+    def _merge(self, digests: bytes) -> None:
+        rows = np.frombuffer(digests, np.uint64).reshape(-1, 2)
+        merged = np.concatenate([self._sorted, rows])
+        self._sorted = merged[np.argsort(merged[:, 0], kind="stable")]

@@ -425,3 +425,32 @@ def test_summary_reports_duration_and_rate(
     assert main(["caption", *map(str, video_files), "--model", str(toy.model)]) == 0
     match = re.fullmatch(r"5 captioned in (\d+\.\d) s \((\d+\.\d) a second\)\n", capsys.readouterr().err)
     assert match and float(match[2]) == pytest.approx(5 / float(match[1]), rel=0.2)
+
+
+def test_a_finished_output_keeps_its_owner(
+    capvid: Run, toy: Toy, video_files: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "clips").mkdir()
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(video_files[0], "clips/car.mp4")
+    command = ["caption", "--model", toy.model, "--output-dir", "out"]
+    capvid(*command, "clips")
+    first = Path("out/car.txt").read_text()
+    shutil.copy(video_files[1], "clips/car.mov")  # found before car.mp4
+    shutil.copy(video_files[2], "clips/car.avi")
+    for inputs, done in (
+        (["clips/car.mov"], "0 skipped"),
+        (["clips"], "2 skipped"),
+        (["clips"], "3 skipped"),
+        (["clips/car.mov", "clips/car.mp4"], "2 skipped"),
+        ([tmp_path / "clips"], ""),
+    ):
+        err = capvid(*command, *inputs)[2]
+        assert f"{done} (already done)" in err or done in ("", "0 skipped"), err
+        assert Path("out/car.txt").read_text() == first
+    names = {"car.txt", "car.avi.txt", "car.mov.txt", MANIFEST}
+    assert {path.name for path in Path("out").iterdir()} == names
+    Path("clips/car.mp4").unlink()  # its name is free
+    Path("clips/car.mov").unlink()
+    capvid(*command, "clips", "--overwrite")
+    assert {path.name for path in Path("out").iterdir()} == names

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 import tarfile
 from pathlib import Path
 
 import pytest
 from toy import Run, Toy
 
+from capvid.output.manifest import Sidecars
 from capvid.utils.files import MANIFEST
 
 TRIGGER = "ohwx, "
@@ -200,3 +203,102 @@ def test_shards_are_read_by_webdataset(capvid: Run, toy: Toy, clips: Path, tmp_p
             assert "mp4" not in sample
         else:
             assert sample["mp4"] == (clips.parent / f"{key.removeprefix('clips/')}.mp4").read_bytes()
+
+
+def test_a_finished_sidecar_keeps_its_owner(capvid: Run, toy: Toy, clips: Path) -> None:
+    command = ["caption", clips, "--model", toy.model, "--sidecar"]
+    capvid(*command)
+    before = texts(clips)
+    shutil.copy(clips / "b.mp4", clips / "a.avi")  # found before a.mp4
+    for arguments in (command, [*command, "--suffix", " !"], ["caption", clips / "a.avi", *command[2:]]):
+        err = capvid(*arguments)[2]
+        assert f"error: {clips / 'a.avi'}: a.txt beside it is the text of a.mp4; rename one of the" in err
+        assert texts(clips)["a.txt"] in (before["a.txt"], before["a.txt"].replace("\n", " !\n"))
+    (clips / "a.txt").write_text("edited")
+    assert "a.txt beside it is the text of a.mp4" in capvid(*command, "--overwrite")[2]
+    (clips / "a.mp4").unlink()
+    capvid(*command)
+    assert texts(clips)["a.txt"] == before["a.txt"]  # still of a file that may come back
+    (clips / "a.txt").unlink()
+    capvid(*command)
+    assert texts(clips)["a.txt"] == before["b.txt"]
+
+
+def test_a_moved_dataset_keeps_its_texts(capvid: Run, toy: Toy, clips: Path, tmp_path: Path) -> None:
+    folder = ["--format", "videofolder", "--output-dir"]
+    for source, target, form in (
+        (clips, tmp_path / "b", ["--sidecar"]),
+        (tmp_path / "b", tmp_path / "c", folder),
+    ):
+        before, after = (form if form[-1] != folder[-1] else [*form, path] for path in (source, target))
+        capvid("caption", source, "--model", toy.model, *before)
+        source.rename(target)
+        _, _, err = capvid("caption", target, "--model", toy.model, *after)
+        assert "0 captioned, 3 skipped (already done)" in err and "somebody" not in err
+        _, _, err = capvid("caption", target, "--model", toy.model, *after, "--suffix", " !")
+        assert "3 captioned" in err and "somebody" not in err
+
+
+def test_a_text_belongs_to_capvid_before_it_is_there(
+    capvid: Run, toy: Toy, clips: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that starts while another writes, or after it was killed, takes its texts for capvid's."""
+    seen = []
+
+    def put(self: Sidecars, video: Path, text: str) -> None:
+        write(self, video, text)
+        other = Sidecars("txt", str, {"model": "m", "settings": {}}, overwrite=False)
+        seen.append((other.is_done(video), len(other.edited)))
+
+    write = Sidecars.put
+    monkeypatch.setattr(Sidecars, "put", put)
+    early = Sidecars("txt", str, {"model": "m", "settings": {}}, overwrite=False)
+    capvid("caption", clips, "--model", toy.model, "--sidecar")
+    assert seen == [(False, 0)] * 3
+    assert not any(early.is_done(clips / name) for name in ("a.mp4", "b.mp4")) and not early.edited
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", [["--sidecar"], ["--format", "videofolder", "--output-dir", "."]])
+def test_two_runs_at_once(toy: Toy, tmp_path: Path, video_files: list[Path], form: list[str]) -> None:
+    for number in range(12):
+        shutil.copy(video_files[number % 3], tmp_path / f"{number:02}.mp4")
+    command = [sys.executable, "-m", "capvid", "caption", ".", "--model", str(toy.model), *form]
+    runs = [
+        subprocess.Popen(
+            [*command, "--batch-size", "1", *more], cwd=tmp_path, stderr=subprocess.PIPE, text=True
+        )
+        for more in ([], [], ["--suffix", " !"])
+    ]
+    for run in runs:
+        err = run.communicate()[1]
+        assert run.returncode == 0 and "somebody" not in err, err
+    if "--sidecar" not in form:
+        rows = [json.loads(line) for line in (tmp_path / "metadata.jsonl").read_text().splitlines()]
+        assert len({row["file_name"] for row in rows}) == len(rows) == 12
+    last = subprocess.run(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    assert last.returncode == 0 and "somebody" not in last.stderr
+
+
+def test_a_link_to_the_metadata_stays_one(capvid: Run, toy: Toy, clips: Path, tmp_path: Path) -> None:
+    command = ["caption", clips, "--model", toy.model, "--format", "videofolder", "--output-dir", clips]
+    (tmp_path / "elsewhere").mkdir()
+    target = tmp_path / "elsewhere" / "metadata.jsonl"
+    (clips / "metadata.jsonl").symlink_to(target)
+    for _ in range(2):
+        capvid(*command, "--overwrite")
+        assert (clips / "metadata.jsonl").is_symlink() and len(target.read_text().splitlines()) == 3
+
+
+@pytest.mark.parametrize("form", [["--sidecar"], ["--format", "videofolder", "--output-dir"]])
+def test_a_cache_that_cannot_be_made(
+    capvid: Run, toy: Toy, clips: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: list[str]
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.delenv("CAPVID_CACHE")
+    monkeypatch.setenv("HOME", str(tmp_path / "file" / "home"))
+    before = contents(clips)
+    form = [*form, clips] if form[-1] == "--output-dir" else form
+    code, _, err = capvid("caption", clips, "--model", toy.model, *form)
+    assert code == 2 and err.count("\n") == 1 and contents(clips) == before
+    assert "cannot be written (Not a directory)" in err and "set CAPVID_CACHE" in err
