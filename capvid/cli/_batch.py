@@ -107,6 +107,7 @@ class Batch:
     errors: list[CapvidError] = field(default_factory=list)
     begun: float = field(default_factory=time.monotonic)
     _flagged: list[str] = field(default_factory=list)  # the first ones of low confidence
+    _flagged_segments: str = ""  # of the last one
     _decoded: int = 0
     _progress: Progress | None = None
 
@@ -154,11 +155,12 @@ class Batch:
         else:
             self._progress.console.print(terminal(line), markup=False, highlight=False, soft_wrap=True)
 
-    def flag(self, path: VideoPath | str) -> None:
-        """Count a caption of low confidence."""
+    def flag(self, path: VideoPath | str, segments: str = "") -> None:
+        """Count a caption of low confidence; ``segments`` says how many of its segments are concerned."""
         self.low_confidence += 1
+        self._flagged_segments = segments
         if self.low_confidence <= NAMED:
-            self._flagged.append(str(path))
+            self._flagged.append(f"{path} ({segments})" if segments else str(path))
 
     def decoded(self, path: VideoPath) -> None:
         """Show that an input has been decoded."""
@@ -238,7 +240,9 @@ class Batch:
                 rest = f" and {more} more, see low_confidence in csv and json" if more else ""
                 self.say(f"note: low confidence: {', '.join(self._flagged)}{rest}")
         elif self.low_confidence:
-            self.say("note: low confidence: this caption may well be wrong")
+            segments = self._flagged_segments
+            which = f"{segments}, see low_confidence in csv" if segments else "this caption may well be wrong"
+            self.say(f"note: low confidence: {which}")
 
     def _answers(self) -> str:
         """Return how many failures of each kind are answers of a chat model, in parentheses."""

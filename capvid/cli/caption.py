@@ -408,7 +408,7 @@ class _Run:
             try:
                 text = render(result)
                 lines = self.show(result)
-                flagged = result.low_confidence
+                flagged = result.num_low_confidence
             except Exception as cause:
                 error = input_error(result.path, cause)
                 batch.done -= good
@@ -416,7 +416,8 @@ class _Run:
                 text, lines = _attempt(render, result) or "", _attempt(self.show, result) or []
             else:
                 if flagged:
-                    batch.flag(result.path)
+                    segments = f"{flagged} of {len(result.segments)} segments"
+                    batch.flag(result.path, segments if result.paragraph else "")
             with batch.paused():
                 append(text)
             for line in lines:

@@ -78,9 +78,14 @@ class CaptionResult:
     thumbnails: tuple[bytes, ...] = ()
 
     @property
+    def num_low_confidence(self) -> int:
+        """Number of segments whose best caption is flagged as one of low confidence."""
+        return sum(segment.captions[0].low_confidence for segment in self.segments)
+
+    @property
     def low_confidence(self) -> bool:
         """Whether the best caption of a segment is flagged as one of low confidence."""
-        return True in [segment.captions[0].low_confidence for segment in self.segments]
+        return self.num_low_confidence > 0
 
     def failed(self, error: CapvidError) -> CaptionResult:
         """Return the result of the same input with an error instead of captions."""

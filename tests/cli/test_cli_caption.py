@@ -454,3 +454,18 @@ def test_a_finished_output_keeps_its_owner(
     Path("clips/car.mov").unlink()
     capvid(*command, "clips", "--overwrite")
     assert {path.name for path in Path("out").iterdir()} == names
+
+
+def test_the_note_of_low_confidence_counts_segments(
+    capvid: Run, toy: Toy, video_files: list[Path], tmp_path: Path
+) -> None:
+    curve = {"average": [0.0] * 1280, "intercept": -9.0, "per_logprob": 0.0, "per_information": 0.0}
+    shares = dict.fromkeys(("videos", "right", "flagged", "right_flagged", "right_others"), 1)
+    save_toy_captioner(tmp_path / "run", weights=toy.weights, confidence={**curve, **shares})
+    command = ["caption", "--model", tmp_path / "run", *video_files[:1]]
+    assert capvid(*command)[2] == "note: low confidence: this caption may well be wrong\n"
+    note = "2 of 2 segments"
+    err = capvid(*command, "--segments", 2)[2]
+    assert err == f"note: low confidence: {note}, see low_confidence in csv\n"
+    err = capvid(*command, video_files[1], "--segments", 2)[2].splitlines()[-1]
+    assert err == f"note: low confidence: {video_files[0]} ({note}), {video_files[1]} ({note})"
