@@ -3,6 +3,8 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from pathlib import Path
+from typing import get_type_hints
 
 import pytest
 
@@ -45,3 +47,45 @@ def test_unknown_name_is_an_attribute_error() -> None:
 def test_import_is_light() -> None:
     script = "import capvid, sys; sys.exit(any(name in sys.modules for name in ('torch', 'numpy', 'typer')))"
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
+
+
+def test_the_typed_options_of_load_are_the_fields_of_its_dataclasses() -> None:
+    from capvid.decoding.decoding_options import ChatOptions, DecodingOptions, LoadOptions
+
+    declared = {**get_type_hints(DecodingOptions), **get_type_hints(ChatOptions)}
+    assert get_type_hints(LoadOptions) == {name: kind | None for name, kind in declared.items()}
+
+
+CONFIG = """\
+[mypy]
+follow_imports = silent
+[mypy-torch.*,numpy.*,PIL.*,transformers.*,pyarrow.*,scipy.*,rich.*,fsspec.*,safetensors.*]
+follow_imports = skip
+"""  # without the libraries, which take minutes
+
+
+@pytest.mark.slow
+def test_type_checkers_see_misspelt_and_mistyped_options(tmp_path: Path) -> None:
+    """Each line of a user's file is checked by ``mypy --strict``."""
+    right = [
+        'capvid.load("m3", beam_size=3, prompt="What?", segments="auto")("v.mp4")',
+        'capvid.load(num_captions=None)(open("v.mp4", "rb"))',
+        'capvid.load()([b""])',
+        'capvid.load()(b"")',
+    ]
+    wrong = [
+        'capvid.load(modell="m3")',
+        'capvid.load("m3", beamsize=3)',
+        'capvid.load("m3", beam_size="3")',
+        'capvid.load("m3", prompt=3)',
+        'capvid.load("m3", batch_size=None)',
+    ]
+    file = tmp_path / "user.py"
+    file.write_text("\n".join(["import capvid", *right, *wrong, ""]))
+    (tmp_path / "mypy.ini").write_text(CONFIG)
+    command = [sys.executable, "-m", "mypy", "--strict", "user.py"]
+    completed = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    lines = [int(line.split(":")[1]) for line in completed.stdout.splitlines() if ": error:" in line]
+    first = len(right) + 2
+    assert lines == list(range(first, first + len(wrong))), completed.stdout
+    assert "modell" in completed.stdout and "beamsize" in completed.stdout

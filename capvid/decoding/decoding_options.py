@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from capvid.errors import UsageError
 from capvid.utils.validation import checked_fields, option
@@ -124,6 +124,26 @@ class ChatOptions:
 
     def __post_init__(self) -> None:
         checked_fields(type(self), vars(self))
+
+
+class LoadOptions(TypedDict, total=False):
+    """The fields of both, as keyword arguments of :func:`capvid.load`; None stands for the default."""
+
+    beam_size: int | None
+    max_length: int | None
+    min_length: int | None
+    length_penalty: float | None
+    specificity: float | None
+    num_captions: int | None
+    no_repeat_ngram: int | None
+    no_repeat_words: bool | None
+    temperature: float | None
+    top_p: float | None
+    seed: int | None
+    prompt: str | None
+    system: str | None
+    context: int | None
+    max_pixels: int | None
 
 
 @dataclass(frozen=True)
