@@ -16,7 +16,7 @@ from functools import cached_property, partial
 from itertools import chain
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -45,7 +45,7 @@ from capvid.features.feature_file import Features, load_features
 from capvid.features.prefetch import DecodeStage, Input, Video, decode_video, is_feature_file, local_file
 from capvid.output.results import CaptionResult, Segment
 from capvid.utils.device import resolve_device
-from capvid.utils.storage import VideoPath
+from capvid.utils.storage import Readable, VideoPath, saved_copy
 from capvid.utils.validation import GIB, checked_fields, limits
 from capvid.video.frame_sampling import (
     ChosenTimes,
@@ -57,9 +57,10 @@ from capvid.video.frame_sampling import (
 from capvid.video.worker_pool import WorkerPool
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing_extensions import Self, Unpack
 
     from capvid.captioners.checkpoint import Checkpoint
+    from capvid.decoding.decoding_options import LoadOptions
     from capvid.video.segmentation import Segmentation
     from capvid.vlm.image_text import Reranker
 
@@ -68,6 +69,7 @@ MAX_HELD = GIB  # bytes of features or frames that wait for a batch
 # decoding options stored in checkpoints: captions are written as for validation
 TRAINED_OPTIONS = ("beam_size", "max_length", "length_penalty", "specificity", "no_repeat_words")
 Span = tuple[float, float | None]
+Frames = np.ndarray | Tensor | Sequence[Any]  # (T, H, W, 3) uint8, or T of (H, W, 3), or T Pillow images
 
 
 def load(
@@ -90,7 +92,7 @@ def load(
     prefix: str = "",
     suffix: str = "",
     rerank: str | None = None,
-    **options: Any,
+    **options: Unpack[LoadOptions],
 ) -> CaptionPipeline:
     """Load a trained captioner with the backbones it needs, or a chat model.
 
@@ -134,7 +136,7 @@ def load(
         >>> captioner("video.mp4")
         'a man is playing a guitar'
     """
-    chosen = {name: value for name, value in options.items() if value is not None}
+    chosen: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
     chat = {each.name: chosen.pop(each.name) for each in fields(ChatOptions) if each.name in chosen}
     if max_frames is not None and max_frames < 1:
         raise UsageError(f"max_frames must be at least 1, got {max_frames}")
@@ -355,27 +357,34 @@ class CaptionPipeline:
         )
 
     def __call__(
-        self, video: str | VideoPath | np.ndarray | Tensor, times: Sequence[float] | None = None
+        self, video: str | VideoPath | Readable | Frames, times: Sequence[float] | None = None
     ) -> str:
         """Return the best caption of one video, of frames in memory, or of a feature file.
 
         Args:
-            video: path or address, or RGB frames (T, H, W, 3) uint8.
+            video: path or address; the bytes of a file, or a file open for reading in binary mode; or RGB
+                frames: an array (T, H, W, 3) uint8, or a list of arrays (H, W, 3) uint8 or Pillow images.
             times: presentation times (T,) of such frames in seconds, ascending; 25 per second by default.
 
         Raises:
-            UsageError: ``video`` is neither a path nor such frames.
-            CapvidError: it cannot be read, or is not what the captioner was trained on.
+            UsageError: ``video`` is none of these.
+            CapvidError: it cannot be read, is larger than the limits allow, or is not what the captioner was
+                trained on. The message names the file, or ``bytes`` or ``frames``.
         """
         if isinstance(video, str | VideoPath):
             result = next(self.stream([video]))
+        elif isinstance(video, bytes | bytearray | memoryview) or hasattr(video, "read"):
+            with saved_copy(cast(Readable, video)) as (path, name):
+                result = next(self.stream([path]))
+                if result.error is not None:
+                    result.error.message = result.error.message.replace(str(path), name)
         else:
             result = next(self.describe(self.features_of([self._decode_frames(video, times)])))
         if result.error is not None:
             raise result.error
         return result.captions[0].text
 
-    def _decode_frames(self, frames: np.ndarray | Tensor, times: Sequence[float] | None) -> Video:
+    def _decode_frames(self, frames: Frames, times: Sequence[float] | None) -> Video:
         """Crop frames in memory as a worker process crops those of a video."""
         from capvid.video.frame_source import ArraySource
 

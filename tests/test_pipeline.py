@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import io
 import json
 import os
 import shutil
@@ -13,6 +14,7 @@ import numpy as np
 import psutil
 import pytest
 import torch
+from PIL import Image
 from toy import Toy, bad_files, save_toy_captioner, toy, toy_files, video_files
 
 import capvid
@@ -23,7 +25,14 @@ from capvid.checkpoints.lookup import revision
 from capvid.decoding.beam_search import decode
 from capvid.decoding.caption_generator import FeatureCaptionGenerator
 from capvid.decoding.decoding_options import DecodingOptions, Hypothesis
-from capvid.errors import CheckpointError, FeatureMismatchError, UsageError, VideoError, WeightsError
+from capvid.errors import (
+    CapvidError,
+    CheckpointError,
+    FeatureMismatchError,
+    UsageError,
+    VideoError,
+    WeightsError,
+)
 from capvid.features.extraction import ExtractionResult, extract
 from capvid.features.feature_file import save_features
 from capvid.pipeline import CaptionPipeline, load
@@ -332,13 +341,57 @@ def test_frame_arrays_are_captioned_like_their_video(
         assert isinstance(captioner(frames), str)
 
 
+def test_bytes_files_and_lists_of_frames_are_captioned_like_their_video(
+    toy: Toy, video_files: list[Path], tmp_path: Path
+) -> None:
+    with open_video(video_files[1]) as source:
+        times = source.frame_times()
+        frames = list(source.read(range(len(times))))
+    images = [Image.fromarray(frame).convert("RGBA") for frame in frames]
+    data = video_files[1].read_bytes()
+    with load(toy.model) as captioner:
+        expected = captioner(video_files[1])
+        assert captioner(data) == captioner(bytearray(data)) == captioner(io.BytesIO(data)) == expected
+        with video_files[1].open("rb") as file:
+            assert captioner(file) == expected
+        assert captioner(frames, times) == captioner(tuple(frames), times) == expected
+        assert captioner(images, times) == captioner(list(map(torch.from_numpy, frames)), times) == expected
+        (tmp_path / "text.mp4").write_text("no video")
+        with (tmp_path / "text.mp4").open("rb") as file, pytest.raises(VideoError) as caught:
+            captioner(file)
+        assert str(caught.value).startswith(f"{tmp_path / 'text.mp4'}: ")
+        with pytest.raises(VideoError, match=r"^bytes: "):
+            captioner(b"no video")
+
+
+def test_the_size_of_what_is_in_memory_is_limited(toy: Toy, monkeypatch: pytest.MonkeyPatch) -> None:
+    captioner = load(toy.model)
+    frame = np.zeros((48, 64, 3), np.uint8)
+    for frames, problem in (
+        ([], "an empty list of frames; give RGB frames of one size"),
+        ([frame, frame[:40]], "frame 1 of the list: 64 x 40 pixels, and the first has 64 x 48"),
+        ([frame, frame / 255], r"frame 1 of the list: ndarray float64 \(48, 64, 3\)"),
+        ([frame, "b.jpg"], "frame 1 of the list: str;"),
+    ):
+        with pytest.raises(UsageError, match=problem):
+            captioner(frames)
+    with pytest.raises(UsageError, match=r"^file: not open in binary mode"):
+        captioner(io.StringIO("text"))
+    monkeypatch.setenv("CAPVID_LIMIT_FRAME_PIXELS", "3000")
+    monkeypatch.setenv("CAPVID_LIMIT_REMOTE_BYTES", "100")
+    with pytest.raises(UsageError, match="frame 0 of the list: 64 x 48 pixels, more than the limit of 3000"):
+        captioner([Image.fromarray(frame)])
+    with pytest.raises(CapvidError, match="bytes: larger than the limit of 100 bytes"):
+        captioner(bytes(101))
+
+
 def test_invalid_call_arguments_are_refused(toy: Toy) -> None:
     captioner = load(toy.model)
     frames = np.zeros((4, 48, 64, 3), np.uint8)
     for invalid, shape in (
         (frames[0], r"uint8 \(48, 64, 3\)"),
         (frames / 255, "float64"),
-        ([frames], "list"),
+        (7, "int"),
     ):
         with pytest.raises(UsageError, match=rf"expected a path, or frames \(T, H, W, 3\) .* got {shape}"):
             captioner(invalid)

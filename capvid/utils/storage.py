@@ -139,6 +139,7 @@ class Blob:
 
 
 VideoPath = Path | Blob
+Readable = bytes | bytearray | memoryview | IO[bytes]
 
 
 def is_url(text: str) -> bool:
@@ -319,6 +320,37 @@ def local_copy(
         finally:
             with suppress(FileNotFoundError):
                 name.unlink()
+
+
+@contextmanager
+def saved_copy(data: Readable) -> Iterator[tuple[Path, str]]:
+    """Yield a temporary file with the bytes of ``data``, and the name of ``data`` for messages.
+
+    Args:
+        data: the bytes, or a file open for reading in binary mode, read from its position to its end.
+
+    Raises:
+        UsageError: a file that is not open for reading in binary mode.
+        StorageError: more bytes than :attr:`~capvid.utils.validation.Limits.remote_bytes`.
+    """
+    name = "bytes"
+    if not isinstance(data, bytes | bytearray | memoryview):
+        name = data.name if isinstance(getattr(data, "name", None), str) else "file"
+    max_bytes, size = limits().remote_bytes, 0
+    with tempfile.TemporaryDirectory(prefix="capvid-") as folder:
+        suffix = PurePosixPath(name).suffix if len(name) < _MAX_REASON else ""
+        path = Path(folder) / f"video{suffix}"
+        stream = BytesIO(data) if isinstance(data, bytes | bytearray | memoryview) else data
+        with path.open("wb") as file:
+            while block := stream.read(_BLOCK):
+                if not isinstance(block, bytes):
+                    raise UsageError(f"{name}: not open in binary mode", remedy='open it with mode "rb"')
+                size += len(block)
+                if size > max_bytes:
+                    problem = f"{name}: larger than the limit of {max_bytes} bytes"
+                    raise StorageError(problem, remedy="raise CAPVID_LIMIT_REMOTE_BYTES")
+                file.write(block)
+        yield path, name
 
 
 def fetch(

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from capvid.errors import UsageError
+from capvid.utils.validation import limits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,28 +104,79 @@ class ArraySource(FrameSource):
     """Frames in memory as a video.
 
     Args:
-        frames: RGB frames (T, H, W, 3) uint8, as a numpy array or torch tensor.
+        frames: RGB frames (T, H, W, 3) uint8, as a numpy array or torch tensor; or a list of frames of one
+            size, each an array (H, W, 3) uint8 or a Pillow image.
         times: presentation times (T,) in seconds, ascending; 25 frames per second by default.
 
     Raises:
-        UsageError: the frames or times have another type or shape, or the times are not ascending.
+        UsageError: the frames or times have another type or shape, the frames are larger than the limit, or
+            the times are not ascending.
     """
 
     def __init__(self, frames: Any, times: Sequence[float] | None = None) -> None:
-        array = frames.cpu().numpy() if hasattr(frames, "cpu") else frames
-        is_array = isinstance(array, np.ndarray)
-        if not is_array or array.dtype != np.uint8 or array.shape[3:] != (3,) or not array.size:
-            actual = f"{array.dtype} {array.shape}" if is_array else type(frames).__name__
-            problem = f"expected a path, or frames (T, H, W, 3) of type uint8, got {actual}"
-            raise UsageError(problem, remedy="stack RGB frames into one uint8 array")
+        if isinstance(frames, list | tuple):
+            self._check_list(frames)
+        else:
+            frames = _array(frames)
+            is_array = isinstance(frames, np.ndarray)
+            if not is_array or frames.dtype != np.uint8 or frames.shape[3:] != (3,) or not frames.size:
+                actual = f"{frames.dtype} {frames.shape}" if is_array else type(frames).__name__
+                problem = f"expected a path, or frames (T, H, W, 3) of type uint8, got {actual}"
+                raise UsageError(problem, remedy="stack RGB frames into one uint8 array")
+        count = len(frames)
         try:
-            seconds = np.arange(len(array)) / 25 if times is None else np.asarray(times, dtype=np.float64)
+            seconds = np.arange(count) / 25 if times is None else np.asarray(times, dtype=np.float64)
         except (TypeError, ValueError):
             seconds = np.empty(0)
-        if seconds.shape != (len(array),) or not np.isfinite(seconds).all() or (np.diff(seconds) < 0).any():
-            raise UsageError(f"expected {len(array)} ascending times in seconds, one per frame")
-        self._frames = array
-        self._describe(seconds, array[0], still=1 / 25, path=Path("frames"), reader="memory", codec="raw")
+        if seconds.shape != (count,) or not np.isfinite(seconds).all() or (np.diff(seconds) < 0).any():
+            raise UsageError(f"expected {count} ascending times in seconds, one per frame")
+        self._frames = frames
+        self._describe(
+            seconds, self._decode(0), still=1 / 25, path=Path("frames"), reader="memory", codec="raw"
+        )
+
+    @staticmethod
+    def _check_list(frames: Sequence[Any]) -> None:
+        """Check the type and size of each frame of a list, without decoding images.
+
+        Raises:
+            UsageError: there is none, or one is no frame, too large, or of another size than the first.
+        """
+        remedy = "give RGB frames of one size: uint8 arrays (H, W, 3) or Pillow images"
+        if not frames:
+            raise UsageError("an empty list of frames", remedy=remedy)
+        shapes = [_frame_shape(frame) for frame in frames]
+        for number, shape in enumerate(shapes):
+            problem = f"frame {number} of the list"
+            if shape is None:
+                actual = _array(frames[number])
+                array = f" {actual.dtype} {actual.shape}" if isinstance(actual, np.ndarray) else ""
+                raise UsageError(f"{problem}: {type(frames[number]).__name__}{array}", remedy=remedy)
+            height, width = shape
+            if height * width > limits().frame_pixels:
+                reason = f"{width} x {height} pixels, more than the limit of {limits().frame_pixels}"
+                raise UsageError(f"{problem}: {reason}", remedy="raise CAPVID_LIMIT_FRAME_PIXELS")
+            if shape != shapes[0]:
+                first = shapes[0] or (0, 0)
+                reason = f"{width} x {height} pixels, and the first has {first[1]} x {first[0]}"
+                raise UsageError(f"{problem}: {reason}", remedy=remedy)
 
     def _decode(self, index: int) -> np.ndarray:
-        return self._frames[index]
+        frame = self._frames[index]
+        return np.asarray(frame.convert("RGB")) if hasattr(frame, "convert") else _array(frame)
+
+
+def _array(frames: Any) -> Any:
+    """Return a torch tensor as a numpy array, and everything else as it is."""
+    return frames.cpu().numpy() if hasattr(frames, "cpu") else frames
+
+
+def _frame_shape(frame: Any) -> tuple[int, int] | None:
+    """Return height and width of an array (H, W, 3) uint8 or a Pillow image; None for anything else."""
+    if hasattr(frame, "convert"):
+        width, height = frame.size
+        return height, width
+    array = _array(frame)
+    if not isinstance(array, np.ndarray) or array.dtype != np.uint8 or array.shape[2:] != (3,):
+        return None
+    return (array.shape[0], array.shape[1]) if array.size else None
