@@ -94,7 +94,7 @@ def decode_video(
     """Decode a video, or frames in memory, once and crop its sampled frames for each view.
 
     Raises:
-        VideoError: the video cannot be read; the subclass says why.
+        VideoError: the video cannot be read; its ``kind`` says why.
     """
     from capvid.video.frame_filter import useful_frames  # imports PyAV and decord: for worker processes only
     from capvid.video.readers import memory_errors, read_frames
@@ -114,6 +114,7 @@ def decode_video(
             reader=reader,
             reduce=shrink if keep_frames else lambda frames: frames[:, :0, :0],
             windows=requested,
+            hdr_side=max(map(_side, views), default=None) if all(map(_side, views)) else None,
         )
         if sampling.clean:
             sampled = sampled.take(useful_frames(sampled.frames))
@@ -133,6 +134,15 @@ def decode_video(
             duration=sampled.info.duration,
             thumbnails=encode_jpegs(next(clips)[:, 0]) if thumbnails else (),
         )
+
+
+def _side(view: View) -> int:
+    """Return the short side of frames from which a view loses nothing visible; 0 if it needs all pixels."""
+    preprocess = view.preprocess
+    if preprocess.max_pixels is not None or view.augmentation is not None:
+        return 0
+    side = max(preprocess.size) if preprocess.size else preprocess.resize
+    return 2 * side if preprocess.trim else side + side // 4  # borders may be cut off, and then be resized
 
 
 def read_timeline(path: VideoPath, reader: str) -> Timeline:

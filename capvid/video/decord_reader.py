@@ -39,7 +39,7 @@ class DecordSource(FrameSource):
     """Frame source on decord, with one decoding thread per video; decord applies the file's rotation.
 
     Raises:
-        VideoError: the file cannot be opened; the subclass says why.
+        VideoError: the file cannot be opened; its ``kind`` says why.
     """
 
     def __init__(self, path: Path, *, why: str = "requested") -> None:

@@ -90,6 +90,9 @@ class FrameSource(ABC):
             frames[row] = self._decode(int(index))
         return frames if np.array_equal(distinct, numbers) else frames[inverse.reshape(-1)]
 
+    def shrink_hdr(self, side: int) -> None:  # noqa: B027  # others have no HDR
+        """Return smaller HDR frames from now on, of a short side of at least ``side`` pixels."""
+
     def close(self) -> None:  # noqa: B027  # some readers have nothing to release
         """Release the file and the decoder; may be called twice."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Set
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -46,8 +47,20 @@ class PyAVSource(FrameSource):
     a packet of its own.
 
     Raises:
-        VideoError: the file cannot be opened; the subclass says why.
+        VideoError: the file cannot be opened; its ``kind`` says why.
     """
+
+    # Invariants between calls of _decode:
+    # - _order and _frames are inverse: frame f is the image of packet _order[f], and _frames[_order[f]] == f.
+    #   Both are None if presentation times are unknown; then frames are counted in the order of decoding.
+    # - _ready are images that the decoder has returned and nobody has looked at, in that order.
+    # - _last is the largest frame index of the images looked at since the start or the last jump (-1: none).
+    #   Frames after _last can be reached by decoding on; all others need a restart or a jump.
+    # - _count is the number of visible images looked at, and is used only while _order is None.
+    # - _target is the frame of the key packet that the last jump led to, -1 after a restart. Images of
+    #   earlier frames are not trusted; _last >= _target - 1 always.
+    # - jumps never becomes True again: a file in which one jump went wrong is decoded in order from then on.
+    # - _size, _turns, _mirrored, _color and _sdr are those of frame 0, and apply to all frames.
 
     def __init__(
         self, path: Path, *, why: str = "requested", packets: Packets | None = None, salvage: bool = False
@@ -94,7 +107,16 @@ class PyAVSource(FrameSource):
         self.jumps = order is not None and not self.salvage
         self._size: tuple[int, int] | None = None
         self._restart()
-        self._first = self._convert(self._find(0))
+        self._first_image = self._find(0)
+        self._first = self._convert(self._first_image)
+
+    def shrink_hdr(self, side: int) -> None:
+        """Return smaller HDR frames from now on, since converting them would take longer than decoding."""
+        factor = min(self._size or (0, 0)) // side
+        if self._sdr is not None and self._size is not None and factor > 1:
+            self._size = self._size[0] // factor, self._size[1] // factor
+            self._first = self._convert(self._first_image)
+            self.info = replace(self.info, width=self._first.shape[1], height=self._first.shape[0])
 
     def _restart(self) -> None:
         """Go back to the first packet."""

@@ -63,7 +63,7 @@ def open_video(path: str | Path, *, reader: str = "auto") -> FrameSource:
     """Open a video file, or, with any reader, an image or a folder of images in a zip archive.
 
     Raises:
-        VideoError: the file cannot be opened; the subclass says why.
+        VideoError: the file cannot be opened; its ``kind`` says why.
         UsageError: there is no such reader.
     """
     if reader not in READERS:
@@ -116,26 +116,33 @@ def read_frames(
     reader: str = "auto",
     reduce: Reduce | None = None,
     windows: Sequence[Windows] = (),
+    hdr_side: int | None = None,
 ) -> SampledFrames:
     """Open a video, read the frames that ``sampling`` chooses and the windows around them, and close it.
 
     Only the reduced frames are kept in memory. If decoding reveals damage, PyAV opens the file again and
-    frames are chosen from those that can be decoded; ``info.lost`` is the number of the others.
+    frames are chosen from those that can be decoded; ``info.lost`` is the number of the others. HDR frames
+    may come smaller, with a short side of at least ``hdr_side`` pixels.
 
     Raises:
-        VideoError: the video cannot be read; the subclass says why.
+        VideoError: the video cannot be read; its ``kind`` says why.
     """
     source = path if isinstance(path, ArraySource) else open_video(path, reader=reader)
     info = source.info
-    try:
+
+    def read(source: FrameSource) -> SampledFrames:
         with source, memory_errors(info.path):
+            if hdr_side is not None:
+                source.shrink_hdr(hdr_side)
             return _read_sampled(source, sampling, reduce, windows)
+
+    try:
+        return read(source)
     except TruncatedVideoError:
         if not isinstance(source, PyAVSource) or source.salvage:
             raise
     why = info.why if reader == "pyav" else "the file is damaged"
-    with PyAVSource(info.path, why=why, salvage=True) as source, memory_errors(info.path):
-        return _read_sampled(source, sampling, reduce, windows)
+    return read(PyAVSource(info.path, why=why, salvage=True))
 
 
 def _read_sampled(

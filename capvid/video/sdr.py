@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from av.filter import Graph
 from av.sidedata.sidedata import Type
-from av.video.reformatter import VideoReformatter
+from av.video.reformatter import Interpolation, VideoReformatter
 
 WHITE = 203.0  # cd/m2 of SDR white
 PEAK = 1000.0  # cd/m2 of the brightest HDR colour where the file names none
@@ -140,7 +140,9 @@ class SdrConverter:
         """Return an image as (height, width, 3) uint8 RGB."""
         if self._size != (width, height):
             self._configure(width, height)
-        planar = self._reformatter.reformat(image, width=width, height=height, format=_FORMAT, threads=1)
+        planar = self._reformatter.reformat(
+            image, width=width, height=height, format=_FORMAT, interpolation=Interpolation.AREA, threads=1
+        )
         self._graph.push(planar)
         converted = self._graph.pull()
         pixels = np.empty((height, width, 3), np.uint8)

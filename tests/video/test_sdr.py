@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from pathlib import Path
 
 import av
 import numpy as np
 import pytest
 
+from capvid.backbones.catalog import Preprocess
+from capvid.backbones.preprocessing import prepare
 from capvid.errors import VideoError
 from capvid.video.frame_sampling import UniformSampling
 from capvid.video.readers import open_video, read_frames
@@ -131,6 +134,23 @@ def test_reference_white_is_nearly_white(transfer: int, code: float) -> None:
     assert all(228 < value < 233 for value in white)
 
 
+@pytest.mark.slow
+@pytest.mark.shared
+@pytest.mark.parametrize("name", ["media__hlg10-color-test.mp4", "media__hdr10-av1.mp4"])
+def test_smaller_frames_look_the_same(shared_data: Path, name: str) -> None:
+    """What a network sees does not depend on whether frames are reduced before or after the conversion."""
+    view = Preprocess(
+        resize=256, crop=224, order="RGB", scale=255.0, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5)
+    )
+    reduce = partial(prepare, preprocess=view)
+    path = shared_data / "media" / name
+    full, small = (
+        read_frames(path, UniformSampling(3), reduce=reduce, hdr_side=side) for side in (None, 320)
+    )
+    assert 320 <= min(small.info.width, small.info.height) < min(full.info.width, full.info.height)
+    assert np.abs(full.frames.astype(int) - small.frames).mean() < 1.5
+
+
 def test_decord_names_the_other_reader_for_hdr(tmp_path: Path) -> None:
     path = tmp_path / "v.mkv"
     write_cells(path, (18, 9, 9))
@@ -146,4 +166,5 @@ def test_sdr_is_left_alone(tmp_path: Path, tags: tuple[int, int, int]) -> None:
     with av.open(str(path)) as container:
         frame = next(container.decode(video=0)).to_ndarray(format="rgb24")
     assert sampled.info.color == ""
+    assert (read_frames(path, UniformSampling(1), hdr_side=16).frames == sampled.frames).all()
     assert (sampled.frames[0] == frame).all()
