@@ -56,7 +56,7 @@ def main() -> None:
                 chosen = UniformSampling(16).choose(source.frame_times())
                 planned, seconds = bytes_read() - before, time.process_time() - start
                 frames.append(source.read(chosen.tolist()))
-            print(f"{name}: {planned / 1e6:.1f} MB of {path.stat().st_size / 1e6:.0f}, {seconds:.2f} s")
+            print(f"{name}: {planned / 1e6:.1f} MB of {path.stat().st_size / 1e6:.0f}, {seconds:.3f} s")
         print("frames identical:", all((frame == frames[0]).all() for frame in frames))
 
 
