@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 COLUMNS = 60  # per segment; neighbouring frames share a column where there are more
 PICTURES = 2400  # per video, all segments together
 LEAST = 4  # thumbnails of a segment, however many segments there are
+LONG = 12  # segments; of more, an open video shows its time line and segments, but no paragraph
 SCALE = 10_000  # weights are integers in units of 1 / SCALE
 
 _TEMPLATES = Path(__file__).resolve().with_name("page")
@@ -163,11 +164,12 @@ def _article(number: int, result: CaptionResult, record: str) -> str:
     ]
     confidence = f"{min(confidences):.4f}" if confidences else ""  # a video is as good as its worst segment
     low = result.low_confidence
+    doubtful = f"{result.num_low_confidence} of " if result.paragraph else ""
     facts = [
         *([] if result.duration is None else [_duration(result.duration)]),
         *([f"{len(result.segments)} segments"] if result.paragraph else []),
         *([f"{'lowest ' * result.paragraph}confidence {min(confidences):.2f}"] if confidences else []),
-        *(['<strong class="low">low confidence</strong>'] if low else []),
+        *([f'<strong class="low">{doubtful}low confidence</strong>'] if low else []),
         *([f"{result.lost} frame{'s' * (result.lost > 1)} lost"] if result.lost else []),
     ]
     data = _video_data(result)
@@ -182,24 +184,50 @@ def _article(number: int, result: CaptionResult, record: str) -> str:
     # In ASCII without these characters, nothing in the data can end the script element or begin a comment.
     safe = json.dumps(json_value(data), separators=(",", ":"), allow_nan=False)
     safe = safe.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
-    kinds = f"video{' low-confidence' * low}{' segmented' * result.paragraph}"
+    is_long = result.paragraph and len(result.segments) > LONG
+    kinds = f"video{' low-confidence' * low}{' segmented' * result.paragraph}{' long' * is_long}"
     return (
         f'<article class="{kinds}" data-number="{number}" '
         f'data-likely="{best.mean_logprob:.4f}" data-confidence="{confidence}" data-record=\'{record}\'>\n'
         f'<div class="top">{poster}<div><h2 class="name">'
         f'<button type="button" class="opener" aria-expanded="false" aria-controls="body{number}">'
-        f'<bdi>{name}</bdi></button></h2><p class="caption"><bdi>{text}</bdi></p>'
+        f'<bdi>{name}</bdi></button></h2><p class="caption"><bdi>{text}</bdi></p>{_time_line(result)}'
         f'<div class="review"><p class="facts">{" · ".join(facts)}</p></div></div></div>\n'
         f'<div class="body" id="body{number}" hidden></div>\n'
         f'<script type="application/json">{safe}</script>\n</article>\n'
     )
 
 
+def _time_line(result: CaptionResult) -> str:
+    """Return the segments of a video to scale, with their captions as tooltips; empty without times."""
+    segments, duration = result.segments, result.duration
+    if not result.paragraph or not duration or not math.isfinite(duration):
+        return ""
+    marks = []
+    for segment in segments:
+        best, end = segment.captions[0], duration if segment.end is None else segment.end
+        title = escape(utf8_text(f"{_clock(segment.start)}\u2013{_clock(end)} {best.text}"))
+        low = ' class="low"' if best.low_confidence else ""
+        width = max(end - segment.start, duration / 2000)  # so that each can be seen
+        mark = f'<rect{low} x="{segment.start:.3f}" width="{width:.3f}" height="1">'
+        marks.append(f"{mark}<title>{title}</title></rect>")
+    times = "".join(f"<span>{_clock(duration * quarter / 4)}</span>" for quarter in range(5))
+    return (
+        f'<div class="overview"><svg viewBox="0 0 {duration:.3f} 1" preserveAspectRatio="none" role="img" '
+        f'aria-label="Time line of {len(segments)} segments">{"".join(marks)}</svg>'
+        f'<div class="axis" aria-hidden="true">{times}</div></div>'
+    )
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02}:{rest:02}" if minutes >= 60 else f"{minutes}:{rest:02}"
+
+
 def _duration(seconds: float) -> str:
     if seconds < 60:
         return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes // 60}:{minutes % 60:02}:{rest:02}" if minutes >= 60 else f"{minutes}:{rest:02} min"
+    return f"{_clock(seconds)}{' min' * (round(seconds) < 3600)}"
 
 
 def _data_uri(thumbnail: bytes) -> str:

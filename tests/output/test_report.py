@@ -174,7 +174,7 @@ def test_low_confidence_is_counted_and_marked(tmp_path: Path) -> None:
         "video failed",
     ]
     assert [each.get("data-confidence") for each in found] == ["0.1000", "0.2000", "0.1500", "", None]
-    assert "lowest confidence 0.15 · low confidence" in page.articles[2]
+    assert "lowest confidence 0.15 · 1 of low confidence" in page.articles[2]
     assert "confidence 0.20" in page.articles[1] and "low confidence" not in page.articles[1]
     assert "confidence" not in page.articles[3] + page.articles[4]
 

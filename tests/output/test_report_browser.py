@@ -448,3 +448,45 @@ def test_captioners_and_files_that_say_less(started: Browser, tmp_path: Path) ->
     assert last.text == "frame 148" and "looks most at frame" in three.text
     assert started.execute_script("return document.documentElement.scrollWidth") <= 1280
     assert started.get_log("browser") == []
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_a_film_opens_with_its_time_line(started: Browser, tmp_path: Path, width: int) -> None:
+    """To scale, with doubtful segments marked; a click shows a segment. No paragraph of 281 sentences."""
+    film = story(segments=281)
+    film = replace(film, duration=562.0)
+    doubtful = replace(film.segments[200].captions[0], confidence=0.1)
+    marked = replace(film.segments[200], captions=(doubtful,))
+    film = replace(film, segments=(*film.segments[:200], marked, *film.segments[201:]))
+    path = tmp_path / "film.html"
+    with Report(path, model="mart", settings={}) as report:
+        report.add(film)
+        report.add(replace(film, path=Path("b.mp4")))
+    resize(started, width)
+    started.get(path.as_uri())
+    one, two = all_of(started, "article")
+    caption = one.find_element("css selector", ".caption")
+    assert not caption.is_displayed()
+    assert "281 segments · lowest confidence 0.10 · 1 of low confidence" in one.text
+    marks = one.find_elements("css selector", ".overview rect")
+    assert len(marks) == 281 and [mark for mark in marks if mark.get_attribute("class") == "low"] == [
+        marks[200]
+    ]
+    (line,) = one.find_elements("css selector", ".overview svg")
+    assert marks[140].rect["x"] == pytest.approx(line.rect["x"] + line.rect["width"] * 140 / 281, abs=1)
+    title = marks[200].find_element("css selector", "title").get_property("textContent")
+    assert title == "6:40\u20136:42 a dog runs"
+    times = [each.text for each in one.find_elements("css selector", ".overview .axis span")]
+    assert times == ["0:00", "2:20", "4:41", "7:02", "9:22"]
+    for article in (one, two):  # the second is closed again
+        if article == two:
+            click(started, article.find_element("css selector", ".name .opener"))
+            shown = article.find_element("css selector", ".caption")
+            assert shown.is_displayed() and shown.rect["height"] < 80  # a few lines of the paragraph
+        click(started, article.find_elements("css selector", ".overview rect")[200])
+        focused = started.switch_to.active_element
+        assert focused.get_attribute("aria-expanded") == "true" and "6:40.0\u20136:42.0" in focused.text
+        top = started.execute_script("return arguments[0].getBoundingClientRect().top", focused)
+        assert 0 < top < 900
+    assert started.execute_script("return document.documentElement.scrollWidth") <= width
+    assert started.get_log("browser") == []

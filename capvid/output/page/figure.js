@@ -29,7 +29,16 @@ const percent = (weight) => {
   const share = (100 * weight) / SCALE;
   return `${share < 0.95 && share > 0 ? share.toFixed(1) : Math.round(share)}%`;
 };
-const seconds = (value) => `${value.toFixed(1)} s`;
+/* 3.2 as 0:03.2; with hours from one hour on. */
+const clock = (value) => {
+  const tenths = Math.round(10 * value);
+  const [hours, minutes] = [Math.floor(tenths / 36000), Math.floor(tenths / 600) % 60];
+  const rest = ((tenths % 600) / 10).toFixed(1).padStart(4, "0");
+  return hours ? `${hours}:${String(minutes).padStart(2, "0")}:${rest}` : `${minutes}:${rest}`;
+};
+const seconds = (value) => (value < 59.95 ? `${value.toFixed(1)} s` : clock(value));
+/* From one time to another. */
+const range = (start, end) => (end < 59.95 ? `${start.toFixed(1)}\u2013${seconds(end)}` : `${clock(start)}\u2013${clock(end)}`);
 const number = (value) => value === null ? "?" : value.toFixed(2).replace("-", "\u2212");
 const across = (count) => Math.ceil(count / Math.ceil(count / ALIGNED)); // tiles in a row, rows being alike
 const sum = (row) => row.reduce((a, b) => a + b, 0);
@@ -125,7 +134,7 @@ class Figure {
     const { times, until, first } = this.segment;
     if (!times) return `frame ${(first ? first[column] : column) + 1}`;
     return until && until[column] > times[column]
-      ? `${times[column].toFixed(1)}\u2013${seconds(until[column])}`
+      ? range(times[column], until[column])
       : seconds(times[column]);
   }
 

@@ -1,11 +1,11 @@
 /* The list of videos: unfolding, search, order, keyboard. It follows review.js in the same function. */
 
 const OPEN = 3; // videos that are open at first
-const FEW = 4; // segments of each
+const FEW = 4; // segments of each, or one of a long video
 
 /* Videos and segments unfold when they are opened. */
 
-const span = (segment) => (segment.end === null ? "" : `${segment.start.toFixed(1)}\u2013${seconds(segment.end)}`);
+const span = (segment) => (segment.end === null ? "" : range(segment.start, segment.end));
 
 function timeline(video) {
   const layers = Math.max(0, ...video.segments.map((segment) => (segment.change || []).length));
@@ -36,7 +36,7 @@ function segments(article, video, place) {
     const row = make("div", { class: "review" }, ...facts);
     place.append(make("section", { class: "segment" }, make("h3", {}, opener), row, inside));
     addHost(`${article.dataset.number}.${at}`, said, row, `segment ${at + 1} of ${name(article)}`);
-    if (at < FEW) toggle(opener);
+    if (at < (article.classList.contains("long") ? 1 : FEW)) toggle(opener);
   });
   place.append(disclosure("Details of the video", "details", (details) => {
     const { logprob, mean_logprob } = JSON.parse(article.dataset.record).captions[0];
@@ -155,16 +155,31 @@ function startEdit(key) {
   edit(key);
 }
 
+/* Open a segment that was chosen on the time line. */
+function showSegment(mark) {
+  const article = mark.closest("article");
+  const own = article.querySelector(".opener");
+  if (own.getAttribute("aria-expanded") === "false") toggle(own);
+  const opener = article.querySelectorAll(".segment > h3 > .opener")[[...mark.parentElement.children].indexOf(mark)];
+  if (opener.getAttribute("aria-expanded") === "false") toggle(opener);
+  opener.focus({ preventScroll: true });
+  const scroll = () => opener.scrollIntoView({ block: "center" });
+  scroll();
+  requestAnimationFrame(() => requestAnimationFrame(scroll)); // segments that came into sight have another height now
+}
+
 main.addEventListener("click", (event) => {
+  const mark = event.target.closest(".overview rect");
   const opener = event.target.closest(".opener");
   const row = event.target.closest(".review");
   const top = event.target.closest(".top");
-  if (opener) toggle(opener);
+  if (mark) showSegment(mark);
+  else if (opener) toggle(opener);
   else if (event.target.closest(".edit")) startEdit(row.dataset.key);
   else if (event.target.closest(".revert")) {
     setCaption(row.dataset.key, null);
     row.querySelector(".edit").focus();
-  } else if (top && !event.target.closest("form, button") && String(getSelection()) === "") {
+  } else if (top && !event.target.closest("form, button, .overview") && String(getSelection()) === "") {
     const own = top.querySelector(".opener");
     if (own) toggle(own);
   }
