@@ -154,6 +154,10 @@ def _rgb(image: Any) -> np.ndarray:
     return np.array(image.convert("RGB"))
 
 
+def _damaged_image(path: Path) -> VideoError:
+    return TruncatedVideoError(path, "the image is damaged", remedy="get it again")
+
+
 class StillSource(FrameSource):
     """Frame source over an image file: one frame, or those of an animated WebP, turned as its EXIF says.
 
@@ -179,11 +183,13 @@ class StillSource(FrameSource):
             first = self._decode(0)
         except UnsuitableImageError as error:
             raise VideoError(path, str(error)) from error
-        except (OSError, ValueError, SyntaxError) as error:
-            if isinstance(error, UnidentifiedImageError):  # such as HEIC
-                problem, remedy = "is an image (HEIC or AVIF) that cannot be read", "convert it to JPEG"
-                raise VideoError(path, problem, remedy=remedy, kind="not-a-video") from error
-            raise TruncatedVideoError(path, "the image is damaged", remedy="get it again") from error
+        except UnidentifiedImageError as error:  # such as HEIC
+            problem, remedy = "is an image (HEIC or AVIF) that cannot be read", "convert it to JPEG"
+            raise VideoError(path, problem, remedy=remedy, kind="not-a-video") from error
+        except (MemoryError, VideoError):
+            raise
+        except Exception as error:  # of many types
+            raise _damaged_image(path) from error
         rotation, mirrored = _ORIENTATIONS.get(self._image.getexif().get(_ORIENTATION, 1), (0, False))
         self._describe(
             np.array(seconds),
@@ -199,9 +205,14 @@ class StillSource(FrameSource):
     def _decode(self, index: int) -> np.ndarray:
         from PIL import ImageOps
 
-        if self._image.tell() != index:
-            self._image.seek(index)
-        return _rgb(ImageOps.exif_transpose(self._image))
+        try:
+            if self._image.tell() != index:
+                self._image.seek(index)
+            return _rgb(ImageOps.exif_transpose(self._image))
+        except MemoryError:
+            raise
+        except Exception as error:  # of many types
+            raise _damaged_image(self._path) from error
 
     def close(self) -> None:
         """Release the file."""

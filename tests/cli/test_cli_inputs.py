@@ -9,6 +9,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from PIL import Image
 from toy import Run, Toy
 
 from capvid.utils.files import MANIFEST
@@ -27,6 +28,13 @@ def clips(tmp_path: Path, video_files: list[Path], monkeypatch: pytest.MonkeyPat
 
 def printed_paths(out: str) -> list[str]:
     return [line.split("\t")[0] for line in out.splitlines()]
+
+
+def test_an_image_is_captioned_as_one_frame(capvid: Run, toy: Toy, tmp_path: Path) -> None:
+    for name in ("photo.jpg", "photo.png", "photo.webp"):
+        Image.new("RGB", (64, 48), (200, 40, 60)).save(tmp_path / name)
+        code, out, err = capvid("caption", tmp_path / name, "--model", toy.model)
+        assert (code, err) == (0, "") and out.strip()
 
 
 @pytest.mark.slow

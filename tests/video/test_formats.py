@@ -115,12 +115,19 @@ def test_an_image_of_16_bits_keeps_its_levels(tmp_path: Path) -> None:
     assert (read_frames(tmp_path / "v.png", UniformSampling(1)).frames == 0x80).all()
 
 
-def test_a_damaged_image_is_an_error(tmp_path: Path) -> None:
+@pytest.mark.parametrize("form", ["JPEG", "PNG", "WEBP", "AVIF"])
+def test_a_damaged_image_is_an_error(tmp_path: Path, form: str) -> None:
     data = io.BytesIO()
-    Image.fromarray(np.random.default_rng(0).integers(0, 255, (64, 64, 3), np.uint8)).save(data, "PNG")
-    (tmp_path / "v.png").write_bytes(data.getvalue()[:2000])
-    with pytest.raises(VideoError, match="the image is damaged") as caught:
-        open_video(tmp_path / "v.png")
+    Image.fromarray(np.random.default_rng(0).integers(0, 255, (64, 64, 3), np.uint8)).save(data, form)
+    content = bytearray(data.getvalue())
+    if form == "AVIF":
+        at = content.find(b"mdat") + 4
+        content[at : at + 40] = b"\xff" * 40
+    else:
+        content[len(content) // 2 :] = bytes(len(content) // 4)
+    (tmp_path / "v").write_bytes(content)
+    with pytest.raises(VideoError, match="image") as caught:
+        open_video(tmp_path / "v")
     assert caught.value.kind == "truncated"
 
 
