@@ -148,7 +148,7 @@ def run_here(
         ):
             for row in map(folder.checked, job.rows(videos)):
                 rows.append(row)
-                num_bytes += len(row.media[1]) if row.media else 0
+                num_bytes += sum(len(data) for _, data in row.media)
                 if len(rows) == per_file or num_bytes > MAX_MEDIA:
                     full, rows, num_bytes = rows, [], 0
                     folder.write(full)

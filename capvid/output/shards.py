@@ -6,7 +6,9 @@ shards records everything that all of them depend on. Captions are stored as JSO
 Parquet, features as WebDataset or Parquet:
 
 - A WebDataset tar file holds the record of each video as ``KEY.json`` and, unless it failed, its feature file
-  as ``KEY.safetensors``, or its caption as ``KEY.txt`` beside the video itself if that came from an archive.
+  as ``KEY.safetensors``, or its caption as ``KEY.txt`` beside the video itself if that came from an archive,
+  with the other members of its sample; those with the names of capvid's become ``KEY.original.json`` and
+  ``KEY.original.txt``.
 - In Parquet, each video is a row: captions, segments and words are nested columns, and each stream of
   features is one list of numbers with its shape.
 """
@@ -38,7 +40,7 @@ from capvid.utils.registry import Registry
 from capvid.utils.storage import Blob, Storage, VideoPath, fetch, filesystem, protocol_of, with_retries
 from capvid.utils.validation import limits, parse_json
 from capvid.video.input_lists import Digests, pyarrow_parquet
-from capvid.video.input_set import identity
+from capvid.video.input_set import identity, sample_name
 
 HEAD = "capvid-shards.json"
 VERSION = 1
@@ -60,7 +62,7 @@ class Row:
         lost: number of frames that could not be decoded.
         low_confidence: whether a caption has a low confidence.
         text: best caption of the video.
-        media: extension and bytes of the video's own file, if they are stored too.
+        media: extensions and bytes of the video's file and the rest of its sample, if they are stored.
         trace: formatted traceback of the bug behind an internal error.
     """
 
@@ -73,7 +75,7 @@ class Row:
     lost: int = 0
     low_confidence: bool = False
     text: str = ""
-    media: tuple[str, bytes] | None = None
+    media: tuple[tuple[str, bytes], ...] = ()
     trace: str = ""
 
     @property
@@ -101,7 +103,7 @@ class Row:
 
     def without_data(self) -> Row:
         """Return what is known of the video when the row has been written."""
-        return replace(self, record={}, features=None, text="", media=None)
+        return replace(self, record={}, features=None, text="", media=())
 
 
 def caption_row(
@@ -128,9 +130,16 @@ def caption_row(
     path = result.path
     if not media or result.error is not None or not isinstance(path, Blob) or not path.member:
         return row
-    data = io.BytesIO()
-    fetch(path, data, max_bytes=limits().text_bytes)
-    return replace(row, media=(path.suffix.lower(), data.getvalue()))
+    files: dict[str, bytes] = {}
+    for blob in (path, *path.siblings):
+        extension = path.suffix[1:] if blob is path else sample_name(blob.member)[1]
+        extension = re.sub(r"[^\w.+-]", "_", extension.lower())
+        while extension in files or extension in ("json", "txt"):  # the latter are capvid's own
+            extension = f"original.{extension}"
+        data = io.BytesIO()
+        fetch(blob, data, max_bytes=limits().text_bytes)
+        files[extension] = data.getvalue()
+    return replace(row, media=tuple(files.items()))
 
 
 def features_row(result: ExtractionResult) -> Row:
@@ -226,14 +235,12 @@ class WebDataset(ShardFormat):
                 members.append((f"{row.key}.safetensors", features_to_bytes(row.features)))
             elif row.error is None:
                 members.append((f"{row.key}.txt", row.text.encode("utf-8")))
-            if row.media is not None:
-                suffix, data = row.media
-                members.append((f"{row.key}{suffix}", data))
+            members += [(f"{row.key}.{extension}", data) for extension, data in row.media]
         return _tar(members)
 
     def index_of(self, data: bytes) -> bytes:
         """Return the contents of each ``KEY.json`` as a line."""
-        return b"".join(content + b"\n" for path, content in _members(data) if path.endswith(".json"))
+        return b"".join(content + b"\n" for path, content in _members(data) if _holds_record(path))
 
     def entries(self, storage: Storage, name: str) -> list[Entry]:
         """Read the index, or the tar file if a run was killed between writing the two."""
@@ -248,8 +255,13 @@ class WebDataset(ShardFormat):
         return _tar(
             (path, content)
             for path, content in _members(data)
-            if not path.endswith(".json") or _entry(parse_json(content))[1]
+            if not _holds_record(path) or _entry(parse_json(content))[1]
         )
+
+
+def _holds_record(path: str) -> bool:
+    """Whether a member is the ``KEY.json`` of a sample, and not its ``KEY.original.json``."""
+    return sample_name(path)[1] == "json"
 
 
 def _tar(members: Iterable[tuple[str, bytes]]) -> bytes:

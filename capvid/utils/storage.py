@@ -13,7 +13,7 @@ import textwrap
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from io import BytesIO
 from pathlib import Path, PurePosixPath
@@ -98,12 +98,14 @@ class Blob:
         member: name in the archive; empty for a complete file.
         start: offset in the archive, in bytes.
         size: bytes; -1 if unknown.
+        siblings: other members of the same WebDataset sample.
     """
 
     url: str
     member: str = ""
     start: int = 0
     size: int = -1
+    siblings: tuple[Blob, ...] = field(default=(), compare=False, repr=False)
 
     def __str__(self) -> str:
         return f"{self.url}/{self.member}" if self.member else self.url

@@ -7,14 +7,14 @@ import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatch
 from itertools import count, takewhile
 from pathlib import Path, PurePath, PurePosixPath
 from typing import Any
 
 from capvid.errors import CapvidError, VideoError, input_error
-from capvid.utils.escaping import utf8_text
+from capvid.utils.escaping import terminal, utf8_text
 from capvid.utils.storage import (
     Blob,
     Deadline,
@@ -34,8 +34,10 @@ _EXTENSIONS = """
 EXTENSIONS = frozenset(_EXTENSIONS.split())
 _FILES = EXTENSIONS | {".safetensors", ".tar", ".zip"}  # extensions of addresses that are never folders
 _CHECK_PATTERN = "check the path; hidden files are skipped"
+_ESCAPE = re.compile(r"\\(x[0-9a-f]{2}|u[0-9a-f]{4}|[nrt])")  # of an unprintable character
 _WILD = re.compile(r"[*?[]")
 _REMOTE_WILD = re.compile(r"[*[]")  # in addresses a question mark begins a query
+_MAX_SAMPLE = 100  # members of a WebDataset sample
 _MAX_NAME, _MAX_PATH = 240, 2000  # bytes; most systems allow 255 and 4096
 
 # Unlike the methods of Path, these functions return False instead of raising, as for a name that is too long.
@@ -108,7 +110,8 @@ def iter_videos(
     """Yield the videos of :func:`find_videos`, with the same arguments, in constant memory per video.
 
     Each path or address is yielded once, but symbolic links are not resolved to detect duplicates. The key is
-    the name without extension and without dots, with a digest if an earlier video has the same key.
+    the name without extension, dots, backslashes and unprintable characters, with a digest if an earlier
+    video has the same key.
     """
     from capvid.video.input_lists import Digests
 
@@ -119,6 +122,7 @@ def iter_videos(
             continue
         name = _safe(name)
         key = (name.parent / name.stem.strip(".").replace(".", "_")).as_posix()
+        key = _ESCAPE.sub("_", terminal(key.replace("\\", "_")))
         if key == "." or not keys.add(identity(key)):
             key = f"{key}-{digest.hex()[:12]}"
             keys.add(identity(key))
@@ -325,9 +329,8 @@ class _Search:
         from capvid.video.input_lists import members
 
         try:
-            for blob in members(archive, timeout=self.timeout):
-                if blob.suffix.lower() in EXTENSIONS:
-                    yield blob, within / _safe(blob.member)
+            for blob in _with_siblings(members(archive, timeout=self.timeout)):
+                yield blob, within / _safe(blob.member)
         except OSError as error:
             self._report(StorageError(f"{archive}: {error}"))
         except Exception as cause:
@@ -405,6 +408,34 @@ class _Search:
         if str(error) not in self._reported:  # several inputs may contain the same folder
             self._reported.add(str(error))
             self.on_error(error)
+
+
+def sample_name(member: str) -> tuple[str, str]:
+    """Split the name of a member at the first dot after its folder, as WebDataset does: sample, extension."""
+    folder, slash, name = member.rpartition("/")
+    stem, _, extension = name.partition(".")
+    return f"{folder}{slash}{stem}", extension
+
+
+def _with_siblings(blobs: Iterable[Blob]) -> Iterator[Blob]:
+    """Yield the videos among the members of an archive, each with the other members of its sample."""
+
+    def videos() -> Iterator[Blob]:
+        others = tuple(blob for blob in sample if blob.suffix.lower() not in EXTENSIONS)
+        return (replace(blob, siblings=others) for blob in sample if blob.suffix.lower() in EXTENSIONS)
+
+    sample: list[Blob] = []  # neighbours
+    try:
+        for blob in blobs:
+            is_next = sample and sample_name(blob.member)[0] != sample_name(sample[0].member)[0]
+            if is_next or len(sample) == _MAX_SAMPLE:
+                yield from videos()
+                sample = []
+            sample.append(blob)
+    except Exception:  # a damaged archive, whose intact videos count
+        yield from videos()
+        raise
+    yield from videos()
 
 
 def _no_videos(path: VideoPath | str, container: str) -> CapvidError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
 import subprocess
@@ -302,3 +303,48 @@ def test_a_cache_that_cannot_be_made(
     code, _, err = capvid("caption", clips, "--model", toy.model, *form)
     assert code == 2 and err.count("\n") == 1 and contents(clips) == before
     assert "cannot be written (Not a directory)" in err and "set CAPVID_CACHE" in err
+
+
+def test_samples_keep_what_they_hold(capvid: Run, toy: Toy, clips: Path, tmp_path: Path) -> None:
+    webdataset = pytest.importorskip("webdataset")
+    own = {
+        "json": b'{"url": "https://example.org/a"}',
+        "txt": b"an alt text",
+        "cls": b"7",
+        "left.jpg": b"\xff\xd8",
+    }
+    hostile = "b\n\u202e\\..\\x"
+    with tarfile.open(tmp_path / "clips.tar", "w") as tar:
+        for name, data in (
+            *((f"s/a.{extension}", data) for extension, data in own.items()),
+            ("s/a.mp4", (clips / "a.mp4").read_bytes()),
+            ("s/other.json", b"{}"),
+            (f"s/{hostile}.mp4", (clips / "b.mp4").read_bytes()),
+            ("s/bad.mp4", b"no video"),
+            ("s/bad.json", b'{"url": "https://example.org/bad"}'),
+        ):
+            member = tarfile.TarInfo(name)
+            member.size = len(data)
+            tar.addfile(member, io.BytesIO(data))
+    for source, target in ((tmp_path / "clips.tar", "one"), (tmp_path / "one", "two")):
+        command = ["caption", source, "--model", toy.model, "--format", "webdataset"]
+        command += ["--output-dir", tmp_path / target]
+        code, _, err = capvid(*command)
+        assert code == (3 if target == "one" else 0), err
+        assert "0 captioned" in capvid(*command)[2]
+        assert "0 captioned" in capvid(*command, "--retry-failed")[2]
+    names, samples = [], {}
+    for path in (tmp_path / "one").glob("*.tar"):
+        with tarfile.open(path) as tar:
+            names += tar.getnames()
+        samples |= {
+            s["__key__"].rpartition("/")[2]: s for s in webdataset.WebDataset(str(path), shardshuffle=False)
+        }
+    assert all(name.isprintable() and "\\" not in name for name in names)
+    sample = samples["a"]
+    assert sample["original.json"] == own["json"] and sample["original.txt"] == own["txt"]
+    assert sample["cls"] == own["cls"] and sample["left.jpg"] == own["left.jpg"]
+    assert json.loads(sample["json"])["captions"][0]["text"] == sample["txt"].decode()
+    assert sample["mp4"] == (clips / "a.mp4").read_bytes()
+    assert "bad" in samples and "txt" not in samples["bad"]
+    assert len(samples) == 3 and "other" not in samples
