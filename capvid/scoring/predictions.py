@@ -64,7 +64,10 @@ def read_predictions(path: Path, *, paragraphs: bool = False) -> Predictions[str
     """
     reader = _Reader(paragraphs)
     for file in prediction_files(path):
-        reader.read(file)
+        if path.is_dir() and file.suffix.lower() == ".txt":
+            reader.read_lines(file, file.relative_to(path).with_suffix("").as_posix())
+        else:
+            reader.read(file)
     if not reader.predictions.sentences and not reader.predictions.failed:
         raise DataError(f"{path}: no predictions", remedy=_REMEDY)
     return reader.predictions
@@ -73,13 +76,21 @@ def read_predictions(path: Path, *, paragraphs: bool = False) -> Predictions[str
 def prediction_files(path: Path, suffixes: Sequence[str] = SUFFIXES) -> list[Path]:
     """Return the files with predictions in a folder, or the path if it is not one.
 
+    If there are no others, texts count: those of capvid, whose manifest is in the folder, and those beside
+    videos.
+
     Raises:
         DataError: there are none.
     """
     if not path.is_dir():
         return [path]
-    files = [file for file in sorted(path.rglob("*")) if file.suffix.lower() in suffixes and file.is_file()]
-    files = [file for file in files if file.name != MANIFEST]
+    every = [file for file in sorted(path.rglob("*")) if file.is_file()]
+    files = [file for file in every if file.suffix.lower() in suffixes and file.name != MANIFEST]
+    if not files and suffixes == SUFFIXES:
+        videos = {file.with_suffix("") for file in every if file.suffix.lower() != ".txt"}
+        files = [file for file in every if file.suffix.lower() == ".txt"]
+        if path / MANIFEST not in every:
+            files = [file for file in files if file.with_suffix("") in videos]
     if not files:
         raise DataError(f"{path}: no predictions in this folder", remedy="give files of capvid caption")
     return files
@@ -175,6 +186,11 @@ class _Reader(RecordReader):
                 continue
             value, captions = self._content(row) if isinstance(row, dict) else (row, ())
             self._add(location, video, value, captions)
+
+    def read_lines(self, path: Path, video: str) -> None:
+        """Read the text of a video; each line is a caption, the first the best."""
+        first, *others = read_text(path).splitlines() or [""]
+        self._add(Location(path, 1), self.register(path, 1, video), first, [first, *others])
 
     def _content(self, row: dict[str, Any]) -> tuple[Any, Sequence[Any]]:
         """Return the best caption of a record, and all its captions."""

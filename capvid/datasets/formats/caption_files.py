@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import reprlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,21 +20,40 @@ from capvid.datasets.dataset import (
     Rows,
     Segment,
 )
+from capvid.datasets.formats.own_captions import OwnCaptions, add_record, is_record, is_table, read_table
 
+_REMARK = re.compile(r"\t(low confidence|error: .*)$")  # after the captions of several videos
 _SHAPE = 'write {"id": "name", "split": "train", "captions": ["..."]} on each line'
 
 
 @DATASET_FORMATS.register("tsv", target="FILE", help="id, tab and caption on each line; all train")
 def read_tsv(path: Path, rows: Rows, options: Mapping[str, str]) -> LocatedVideos:
-    """Read lines of id, tab and caption; all videos are in the train split."""
-    for name, (location, captions) in captions_by_id(path, rows).items():
+    """Read lines of id, tab and caption, or a table of capvid; all videos are in the train split."""
+    lines = list(read_lines(path, rows))
+    if lines and is_table(lines[0][1], "\t"):
+        yield from read_table(path, lines, rows, "\t")
+        return
+    if any(_REMARK.search(line) for _, line in lines):  # of capvid caption for several videos
+        own = OwnCaptions(path)
+        for location, line in lines:
+            with rows.at(location):
+                video, _, caption = line.partition("\t")
+                if caption.startswith("\terror: "):
+                    own.failed += 1
+                    continue
+                own.add(location, video, 0, None, _REMARK.sub("", caption))
+        yield from own.videos(rows)
+        return
+    for name, (location, captions) in captions_by_id(lines, rows).items():
         yield location, CaptionedVideo(name, "train", tuple(captions))
 
 
-def captions_by_id(path: Path, rows: Rows) -> dict[str, tuple[Location, list[str]]]:
-    """Return the captions of a TSV file by id, with the location of the first row of each."""
+def captions_by_id(
+    lines: Iterable[tuple[Location, str]], rows: Rows
+) -> dict[str, tuple[Location, list[str]]]:
+    """Return the captions of lines of id, tab and caption by id, with the location of the first of each."""
     rows_by_id: dict[str, tuple[Location, list[str]]] = {}
-    for location, line in read_lines(path, rows):
+    for location, line in lines:
         with rows.at(location):
             name, tab, caption = line.partition("\t")
             if not name.strip() or not tab:
@@ -46,17 +66,29 @@ def captions_by_id(path: Path, rows: Rows) -> dict[str, tuple[Location, list[str
     "jsonl", target="FILE", help="id, split and captions, or segments and paragraphs, on each line"
 )
 def read_jsonl(path: Path, rows: Rows, options: Mapping[str, str]) -> LocatedVideos:
-    """Read one video per line."""
+    """Read one video per line, or the records and ``metadata.jsonl`` that capvid writes."""
+    own = OwnCaptions(path)
     for location, line in read_lines(path, rows):
         with rows.at(location):
-            yield location, _parse_video(line)
+            row = _parse_json(line)
+            if is_record(row):
+                add_record(own, location, row)
+            else:
+                yield location, _parse_video(row)
+    yield from own.videos(rows)
 
 
-def _parse_video(line: str) -> CaptionedVideo:
+def _parse_json(line: str) -> Any:
     try:
-        row: Any = json.loads(line)
+        return json.loads(line)
     except (ValueError, RecursionError):
+        if line.strip() in ("[", "{"):
+            problem = "a JSON document, not an object on each line"
+            raise RowError(problem, "write records of capvid with --format jsonl") from None
         raise RowError("not JSON", _SHAPE) from None
+
+
+def _parse_video(row: Any) -> CaptionedVideo:
     if not isinstance(row, dict) or not isinstance(row.get("id"), str) or not row["id"].strip():
         raise RowError("no id", _SHAPE)
     split = row.get("split", "train")

@@ -36,7 +36,7 @@ def read(folder: Path, rows: Rows, options: Mapping[str, str]) -> LocatedVideos:
         raise UsageError(f"{folder}: no {MAPPING}", remedy="put it there, or use ids=vid")
     clips = _clips_by_id(mapping, rows) if mapping else None
     for split, path in find_splits(folder, FILES, rows):
-        for name, (location, captions) in captions_by_id(path, rows).items():
+        for name, (location, captions) in captions_by_id(read_lines(path, rows), rows).items():
             with rows.at(location):
                 if clips is not None and name not in clips:
                     raise RowError(f"{name} is not in {MAPPING}", "add it there, or use msvd:DIR#ids=vid")
