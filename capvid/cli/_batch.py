@@ -108,6 +108,7 @@ class Batch:
     begun: float = field(default_factory=time.monotonic)
     _flagged: list[str] = field(default_factory=list)  # the first ones of low confidence
     _flagged_segments: str = ""  # of the last one
+    _mismatches: Counter[str] = field(default_factory=Counter)  # reasons why features do not fit
     _decoded: int = 0
     _progress: Progress | None = None
 
@@ -140,8 +141,15 @@ class Batch:
                         return
 
     def failed(self, error: CapvidError) -> None:
-        """Count a failed input and print why on one line, after the traceback of a bug when debugging."""
+        """Count a failed input and print why on one line, after the traceback of a bug when debugging.
+
+        Features that a captioner does not take are all alike, so the reason is printed once.
+        """
         self.errors.append(error)
+        if error.kind == "feature-mismatch" and error.__cause__ is not None:
+            self._mismatches[str(error.__cause__)] += 1
+            if self._mismatches[str(error.__cause__)] > 1:
+                return
         if error.trace and debugging.get():
             for line in error.trace.splitlines():
                 self.say(line)
@@ -228,6 +236,8 @@ class Batch:
 
     def summarise(self) -> None:
         """Print the summary of a batch."""
+        if others := self._mismatches.total() - len(self._mismatches):
+            self.say(f"error: {others} more feature files do not fit for the same reason")
         if self.many:
             skipped = f", {self.skipped} skipped (already done)" if self.skipped else ""
             failed = f", {len(self.errors)} failed{self._answers()}" if self.errors else ""
@@ -275,6 +285,7 @@ class InputSet:
         part: number of the part of the inputs to work on, and number of parts; None takes all.
         timeout: seconds for fetching the list, and for each request when inputs are listed; None disables it.
         others: what is read besides, such as a file of segments.
+        features: whether a folder without videos stands for its feature files.
     """
 
     options: InputOptions
@@ -283,6 +294,7 @@ class InputSet:
     part: tuple[int, int] | None
     timeout: float | None
     others: tuple[str, ...] = ()
+    features: bool = False
 
     @property
     def named(self) -> list[str]:
@@ -311,6 +323,7 @@ class InputSet:
             self.options.inputs or [],
             listed=() if self.options.from_file is None else self._listed(self.options.from_file, on_error),
             recursive=self.options.recursive,
+            features=self.features,
             on_error=on_error,
             timeout=self.timeout,
         )
@@ -338,7 +351,11 @@ class InputSet:
 
 
 def read_inputs(
-    options: InputOptions, *, timeout: float | None, others: Iterable[str | Path | None] = ()
+    options: InputOptions,
+    *,
+    timeout: float | None,
+    others: Iterable[str | Path | None] = (),
+    features: bool = False,
 ) -> InputSet:
     """Check the input options of a command, and read a list on stdin.
 
@@ -346,6 +363,7 @@ def read_inputs(
         options: the options.
         timeout: as for :class:`InputSet`.
         others: paths of what is read besides; what is no path, or None, is harmless.
+        features: as for :class:`InputSet`.
 
     Raises:
         UsageError: no input, an unreadable list, or a part that does not exist.
@@ -380,7 +398,9 @@ def read_inputs(
             open_list(path).close()
     many = source is not None or len(inputs) != 1 or stands_for_many(parse_path(inputs[0]))
     files = tuple(str(path) for path in others if path)
-    return InputSet(options=options, many=many, text=text, part=part, timeout=timeout, others=files)
+    return InputSet(
+        options=options, many=many, text=text, part=part, timeout=timeout, others=files, features=features
+    )
 
 
 def _read_part(text: str) -> tuple[int, int]:

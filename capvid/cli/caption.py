@@ -188,7 +188,7 @@ def caption(
     from capvid.utils.output_check import model_files
 
     others = [segments, chat["prompt"], weights, *(model_files(Path(model)) if model else ())]
-    input_set = read_inputs(inputs, timeout=runtime.timeout or None, others=others)
+    input_set = read_inputs(inputs, timeout=runtime.timeout or None, others=others, features=True)
     sharded = wants_shards(sharding, output_dir, form and form.value)
     batch = Batch(verb="captioned", many=input_set.many or sharded)
     if chat["prompt"]:

@@ -147,10 +147,19 @@ class FeatureHeader:
     def require_match(self, other: FeatureHeader) -> None:
         """Raise FeatureMismatchError, naming each differing field, unless ``other`` matches this header."""
         if differing := self.mismatches(other):
-            raise FeatureMismatchError(
-                f"the features are not those the captioner was trained on: {', '.join(differing)}",
-                remedy="extract them with the captioner's backbone, layer and sampling",
-            )
+            remedy = "extract them with the captioner's backbone, layer and sampling"
+            if all(stream.backbone for stream in self.streams):
+                remedy += f": {self.extract_command()}"
+            problem = f"the features are not those the captioner was trained on: {', '.join(differing)}"
+            raise FeatureMismatchError(problem, remedy=remedy)
+
+    def extract_command(self) -> str:
+        """Return the command that extracts such features."""
+        backbones = [f"--backbone {stream.backbone}" for stream in self.streams]
+        layers = [f"--layer {stream.layer}" for stream in self.streams if stream.layer]
+        layers = layers if len(layers) == len(backbones) else []
+        sampling = [f"--sampling {self.sampling}"] if self.sampling else []
+        return " ".join(["capvid extract VIDEOS", *backbones, *layers, *sampling, "-o FEATURES"])
 
 
 @dataclass(frozen=True, kw_only=True)

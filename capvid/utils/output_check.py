@@ -137,7 +137,7 @@ def model_files(folder: Path) -> Iterator[Path]:
 
 def _check_kind(option: str, path: Path, kind: Kind) -> None:
     """Refuse a path with the name or the content of something else than ``kind``."""
-    content, by_name = _content(path), _SUFFIXES.get(path.suffix.lower(), "")
+    content, by_name = content_kind(path), _SUFFIXES.get(path.suffix.lower(), "")
     problem = by_name if kind == "text" else ""
     if content and content not in _EXPECTED[kind]:
         problem = content
@@ -146,7 +146,7 @@ def _check_kind(option: str, path: Path, kind: Kind) -> None:
         raise UsageError(f"{path}: {exists}", remedy=f"give another name with {option}")
 
 
-def _content(path: Path) -> str:
+def content_kind(path: Path) -> str:
     """Return the kind of a file's content; an empty string if there is no regular file, or an empty one."""
     try:
         with open_regular(path) as file:

@@ -15,6 +15,7 @@ from typing import Any
 
 from capvid.errors import CapvidError, VideoError, input_error
 from capvid.utils.escaping import terminal, utf8_text
+from capvid.utils.output_check import content_kind
 from capvid.utils.storage import (
     Blob,
     Deadline,
@@ -60,6 +61,7 @@ def find_videos(
     *,
     listed: Iterable[VideoPath | str] = (),
     recursive: bool = True,
+    features: bool = False,
     on_error: OnError | None = None,
     timeout: float | None = None,
 ) -> list[VideoInput]:
@@ -80,6 +82,7 @@ def find_videos(
         listed: paths of a list, files or folders, taken literally. Their keys are these paths, so that they
             hardly depend on the other entries of the list.
         recursive: whether to search subfolders.
+        features: whether a folder without videos stands for the feature files in it.
         on_error: called with the error of each input or subfolder that fails; None raises the first error.
         timeout: seconds for each request to a server, and for the headers of each remote archive; None
             disables the limit.
@@ -88,7 +91,7 @@ def find_videos(
         CapvidError: without ``on_error``: a folder, pattern or archive contains no video, or cannot be read.
     """
     videos: dict[VideoPath, NamedVideo] = {}
-    for path, name in _Search(recursive, on_error, timeout).videos(inputs, listed):
+    for path, name in _Search(recursive, features, on_error, timeout).videos(inputs, listed):
         real = path
         if isinstance(path, Path) and "\0" not in str(path):  # a NUL is reported when the file is opened
             real = Path(os.path.realpath(path))
@@ -104,6 +107,7 @@ def iter_videos(
     *,
     listed: Iterable[VideoPath | str] = (),
     recursive: bool = True,
+    features: bool = False,
     on_error: OnError | None = None,
     timeout: float | None = None,
 ) -> Iterator[VideoInput]:
@@ -116,7 +120,7 @@ def iter_videos(
     from capvid.video.input_lists import Digests
 
     digests, keys = Digests(), Digests()
-    for path, name in _Search(recursive, on_error, timeout).videos(inputs, listed):
+    for path, name in _Search(recursive, features, on_error, timeout).videos(inputs, listed):
         digest = identity(path)
         if not digests.add(digest):
             continue
@@ -192,6 +196,7 @@ class _Search:
     """Search for videos, each with its relative path in the folder or archive that contains it as a name."""
 
     recursive: bool
+    features: bool
     on_error: OnError | None
     timeout: float | None
     _reported: set[str] = field(default_factory=set)
@@ -226,7 +231,7 @@ class _Search:
             yield from self._require(videos, _no_videos(path, "this archive"))
         elif _is_folder(path):
             kind = "this folder" if self.recursive else "this folder itself"
-            yield from self._require(self._below(path, within), _no_videos(path, kind))
+            yield from self._require(self._in_folder(path, within), _no_videos(path, kind))
         else:
             yield path, name
 
@@ -266,6 +271,25 @@ class _Search:
                 hidden = path.name.startswith(".") and not part.startswith(".")
                 if not hidden and fnmatch(path.name, part) and (not rest or is_folder):
                     yield from self._matches(path, rest)
+
+    def _in_folder(self, folder: Path, within: PurePosixPath) -> Iterator[NamedVideo]:
+        """Yield the videos in a folder; if there is none, its feature files, without those of views."""
+        empty = True
+        for video in self._below(folder, within):
+            empty = False
+            yield video
+        if not empty:
+            return
+        files = [path for path, is_folder in self._walk(folder, recursive=self.recursive) if not is_folder]
+        files = [path for path in files if path.suffix == ".safetensors" and content_kind(path) == "features"]
+        if files and not self.features:
+            problem = f"{folder}: no videos in this folder, but feature files"
+            self._report(CapvidError(problem, remedy="give videos; capvid caption takes feature files"))
+            return
+        keys = {path.with_suffix("") for path in files}
+        for path in files:
+            if path.with_name(path.stem.rpartition("@")[0] or path.name) not in keys:
+                yield path, within / path.relative_to(folder)
 
     def _below(self, folder: Path, within: PurePosixPath) -> Iterator[NamedVideo]:
         """Yield the videos in a folder, and those in its archives."""

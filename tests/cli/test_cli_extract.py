@@ -190,3 +190,37 @@ def test_invalid_options_print_one_error_line(
     assert err.startswith("error: ")
     assert message in err
     assert err.count("\n") == 1
+
+
+def test_features_that_do_not_fit_are_one_line_with_the_command(
+    capvid: Run, toy: Toy, video_files: list[Path], tmp_path: Path
+) -> None:
+    folder, fitting = tmp_path / "features", tmp_path / "fitting"
+    capvid("extract", *video_files, "--backbone", "toy", "--sampling", "uniform:3", "-o", folder)
+    for command in (["caption", folder], ["caption", *folder.iterdir()]):
+        code, out, err = capvid(*command, "--model", toy.model)
+        assert code == 1 and out.count("error: ") == out.count("\n")
+        lines = err.splitlines()
+        assert len(lines) == 3 and lines[1] == "error: 4 more feature files do not fit for the same reason"
+        shown = lines[0].partition("sampling: capvid ")[2].split()
+        assert lines[0].startswith(f"error: {folder}") and lines[2].startswith("0 captioned, 5 failed")
+    shown[shown.index("VIDEOS")] = str(video_files[0].parent)
+    shown[shown.index("FEATURES")] = str(fitting)
+    assert capvid(*shown)[0] == 0
+    assert capvid("caption", fitting, "--model", toy.model)[0] == 0
+
+
+def test_a_folder_of_features_is_captioned(
+    capvid: Run, toy: Toy, video_files: list[Path], tmp_path: Path
+) -> None:
+    folder = tmp_path / "features"
+    capvid("extract", video_files[0].parent, "--backbone", "toy", "--frames", 4, "--views", 1, "-o", folder)
+    shutil.copy(toy.weights, folder / "a.safetensors")  # no features
+    shutil.copy(toy.weights, folder / "v0@x.safetensors")
+    code, out, _ = capvid("caption", folder, "--model", toy.model)
+    names = [Path(line.partition("\t")[0]).name for line in out.splitlines()]
+    assert code == 0 and names == [f"v{number}.safetensors" for number in range(5)]
+    code, _, err = capvid("extract", folder, "--backbone", "toy", "-o", tmp_path / "again")
+    assert code == 1 and "no videos in this folder, but feature files; " in err
+    shutil.copy(video_files[0], folder / "v.mp4")
+    assert "v.mp4" not in capvid("caption", folder, "--model", toy.model)[2]
