@@ -26,8 +26,10 @@ BRACKETS = {"(": "-lrb-", ")": "-rrb-", "[": "-lsb-", "]": "-rsb-", "{": "-lcb-"
 
 _SPLIT_WORDS = frozenset({"cannot", "gimme", "gonna", "gotta", "lemme", "wanna"})  # can not, gim me, ...
 _ABBREVIATIONS = (
-    "al|approx|apr|aug|ave|blvd|bros|calif|capt|col|corp|dec|dept|dr|etc|feb|gen|gov|hon|inc|jan|jr|jul|jun|lt|"
-    "ltd|maj|mr|mrs|ms|nov|oct|prof|rd|rep|rev|sen|sept|sgt|sr|st|thurs|tues|vs"
+    "adm|al|ala|alex|apr|ariz|assn|asst|aug|ave|blvd|bros|calif|capt|cmdr|co|col|colo|conn|corp|cos|ct|dak|"
+    "dec|dept|dr|drs|esq|est|etc|ext|feb|fla|fri|ft|ga|gen|gov|hon|inc|ind|jan|jr|jul|jun|kan|kans|ky|lt|ltd|"
+    "maj|mar|md|messrs|mich|minn|mme|mo|mon|mont|mr|mrs|ms|mt|neb|nev|nov|oct|okla|penn|prof|rd|rep|reps|rev|"
+    "rt|sen|sep|sept|sgt|sr|st|tel|tenn|thu|thurs|tue|tues|univ|va|vs|vt|wed|wis|wisc|wyo"
 )
 _MAY_KEEP_DOT = re.compile(rf"{_ABBREVIATIONS}|[a-z]")
 
@@ -39,6 +41,7 @@ _CHARACTERS = str.maketrans(
     | dict.fromkeys("\u2018", "`")
     | dict.fromkeys("\u201c\u201d\u201e\u00ab\u00bb", '"')
     | dict.fromkeys("\u2013\u2014", " -- ")
+    | {"\u00a3": " # ", "\u20ac": " $ ", "\u00a2": " cents "}  # as the PTBTokenizer does
     | {"\u2026": " ", "\u200d": None, "\ufe0f": None}
 )
 _EMOJI = re.compile("[\U0001f000-\U0001faff]")
@@ -46,14 +49,16 @@ _SPANS = re.compile(
     rf"""
       https?://[^\s"<>]*[^\s"<>.,!?;:)\]}}']                   # web address
     | (?<![\w.])\w[\w.+-]*@\w(?:[\w.-]*\w)?                    # mail address
-    | (?<!\w)[@\#][a-z_]\w*                                    # user, hash tag
+    | (?<!\w)(?:@[a-z_]|\#[a-z])\w*                                  # user, hash tag
     | </?[a-z][\w:.-]*\s*/?>                                   # markup
     | (?<![\w.])(?:\(\d{{2,3}}\)[ ]?|(?:\+?\d{{2,4}}[- ])?\d{{2,4}}[- ])
       \d{{3,4}}[- ]?\d{{3,5}}(?!\w)                            # telephone
-    | (?<![\w./,])(?:\d{{1,4}}[- ])?\d{{1,4}}/\d{{1,4}}(?![\w/])  # fraction
+    | (?<![\w./,-])(?:\d{{1,4}}[- ])?\d{{1,4}}/\d{{1,4}}(?![\w/])  # fraction
     | [<>]?[:;=][-o*']?[()dp\\{{@|\[\]](?![a-z])               # smiley
     | [!?]{{2,}}
     | (?<!\w)y'(?=all(?!\w))
+    | (?<![\w'])(?:[a-z]+[aeiouy]'[aeiou][a-z]*|c'mon)(?![\w'])       # ma'am
+    | (?<!\w)no\.(?=[ ]*\d)                                    # number
     | (?<![\w'.-])[a-z](?:\.[a-z])+\.?(?!\w)                   # acronym
     | (?<![\w'.-])(?:{_ABBREVIATIONS})\.(?!\w)
     | (?<![\w'.-])[a-z]\.(?=[ ]+\w)                            # initial
@@ -65,8 +70,14 @@ _SPANS = re.compile(
 _CORRECTIONS: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"(?<=[a-z])n`t(?!\w)"), " n`t"),
     (re.compile(r"(?<=[a-z])n'ts(?!\w)"), " n'ts"),
+    (re.compile(r"(?<!n)`|`(?!t(?!\w))"), " "),
     (re.compile(r"\.{2,}|\.(?!\w)|(?<![\w.])\.(?=[^\W\d])"), " "),
-    (re.compile(r"([|~^\\+=*\u2022\u00b0])"), r" \1 "),
+    (re.compile(r"(?<=[^\W\d_])\.(?=\d)"), " ."),  # one.5
+    (re.compile(r"([|~^\\=*\u2022\u00b0]|\+(?!\d)|(?<![^\W_])_|_(?![^\W_])|/(?!\w)|(?<!\w)/)"), r" \1 "),
+    (re.compile(r"\+(?=\d)"), " +"),
+    (re.compile(r"(?<=\d)'(?=\d\d(?!\w))"), " '"),  # 6'11
+    # An apostrophe before a word is a quotation mark, except in a few words and in years.
+    (re.compile(r"(?<![\w'])'(?=\w)(?!(?:em|till?|cause|tis|twas|n|s|m|d|re|ve|ll|\d\d|\d0s)(?!\w))"), " "),
     # An apostrophe inside a word splits it, except in contractions and in names such as d'orient.
     (re.compile(r"(?<=[^\W_])(?<!\b[dlo])'(?=[^\W_])(?!(?:s|m|d|t|re|ve|ll|ts)(?!\w))"), " ' "),
 )

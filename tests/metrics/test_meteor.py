@@ -11,7 +11,7 @@ from capvid.errors import DataError
 from capvid.metrics.java import meteor_scores as meteor_scores_java
 from capvid.metrics.meteor import english
 from capvid.metrics.meteor.alignment import Alignment, Match, align
-from capvid.metrics.meteor.meteor_scorer import meteor_scores
+from capvid.metrics.meteor.meteor_scorer import _power_of_beta, meteor_scores
 
 
 def missing_data_message() -> str:
@@ -85,6 +85,12 @@ def test_values_computed_by_hand() -> None:
     references = {name: [reference] for name, (_, reference, _) in BY_HAND.items()}
     _, videos = meteor_scores(predictions, references)
     assert videos == pytest.approx({name: value for name, (_, _, value) in BY_HAND.items()}, abs=1e-12)
+
+
+def test_powers_round_as_in_the_published_program() -> None:
+    """C's ``pow`` gives another last digit for all but the first of these fractions."""
+    java = {(1, 9): 0.7402143449743067, (6, 47): 0.7610561111586592, (7, 111): 0.6609384404935977}
+    assert {(c, m): _power_of_beta(c / (m / 2)) for c, m in java} == java
 
 
 @pytest.mark.slow

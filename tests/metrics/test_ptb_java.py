@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gzip
 import importlib.util
 import json
 import shutil
@@ -11,6 +12,7 @@ import pytest
 from capvid.errors import MetricError
 from capvid.metrics import java as ptb_java
 from capvid.scoring.scorer import score
+from capvid.text.tokenization import ptb_tokenize
 
 needs_jar = pytest.mark.skipif(
     importlib.util.find_spec("pycocoevalcap") is None or shutil.which("java") is None,
@@ -69,3 +71,20 @@ def test_tokens_equal_the_published_ones(shared_data: Path) -> None:
     tokenized = ptb_java.tokenize([raw for raw, _ in pairs])
     # a dot at the end of a line may depend on the line below it
     assert sum(ours != tokens for ours, (_, tokens) in zip(tokenized, pairs, strict=True)) <= 1
+
+
+@pytest.mark.slow
+@needs_jar
+@pytest.mark.shared
+def test_builtin_tokens_of_real_captions_equal_those_of_the_program(shared_data: Path) -> None:
+    """The others depend on capital letters, or on the text after a dot."""
+    folder = shared_data / "data" / "annotations"
+    captions = []
+    for name in ("activitynet/train", "activitynet/val_1", "msrvtt/train_val_videodatainfo"):
+        with gzip.open(folder / f"{name}.json.gz", "rt", encoding="utf-8") as file:
+            data = json.load(file)
+        rows = data["sentences"] if "sentences" in data else data.values()
+        captions += [text for row in rows for text in row.get("sentences", [row.get("caption")])]
+    pairs = zip(captions, ptb_java.tokenize(captions), strict=True)
+    assert len(captions) > 190_000
+    assert sum(" ".join(ptb_tokenize(caption)) != tokens for caption, tokens in pairs) <= 6

@@ -44,7 +44,18 @@ from capvid.text.tokenization import TOKENIZERS, ptb_tokenize, words
         ("cats || dogs", "cats | | dogs"),
         ("a dog \U0001f600 runs", "a dog runs"),
         ("le caf\u00e9 d'or at 5 o'clock", "le caf\u00e9 d'or at 5 o'clock"),
-        ("jumps 5'4 high", "jumps 5 4 high"),
+        ("jumps 5'4 high, then 5'11", "jumps 5 4 high then 5 '11"),
+        ("on her face/ or 1/2/ w/ /10", "on her face / or 1/2 / w / / 10"),
+        ("he/she at 24/7 and 2 1/2", "he/she at 24/7 and 2\u00a01/2"),
+        ("the customer`s face don`t", "the customer s face do n`t"),
+        ("'robin hood' and '2' in the '90s, get 'em", "robin hood and 2 in the '90s get 'em"),
+        ("there'a a ma'am, c'mon", "there'a a ma'am c'mon"),
+        ("\u00a385 or 5\u20ac or 5\u00a2", "# 85 or 5 $ or 5 cents"),
+        ("+14% and 1+1 a+b", "+14 % and 1 +1 a + b"),
+        ("_b a_ a_b", "_ b a _ a_b"),
+        ("lives in calif. or at no. 1", "lives in calif. or at no. 1"),
+        ("pages 1-1 1/2", "pages 1-1 1/2"),
+        ("puts on one.0", "puts on one .0"),
     ],
 )
 def test_tokens_of_captions(caption: str, tokens: str) -> None:
@@ -102,7 +113,7 @@ def test_agreement_with_the_published_tokenizer(shared_data: Path) -> None:
     pairs = json.loads((shared_data / "metrics" / "cases" / "ptb_tokens.json").read_text(encoding="utf-8"))
     same = sum(" ".join(ptb_tokenize(raw)) == tokens for raw, tokens in pairs)
     assert len(pairs) > 20_000
-    assert same >= 0.9995 * len(pairs)
+    assert same >= 0.9999 * len(pairs)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""METEOR 1.5 (Banerjee and Lavie, 2005; Denkowski and Lavie, 2014), digit for digit and without Java.
+"""METEOR 1.5 (Banerjee and Lavie, 2005; Denkowski and Lavie, 2014) without Java.
 
 A prediction h is aligned with a reference r: no word is used twice, and each match is a pair of equal words,
 of words of one stem, of synonyms, or of paraphrases. With w(k) the weight of these four modules, and d(.) a
@@ -18,6 +18,8 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
+from decimal import Decimal
+from functools import lru_cache
 from operator import itemgetter
 from typing import NamedTuple
 
@@ -70,7 +72,13 @@ def _score(precision: float, recall: float, fragmentation: float) -> float:
     if not precision or not recall:
         return 0.0
     mean = 1 / ((1 - ALPHA) / precision + ALPHA / recall)
-    return float(mean * (1 - GAMMA * fragmentation**BETA))
+    return mean * (1 - GAMMA * _power_of_beta(fragmentation))
+
+
+@lru_cache(maxsize=1 << 16)
+def _power_of_beta(fragmentation: float) -> float:
+    """Return fragmentation ** BETA, correctly rounded; C's ``pow`` and Java's err on different numbers."""
+    return float(Decimal(fragmentation) ** Decimal(BETA))
 
 
 class _Word(NamedTuple):
