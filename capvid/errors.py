@@ -5,9 +5,13 @@ from __future__ import annotations
 import copyreg
 import errno
 import os
+import re
 import traceback
 from pathlib import Path
 from typing import Any
+
+_MAX_TEXT = 1000  # characters of a message
+_LONG_WORD = re.compile(r"[^\s/]{256,}")  # longer than the name of a file can be
 
 
 class CapvidError(Exception):
@@ -34,12 +38,18 @@ class CapvidError(Exception):
             self.kind = kind
 
     def __str__(self) -> str:
-        text = f"{self.message}; {self.remedy}" if self.remedy else self.message
-        return " ".join(text.split())
+        message = shorten(self.message)
+        return " ".join((f"{message}; {self.remedy}" if self.remedy else message).split())
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle without calling ``__init__``, whose arguments differ from class to class."""
         return copyreg.__newobj__, (type(self), *self.args), vars(self)  # type: ignore[attr-defined]
+
+
+def shorten(text: str) -> str:
+    """Return a message with each foreign value in it cut to 200 characters, and a long one in its middle."""
+    text = _LONG_WORD.sub(lambda match: f"{match[0][:100]}...{match[0][-97:]}", text)
+    return text if len(text) <= _MAX_TEXT else f"{text[: _MAX_TEXT - 203]}...{text[-200:]}"
 
 
 class UsageError(CapvidError):
@@ -194,6 +204,11 @@ def input_error(path: str | os.PathLike[str], cause: Exception) -> CapvidError:
         return CapvidError(
             f"{path}: too little memory for this input", remedy="try it alone with --workers 1"
         )
+    if isinstance(cause, OSError) and cause.errno in (errno.EMFILE, errno.ENFILE):
+        what, _, remedy = shortage(cause).partition("; ")
+        raise RunError(f"{path}: {what}", remedy=remedy) from cause
+    if isinstance(cause, OSError) and cause.errno == errno.ENAMETOOLONG:
+        return CapvidError(f"{path}: no file can have such a long name", remedy="give its path")
     remote = cause if isinstance(cause, RemoteError) else RemoteError.of(cause)
     error = CapvidError(
         f"{path}: internal error: {remote}",
@@ -203,6 +218,26 @@ def input_error(path: str | os.PathLike[str], cause: Exception) -> CapvidError:
     # as text: the exception itself would keep the arrays of its frames in memory
     error.trace = remote.trace
     return error
+
+
+_SHORTAGES = (  # by what the error says
+    (("Too many open files",), "too many open files", "raise the limit with ulimit -n"),
+    (
+        ("MemoryError", "Cannot allocate memory", "failed to map segment", "not enough memory"),
+        "too little memory",
+        "close other programs, or raise the limit with ulimit -v",
+    ),
+    (("can't start new thread",), "no more threads can be started", "raise the limit with ulimit -u or -v"),
+)
+
+
+def shortage(error: BaseException) -> str:
+    """Return which resource of the machine is used up, and what to do; empty for other errors."""
+    text = f"{type(error).__name__}: {error}"
+    for signs, what, remedy in _SHORTAGES:
+        if any(sign in text for sign in signs):
+            return f"{what}; {remedy}"
+    return ""
 
 
 def is_disk_full(error: Exception) -> bool:

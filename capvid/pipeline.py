@@ -8,6 +8,7 @@ Array shapes: B videos or segments, T frames, D feature width, L locations of a 
 
 from __future__ import annotations
 
+import os
 import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
@@ -54,7 +55,7 @@ from capvid.video.frame_sampling import (
     UniformSampling,
     parse_sampling,
 )
-from capvid.video.worker_pool import WorkerPool
+from capvid.video.worker_pool import WorkerPool, check_process
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
@@ -292,6 +293,7 @@ class CaptionPipeline:
     def __post_init__(self) -> None:
         if self.generator.batch_size < 1 or self.workers < 1:
             raise UsageError("batch size and workers must be at least 1")
+        self._process = os.getpid()
 
     def __repr__(self) -> str:
         settings = ", ".join(f"{name}={value!r}" for name, value in self.settings.items())
@@ -315,8 +317,17 @@ class CaptionPipeline:
         """Pickle without the worker processes."""
         return {name: value for name, value in vars(self).items() if name != "_pool"}
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Restore the pipeline, which belongs to this process now."""
+        vars(self).update(state, _process=os.getpid())
+
+    def _check_process(self) -> None:
+        """Raise RunError after a fork: PyTorch would wait for threads that are not there."""
+        check_process(self._process, "the captioner was loaded")
+
     def on(self, device: torch.device | str) -> CaptionPipeline:
         """Return this pipeline on another device; it takes the networks with it."""
+        self._check_process()
         reranker = None if self.reranker is None else self.reranker.on(device)
         return replace(self, generator=self.generator.on(device), reranker=reranker)
 
@@ -413,6 +424,7 @@ class CaptionPipeline:
         Raises:
             CapvidError: an error that concerns all inputs, such as missing weights of the backbone.
         """
+        self._check_process()
         with closing(self._features(iter(inputs))) as features:
             yield from self.describe(features, first_soon=True, on_decoded=on_decoded)
 
@@ -428,6 +440,7 @@ class CaptionPipeline:
 
     def features_of(self, videos: Iterable[Video]) -> Iterator[ExtractionResult]:
         """Yield features of decoded videos in order, the second stage; feature files are read."""
+        self._check_process()
         features_of = self.generator.features_of
         if self.reranker is not None:
             features_of = partial(self.reranker.features_of, self.generator)
@@ -456,6 +469,7 @@ class CaptionPipeline:
             first_soon: whether to begin with a batch of one video, which is captioned sooner, and double it.
             on_decoded: called with each input as soon as its features are there.
         """
+        self._check_process()
         batch: list[tuple[CaptionResult, list[Clip]]] = []
         generator, held = self.generator, 0  # bytes
         capacity = generator.files_per_video * generator.batch_size  # feature files captioned together
@@ -580,6 +594,7 @@ class CaptionPipeline:
         Raises:
             FeatureMismatchError: they are not what the captioner was trained on.
         """
+        self._check_process()
         return self.generator.caption_features(videos)
 
 

@@ -29,6 +29,7 @@ from capvid.errors import (
     CapvidError,
     CheckpointError,
     FeatureMismatchError,
+    RunError,
     UsageError,
     VideoError,
     WeightsError,
@@ -413,3 +414,30 @@ def test_workers_stop_with_the_captioner(toy: Toy, video_files: list[Path]) -> N
     assert not workers & {child.pid for child in psutil.Process().children() if child.is_running()}
     captioner(video_files[0])  # restarts the workers
     captioner.close()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_a_fork_is_told_to_load_for_itself(toy: Toy, video_files: list[Path]) -> None:
+    """PyTorch and the workers' threads do not survive a fork, and a call would wait for them forever."""
+    with load(toy.model, workers=1) as captioner:
+        expected = captioner(video_files[0])
+        reader, writer = os.pipe()
+        if not (child := os.fork()):
+            errors = []
+            for call in (captioner, captioner._pool.submit, lambda path: list(captioner.stream([path]))):
+                try:
+                    call(video_files[0])
+                except RunError as error:
+                    errors.append(str(error))
+            captioner.close()
+            os.write(writer, "\n".join(errors).encode())
+            os._exit(0)
+        os.close(writer)
+        with os.fdopen(reader) as pipe:
+            errors = pipe.read().splitlines()
+        os.waitpid(child, 0)
+        assert len(errors) == 3 and "before this process was forked" in errors[0]
+        assert "gunicorn: without --preload" in errors[0]
+        workers = captioner._pool._workers
+        assert all(worker._process is None or worker._process.poll() is None for worker in workers)
+        assert captioner(video_files[0]) == expected

@@ -409,7 +409,7 @@ def _read_part(text: str) -> tuple[int, int]:
     Raises:
         UsageError: there is no such part.
     """
-    match = re.fullmatch("([0-9]{1,7})/([0-9]{1,7})", text)
+    match = re.fullmatch("([0-9]{1,7})/(0*[1-9][0-9]{0,6})", text)
     if match is None:
         raise UsageError(
             f"--shard {text}: not understood", remedy="write it as 2/8, the second of eight parts"

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from contextvars import ContextVar
 
+from capvid.errors import shorten
 from capvid.utils.escaping import terminal
 
 debugging = ContextVar("debugging", default=False)  # whether tracebacks are wanted
@@ -61,6 +62,7 @@ def silence_streams() -> None:
 
 def print_line(text: str | os.PathLike[str] = "", *, err: bool = False) -> None:
     """Print one line on stdout or stderr, with control characters escaped."""
+    text = shorten(os.fspath(text)) if err else text  # a foreign value in it may have megabytes
     print(terminal(text), file=sys.stderr if err else sys.stdout, flush=True)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 import threading
@@ -21,6 +22,7 @@ from typer.completion import completion_init
 from capvid.cli._options import PanelCommand, config_first, name_variables, read_config
 from capvid.cli._terminal import debugging, prepare_streams, print_line, silence_streams
 from capvid.utils.escaping import terminal
+from capvid.utils.registry import did_you_mean
 from capvid.utils.validation import limits
 
 BROKEN_PIPE = 141  # as a shell shows programs that SIGPIPE ends
@@ -120,16 +122,18 @@ def _run(arguments: list[str]) -> int:
 
 def _report(error: Exception) -> int:
     """Print an error on stderr, after its traceback when debugging, and return its exit code."""
-    from capvid.errors import CapvidError
+    from capvid.errors import CapvidError, shortage
 
     code, usage = 1, cast("Any", error)
     if hasattr(usage, "format_message"):  # an error of click, wherever typer has it from
         if type(error).__name__ != "NoArgsIsHelpError":
-            usage.message = terminal(usage.message)  # it quotes arguments as they are
+            usage.message = terminal(_suggest(usage.message))  # it quotes arguments as they are
         usage.show()
         return int(usage.exit_code)
     if isinstance(error, CapvidError):
         line, code = f"error: {error}", error.exit_code
+    elif shortage(error):
+        line = f"error: {shortage(error)}"
     elif isinstance(error, OSError):
         where = error.filename
         if not where:
@@ -148,6 +152,15 @@ def _report(error: Exception) -> int:
             traceback.print_exception(error)
         print_line(line, err=True)
     return code
+
+
+def _suggest(message: str) -> str:
+    """Return a message about a word that is none of an option's choices with the closest of them."""
+    match = re.search(r"(?:Value error, )?('(.*)' is not one of (.+)\.)$", message, re.DOTALL)
+    if match is None:
+        return message
+    meant = did_you_mean(match[2], re.findall(r"'([^']+)'", match[3]))
+    return f"{message[: match.start()]}{match[1]}{f' {meant[0].upper()}{meant[1:]}' if meant else ''}"
 
 
 class _LazyCommands(Mapping[str, Any]):

@@ -251,7 +251,7 @@ def caption(
         )
         return
     videos = list(input_set.videos(batch))
-    if not videos:
+    if not videos and batch.errors:  # an empty part of a job array still writes its -o
         batch.finish()
     from capvid.output.manifest import METADATA, file_names
     from capvid.utils.files import MANIFEST, atomic_write_text

@@ -165,6 +165,7 @@ def extract(
     videos = list(input_set.videos(batch))
     if not videos:
         batch.finish()
+        return
     from capvid.features.feature_store import view_key
     from capvid.utils.output_check import check_outputs
     from capvid.utils.storage import Storage

@@ -86,7 +86,11 @@ def train(
         help="Weights of the backbone that made the features; copied into the run, so that it captions "
         "videos.",
     ),
-    resume: bool = typer.Option(False, "--resume", help="Continue an interrupted run in the folder."),
+    resume: bool = typer.Option(
+        False,
+        "--resume",
+        help="Continue the run in the folder, with more training.epochs where training.schedule is constant.",
+    ),
     self_critical: Path | None = typer.Option(
         None,
         metavar="RUN",

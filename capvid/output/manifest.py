@@ -86,7 +86,7 @@ class KeyedLines(AbstractContextManager["KeyedLines"]):
 
     def _write(self, rows: Mapping[str, Mapping[str, Any]]) -> None:
         text = "".join(_text(row) for _, row in sorted(rows.items()))
-        if rows and text.encode() != read_regular(self.path, max_bytes=limits().text_bytes):
+        if rows and text.encode() != read_regular(self.path, max_bytes=limits().feature_bytes):
             atomic_write_text(self.path, text)
 
     def append(self, row: Mapping[str, Any]) -> None:
@@ -109,7 +109,7 @@ class KeyedLines(AbstractContextManager["KeyedLines"]):
     def _read(self) -> dict[str, dict[str, Any]]:
         rows: dict[str, dict[str, Any]] = {}
         try:
-            data = read_regular(self.path, max_bytes=limits().text_bytes)
+            data = read_regular(self.path, max_bytes=limits().feature_bytes)
         except FileNotFoundError:
             return rows
         lines = data.split(b"\n")
@@ -397,7 +397,7 @@ class Sidecars(Dataset):
     def read(self, video: VideoPath) -> str | None:
         """Return the contents of the file."""
         try:
-            data = read_regular(self._target(video), max_bytes=limits().text_bytes)
+            data = read_regular(self._target(video), max_bytes=limits().feature_bytes)
         except FileNotFoundError:
             return None
         return data.decode("utf-8", "surrogateescape")

@@ -137,7 +137,7 @@ def caption_row(
         while extension in files or extension in ("json", "txt"):  # the latter are capvid's own
             extension = f"original.{extension}"
         data = io.BytesIO()
-        fetch(blob, data, max_bytes=limits().text_bytes)
+        fetch(blob, data, max_bytes=limits().feature_bytes)
         files[extension] = data.getvalue()
     return replace(row, media=tuple(files.items()))
 

@@ -29,7 +29,7 @@ from capvid.training.recipe import Recipe
 from capvid.training.reporters import EpochResult
 from capvid.utils.files import atomic_path, atomic_write_text, read_regular, sha256_file
 from capvid.utils.output_check import check_outputs
-from capvid.utils.validation import MIB, parse_json
+from capvid.utils.validation import MIB, parse_json, short
 from capvid.version import __version__
 
 RUN, VOCABULARY, FEATURES = "run.json", "vocabulary.json", "features.json"
@@ -62,11 +62,24 @@ class Progress:
 def check_identity(path: Path, what: str, saved: Mapping[str, Any], identity: Mapping[str, Any]) -> None:
     """Raise CheckpointError unless the run in ``path`` was begun with the same recipe and data."""
     for name, value in identity.items():
-        if saved.get(name) != json.loads(json.dumps(value)):
+        value = json.loads(json.dumps(value))
+        if saved.get(name) != value:
+            options = ", ".join(_differences(saved.get(name), value))
             raise CheckpointError(
-                f"{path}: {what} with another {name}",
+                f"{path}: {what} with another {name}{f' ({options})' if options else ''}",
                 remedy=f"give the {name} that it was begun with, or begin anew with --overwrite",
             )
+
+
+def _differences(saved: Any, value: Any, prefix: str = "") -> Iterator[str]:
+    """Yield each option that differs, with its saved and its new value."""
+    if not isinstance(saved, dict) or not isinstance(value, dict):
+        if prefix:
+            yield f"{prefix} was {short(saved)}, is {short(value)}"
+        return
+    for name in [*saved, *(name for name in value if name not in saved)]:
+        if saved.get(name) != value.get(name):
+            yield from _differences(saved.get(name), value.get(name), f"{prefix}.{name}".lstrip("."))
 
 
 @contextmanager

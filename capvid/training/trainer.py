@@ -69,7 +69,7 @@ SYNC_EVERY = 10  # batches: reading the loss makes the CPU wait for the GPU
 SAMPLES = 3  # validation captions in the log
 LAST = "last"  # folder of the last checkpoint and of the state to resume from
 STATE, STATE_FORMAT = "state.safetensors", 2
-FREE = ("accumulate", "save_every")  # options that may change when a run is resumed
+FREE = {"accumulate", "save_every", "patience"}  # options that may change when a run is resumed
 
 
 class Trainer:
@@ -166,7 +166,10 @@ class Trainer:
     def _identity(self) -> dict[str, Any]:
         """Return what a resumed run must agree with: recipe, data and the captioner to fine-tune."""
         options = self.recipe.to_dict()
-        options["training"] = {k: v for k, v in options["training"].items() if k not in FREE}
+        # the other schedules have set the learning rate by the number of epochs
+        free = FREE | ({"epochs"} if self.recipe.training.schedule == "constant" else set())
+        for section in ("training", "self_critical"):
+            options[section] = {k: v for k, v in options[section].items() if k not in free}
         names = [*self.vocabulary.words, *(video.id for video in self.videos), self.store.header.to_json()]
         data = "\n".join([*names, str(self.batches.captions)])
         identity = {"recipe": options, "data": hashlib.sha256(data.encode()).hexdigest()}
@@ -282,6 +285,8 @@ class Trainer:
         progress = self.progress
         if self.main:
             atomic_write_text(self.folder / "recipe.json", json.dumps(self.recipe.to_dict(), indent=1))
+            if progress.rows:  # of a resumed run, whose file somebody may have changed
+                self._write_metrics()
             if not self.over:
                 header = self.store.header
                 run_folder.begin(
@@ -293,6 +298,10 @@ class Trainer:
                 cider, samples = self._validate()
                 self._save("best", 0, cider)
                 progress.best = EpochResult(0, 0.0, None, cider, True, 0.0, 0.0, samples)
+
+    def _write_metrics(self) -> None:
+        lines = "".join(json.dumps(row) + "\n" for row in self.progress.rows)
+        atomic_write_text(self.folder / "metrics.jsonl", lines)
 
     def _run_epoch(self) -> None:
         """Train the rest of an epoch, validate, and save log, checkpoints and state."""
@@ -325,8 +334,7 @@ class Trainer:
         progress.epoch, progress.batch, progress.loss, progress.words = progress.epoch + 1, 0, 0.0, 0
         with self._saving():
             if self.main:
-                lines = "".join(json.dumps(row) + "\n" for row in progress.rows)
-                atomic_write_text(self.folder / "metrics.jsonl", lines)
+                self._write_metrics()
             self.reporter.finished_epoch(result)
             self._save_state()
 

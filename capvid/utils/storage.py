@@ -573,9 +573,9 @@ class Storage:
             StorageError: the file cannot be read.
         """
         if self.local is None:
-            return read_bytes(self.place(name), max_bytes=limits().text_bytes)
+            return read_bytes(self.place(name), max_bytes=limits().feature_bytes)
         try:
-            return read_regular(self.local / name, max_bytes=limits().text_bytes)
+            return read_regular(self.local / name, max_bytes=limits().feature_bytes)
         except FileNotFoundError:
             raise
         except OSError as error:

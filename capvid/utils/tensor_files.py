@@ -25,6 +25,7 @@ _MAX_TENSORS = 50_000
 _MAX_EXPANSION = 10  # times the size of a zip file; torch does not compress
 
 # names under which checkpoints keep the tensors, beside an epoch, an optimizer and so on
+_MAX_NESTS = 100
 _NESTS = ("state_dict", "model_state_dict", "model_state", "model", "net", "network", "module")
 
 
@@ -103,7 +104,7 @@ def _check_count(path: Path, count: int) -> None:
 
 
 def _read_checkpoint(path: Path) -> dict[str, Tensor]:
-    tensors = _collect_tensors(_unpickle(path, {}))
+    tensors = _collect_tensors(_unpickle(path, {}), set())
     _check_count(path, len(tensors))
     if not tensors:
         raise WeightsError(f"{path}: there are no tensors in it", remedy="give the checkpoint of a network")
@@ -134,11 +135,12 @@ def _unpickle(path: Path, stand_ins: Mapping[str, type]) -> Any:
         ) from error
 
 
-def _collect_tensors(content: Any) -> dict[str, Tensor]:
+def _collect_tensors(content: Any, visited: set[int]) -> dict[str, Tensor]:
     """Return the tensors by name in unpickled content, nested under a usual name or not."""
-    if not isinstance(content, Mapping):
+    if not isinstance(content, Mapping) or id(content) in visited or len(visited) > _MAX_NESTS:
         return {}
+    visited.add(id(content))  # a pickled dictionary may hold itself
     for name in _NESTS:
-        if nested := _collect_tensors(content.get(name)):
+        if nested := _collect_tensors(content.get(name), visited):
             return nested
     return {str(name): tensor for name, tensor in content.items() if isinstance(tensor, Tensor)}

@@ -40,9 +40,11 @@ class Limits:
         remote_bytes: bytes of one object fetched from a URL.
         list_bytes: bytes of a list of inputs fetched from a URL or read from stdin.
         header_bytes: bytes of an index or header that is read as a whole (the ``moov`` box of an MP4).
-        feature_bytes: bytes of one feature file, or of the frames of one video that a chat model captions.
+        feature_bytes: bytes of one feature file, shard or manifest, or of the frames of one video that a chat
+            model captions.
         model_bytes: bytes of the weights of one captioner or backbone.
-        text_bytes: bytes of a configuration, manifest line, caption list, shard or other file read whole.
+        text_bytes: bytes of a configuration, data set, list of predictions or other text read whole,
+            uncompressed.
         nesting: depth of nested arrays and objects in JSON and TOML.
         worker_bytes: address space of a decoding process; 0 sets no limit.
     """
@@ -55,7 +57,7 @@ class Limits:
     header_bytes: int = 256 * MIB
     feature_bytes: int = 4 * GIB
     model_bytes: int = 64 * GIB
-    text_bytes: int = 4 * GIB
+    text_bytes: int = 512 * MIB
     nesting: int = 100
     worker_bytes: int = 8 * GIB
 

@@ -26,7 +26,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import IO, Any, TypeVar, cast
 
-from capvid.errors import CapvidError, RemoteError, UsageError
+from capvid.errors import CapvidError, RemoteError, RunError, UsageError
 from capvid.utils.device import keep_freed_memory
 from capvid.utils.validation import limits
 
@@ -203,7 +203,7 @@ class WorkerPool:
         if timeout is not None and not timeout >= 0:
             raise UsageError(f"timeout must be a positive number of seconds, got {timeout}")
         limits()  # an invalid limit must fail here, not in every process
-        self.size = workers
+        self.size, self._owner = workers, os.getpid()
         self.timeout = timeout
         self._calls: queue.SimpleQueue[Any] = queue.SimpleQueue()  # of future, function and arguments
         self._workers = [Worker() for _ in range(workers)]
@@ -214,6 +214,7 @@ class WorkerPool:
 
     def submit(self, function: Callable[..., _T], *arguments: Any) -> Future[_T]:
         """Submit a call to the next free process; the future raises what :meth:`Worker.call` raises."""
+        check_process(self._owner, "these worker processes were started")  # its threads are not here
         future: Future[_T] = Future()
         self._calls.put((future, function, arguments))
         return future
@@ -232,6 +233,8 @@ class WorkerPool:
 
     def close(self) -> None:
         """Kill all processes; calls in progress and pending calls fail. May be called twice."""
+        if self._owner != os.getpid():  # they are those of the process that forked
+            return
         for worker in self._workers:
             worker.close()
             self._calls.put(None)
@@ -241,6 +244,15 @@ class WorkerPool:
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+
+def check_process(owner: int, what: str) -> None:
+    """Raise RunError in a process that was forked from ``owner``, where threads and locks are missing."""
+    if owner != os.getpid():
+        raise RunError(
+            f"{what} before this process was forked, and cannot be used in it",
+            remedy="call capvid.load after the fork (gunicorn: without --preload; multiprocessing: spawn)",
+        )
 
 
 def serve() -> None:

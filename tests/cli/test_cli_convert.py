@@ -102,3 +102,11 @@ def test_help_imports_no_torch() -> None:
     )
     completed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert completed.stdout.splitlines()[-1] == "[]"
+
+
+def test_a_checkpoint_that_holds_itself(capvid: Run, tmp_path: Path) -> None:
+    content: dict[str, object] = {"weight": torch.zeros(2)}
+    content |= {"model": content, "net": {"state_dict": content}}
+    torch.save(content, tmp_path / "cyclic.pt")
+    code, out, err = capvid("convert", tmp_path / "cyclic.pt")
+    assert (code, out) == (2, "") and "cyclic.pt: fits no backbone" in err and err.count("\n") == 1

@@ -91,3 +91,11 @@ def test_help_imports_nothing_heavy(capvid: Run) -> None:
     assert completed.stderr == "0 set()\n"
     assert "youcook2:DIR" in completed.stdout
     assert "\n  data " in capvid("--help")[1]
+
+
+def test_the_check_does_not_advise_itself(capvid: Run, tmp_path: Path) -> None:
+    empty = write(tmp_path / "empty.jsonl")
+    bad = write(tmp_path / "bad.jsonl", {"id": "a"})
+    for specs in ([empty], [bad], [empty, bad]):
+        code, out, err = capvid("data", "check", *specs)
+        assert code == 1 and "capvid data check" not in out + err

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
 import json
+import resource
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+from toy import write_video
 
 import capvid
 from capvid.cli.app import main
@@ -158,3 +161,41 @@ def test_interrupted_process_does_not_wait_for_its_threads() -> None:
         [sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, timeout=100
     )
     assert (completed.returncode, completed.stdout, completed.stderr) == (130, "last output\n", "")
+
+
+def test_a_mistyped_choice_has_a_suggestion(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["caption", "a.mp4", "--format", "srtt"]) == 2
+    assert "'srtt' is not one of 'txt', " in (err := capsys.readouterr().err)
+    assert err.endswith("Did you mean srt?\n") and "Value error" not in err
+    assert main(["caption", "a.mp4", "--format", "bmp"]) == 2
+    assert "Did you mean" not in capsys.readouterr().err
+
+
+def test_long_values_are_shortened_in_messages(capsys: pytest.CaptureFixture[str]) -> None:
+    for argument in ("x" * 1_000_000, "x y " * 250_000):
+        assert main(["score", "--predictions", argument, "--references", argument]) in (1, 2)
+        assert 0 < len(capsys.readouterr().err) < 1200
+    long_path = "/".join(["d" * 200] * 3)
+    assert str(UsageError(f"{long_path}: no such file")) == f"{long_path}: no such file"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("limit", "message"),
+    [
+        ((resource.RLIMIT_NOFILE, 8), "too many open files; raise the limit with ulimit -n"),
+        ((resource.RLIMIT_AS, 10**9), "too little memory; close other programs, or raise the limit"),
+    ],
+    ids=["files", "memory"],
+)
+def test_a_machine_with_too_little(limit: tuple[int, int], message: str, tmp_path: Path) -> None:
+    write_video(tmp_path / "a.mp4", seed=0)
+    kind, size = limit
+    completed = subprocess.run(
+        [sys.executable, "-m", "capvid", "caption", tmp_path / "a.mp4"],
+        capture_output=True,
+        text=True,
+        preexec_fn=lambda: resource.setrlimit(kind, (size, size)),
+    )
+    assert completed.returncode == 1 and message in completed.stderr
+    assert completed.stderr.startswith("error: ") and completed.stderr.count("\n") == 1

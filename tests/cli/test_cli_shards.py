@@ -265,6 +265,7 @@ def test_fail_fast_with_shards(capvid: Run, folder: Path, tmp_path: Path) -> Non
         (["--videos-per-file", 2, "--output-dir", "d", "--report", "r.html"], "shards take neither -o nor"),
         (["--output-dir", "d", "-o", "x"], "-o, --output-dir and --sidecar exclude each other"),
         (["--shard", "0/3"], "--shard 0/3: there is no such part; give one of 1/3 to 3/3"),
+        (["--shard", "1/0"], "--shard 1/0: not understood; write it as 2/8"),
         (["--shard", "4/3"], "--shard 4/3: there is no such part"),
         (["--shard", "x"], "--shard x: not understood; write it as 2/8"),
         (["--shard", "1/"], "--shard 1/: not understood"),

@@ -22,6 +22,7 @@ from small_training import (
     make_trainer,
     resume_run,
     run_outcome,
+    small_trainer,
 )
 
 from capvid.captioners.checkpoint import WEIGHTS
@@ -30,6 +31,7 @@ from capvid.training.recipe import load_recipe
 from capvid.training.trainer import STATE, Trainer
 
 KILLS = 10
+CONSTANT = "training.schedule=constant"
 
 
 @pytest.mark.slow
@@ -105,6 +107,30 @@ def test_state_of_another_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="damaged, no state to resume from") as error:
         resume_run(trainer)
     assert "\n" not in str(error.value)
+
+
+def test_a_finished_run_is_trained_longer(tmp_path: Path) -> None:
+    """With a constant learning rate that equals training so long at once; other schedules depend on it."""
+    for name, *settings in (
+        ("whole", "training.epochs=3", CONSTANT),
+        ("longer", "training.epochs=1", "training.patience=1", CONSTANT),
+        ("cosine", "training.epochs=1", "training.schedule=one-cycle"),
+    ):
+        (tmp_path / name).mkdir()
+        trainer = make_trainer(tmp_path / name, "m3", *settings)
+        trainer.run()
+
+    def resume(name: str, *settings: str) -> Trainer:
+        folder = tmp_path / name
+        return small_trainer(folder, "m3", trainer.videos, trainer.store, *settings, resume=True)
+
+    (tmp_path / "longer/run/metrics.jsonl").write_text('{"epoch": "x"}\n')  # written anew
+    resume("longer", "training.epochs=3", CONSTANT).run()
+    assert run_outcome(tmp_path / "longer/run") == run_outcome(tmp_path / "whole/run")
+    with pytest.raises(CheckpointError, match=r"with another recipe \(training\.batch_size was \d+, is 7\);"):
+        resume("longer", "training.epochs=3", CONSTANT, "training.batch_size=7")
+    with pytest.raises(CheckpointError, match=r"another recipe \(training\.epochs was 1, is 3\); give the"):
+        resume("cosine", "training.epochs=3", "training.schedule=one-cycle")
 
 
 def test_new_run_replaces_the_old_state(tmp_path: Path) -> None:
