@@ -69,6 +69,26 @@ def publish(
         CheckpointError: there is no complete run in the folder, or it names paths of this machine.
         HubError: no token, no permission, or no connection.
     """
+    files, left_out, name = files_to_publish(run, repository, licence=licence)
+    commit = upload(
+        files,
+        repository,
+        private=private,
+        message=message or f"{name}, trained with capvid",
+        branch=branch,
+        replaces=lambda name: name == TEST or name.startswith(f"{WEIGHTS_FOLDER}/"),
+    )
+    return commit, left_out
+
+
+def files_to_publish(
+    run: Path, repository: str, *, licence: str | None = None
+) -> tuple[dict[str, Path | bytes], Mapping[str, str], str]:
+    """Return the files of a run, or their bytes, by their names in the repository.
+
+    Return also the weights that are left out, each with the reason, and the name of the captioner. Arguments
+    and errors are those of :func:`publish`.
+    """
     check_repository(repository)
     trained = load_run(run)
     card = model_card(trained, repository=repository, licence=licence)
@@ -79,15 +99,7 @@ def publish(
     files |= weights
     for path in files.values():
         _check_file(path, trained.folder)
-    commit = upload(
-        {**files, CARD: card.encode()},
-        repository,
-        private=private,
-        message=message or f"{trained.checkpoint.name}, trained with capvid",
-        branch=branch,
-        replaces=lambda name: name == TEST or name.startswith(f"{WEIGHTS_FOLDER}/"),
-    )
-    return commit, left_out
+    return {**files, CARD: card.encode()}, left_out, trained.checkpoint.name
 
 
 def load_run(folder: Path) -> Run:

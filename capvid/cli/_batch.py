@@ -18,7 +18,15 @@ import typer
 
 from capvid.cli._options import InputOptions, RuntimeOptions, ShardingOptions
 from capvid.cli._terminal import debugging, print_line
-from capvid.errors import ANSWER_OUTCOMES, CapvidError, FeatureFileError, RunError, UsageError, is_disk_full
+from capvid.errors import (
+    ANSWER_OUTCOMES,
+    CapvidError,
+    FeatureFileError,
+    RunError,
+    UsageError,
+    VideoError,
+    is_disk_full,
+)
 from capvid.utils.escaping import terminal
 from capvid.utils.validation import limits
 
@@ -96,6 +104,7 @@ class Batch:
         verb: past participle for the summary ("captioned").
         many: whether there are several inputs; a single one gets neither bar nor summary.
         interrupted: suffix of the interrupt message.
+        dry_run: whether nothing is done, only counted.
     """
 
     verb: str
@@ -104,6 +113,7 @@ class Batch:
     skipped: int = 0
     low_confidence: int = 0
     interrupted: str = ""
+    dry_run: bool = False
     errors: list[CapvidError] = field(default_factory=list)
     begun: float = field(default_factory=time.monotonic)
     _flagged: list[str] = field(default_factory=list)  # the first ones of low confidence
@@ -242,7 +252,11 @@ class Batch:
             skipped = f", {self.skipped} skipped (already done)" if self.skipped else ""
             failed = f", {len(self.errors)} failed{self._answers()}" if self.errors else ""
             seconds = time.monotonic() - self.begun
-            speed = f" in {seconds:.1f} s ({self.done / seconds:.1f} a second)" if self.done else ""
+            speed = (
+                f" in {seconds:.1f} s ({self.done / seconds:.1f} a second)"
+                if self.done and not self.dry_run
+                else ""
+            )
             flagged = f", {self.low_confidence} of low confidence" if self.low_confidence else ""
             self.say(f"{self.done} {self.verb}{speed}{skipped}{failed}{flagged}")
             if self._flagged:
@@ -269,6 +283,35 @@ class Batch:
         if self.done or self.skipped:
             return SOME_FAILED
         return self.errors[0].exit_code if len(self.errors) == 1 else 1
+
+
+def print_plan(
+    batch: Batch,
+    videos: Iterable[VideoInput],
+    output_of: Callable[[VideoPath], Path | None] = lambda path: None,
+    *,
+    is_done: Callable[[VideoPath], bool] = lambda path: False,
+) -> None:
+    """Print what a run would do with each input, and finish the batch.
+
+    A line has ``todo`` or ``done``, the input and, if it has one of its own, its output.
+    """
+    from capvid.video.image_reader import archive_of
+
+    for video in videos:
+        path = video.path
+        try:
+            if isinstance(path, Path) and not path.exists() and archive_of(path) is None:
+                raise VideoError(path, "no such file", remedy="check the name", kind="missing")
+            done = is_done(path)
+        except CapvidError as error:
+            batch.failed(error)
+            continue
+        batch.skipped += done
+        batch.done += not done
+        cells = "done" if done else "todo", path, output_of(path)
+        typer.echo("\t".join(terminal(str(cell)) for cell in cells if cell))
+    batch.finish()
 
 
 # Inputs
@@ -551,7 +594,7 @@ def run_sharded(
     if on_ray:
         _check_ray(runtime)
     local = Storage(folder).local
-    if local is not None:
+    if local is not None and not batch.dry_run:
         check_writable_folder(local)
         remove_leftovers([local / HEAD])
     outputs = [("--output-dir", path) for path in shard_paths(folder)]
@@ -563,6 +606,12 @@ def run_sharded(
     with batch.stage("loading the model"):
         job = make_job("cpu" if on_ray else runtime.device)  # on Ray each actor moves its own networks
     shards = ShardFolder(folder, kind=job.kind, form=SHARD_FORMATS[f"{job.kind}/{form}"](), head=job.head)
+    if batch.dry_run:
+        shards.check_head(overwrite=overwrite)
+        finished = None if overwrite else shards.done(retry_failed=sharding.retry_failed, dry_run=True)
+        videos = (each for each in inputs.videos(batch, lazily=True) if not shards.holds(each.path))
+        print_plan(batch, videos, is_done=lambda path: finished is not None and identity(path) in finished)
+        return
     shards.begin(overwrite=overwrite)
     done = shards.done(retry_failed=sharding.retry_failed)
 

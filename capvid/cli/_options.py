@@ -52,7 +52,18 @@ INPUTS = typer.Argument(
 PLACEHOLDERS = {"<int>": "N", "<int range>": "N", "<float>": "N", "<float range>": "N", "<path>": "PATH"}
 PANELS = {  # panels of --help: parameters of caption, extract, train and score
     "Input": (
-        *("from_file", "column", "recursive", "shard", "data", "skip_bad", "features", "videos", "values"),
+        *(
+            "from_file",
+            "column",
+            "recursive",
+            "shard",
+            "dry_run",
+            "data",
+            "skip_bad",
+            "features",
+            "videos",
+            "values",
+        ),
         *("model", "weights", "backbone", "layer", "frames", "sampling", "max_frames", "clean", "views"),
         *("segments", "references_format", "missing", "encoder", "self_critical", "settings"),
         "list_recipes",
@@ -255,6 +266,7 @@ class InputOptions:
     recursive: bool = option(True, "Search subfolders.", flags=("--recursive/--no-recursive",))
     overwrite: bool = option(False, "Recompute what is already done.")
     fail_fast: bool = option(False, "Stop at the first input that fails.")
+    dry_run: bool = option(False, "List what is to do and what is done, and write nothing.")
     shard: str | None = option(
         None,
         "Take part I of N of the inputs, by a digest of each path.",

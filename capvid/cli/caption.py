@@ -7,7 +7,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from enum import Enum
@@ -22,6 +22,7 @@ from capvid.cli._batch import (
     check_writable_file,
     check_writable_folder,
     output_file,
+    print_plan,
     read_inputs,
     run_sharded,
     wants_shards,
@@ -191,6 +192,8 @@ def caption(
     input_set = read_inputs(inputs, timeout=runtime.timeout or None, others=others, features=True)
     sharded = wants_shards(sharding, output_dir, form and form.value)
     batch = Batch(verb="captioned", many=input_set.many or sharded)
+    if inputs.dry_run:
+        batch = Batch(verb="to caption", many=batch.many, dry_run=True)
     if chat["prompt"]:
         chat["prompt"] = _read_prompt(chat["prompt"])
     partial = output and output.with_name(f"{output.stem}.partial{output.suffix}")  # after Ctrl-C
@@ -276,7 +279,7 @@ def caption(
             f"{writer.extension} holds the subtitles of one video", remedy="give --output-dir for several"
         )
     folder = None if output_dir is None else Storage(output_dir).local
-    if folder:
+    if folder and not inputs.dry_run:
         check_writable_folder(folder)
     names = file_names(videos, writer.extension, folder) if folder and not videofolder else {}
     read = [*input_set.named, *(video.path for video in videos)]
@@ -293,10 +296,46 @@ def caption(
         check_outputs(
             [("--sidecar", path) for path in texts], read, kind="text" if inputs.overwrite else None
         )
+
+    def open_outputs(pipeline: CaptionPipeline, settings: Mapping[str, Any]) -> Outputs:
+        from capvid.output.manifest import OutputFolder, Sidecars, VideoFolder
+
+        def render(result: CaptionResult) -> str:
+            text = io.StringIO()
+            with Document(form=writer, stream=text, many=False, **settings) as out:
+                out.append(out.render(result))
+            return text.getvalue()
+
+        attended = {**pipeline.settings, **({"attention": True} if settings["attention"] else {})}
+        made_by = {"model": pipeline.model, "settings": {**attended, **subtitles}}
+        if folder is None:
+            return Sidecars(writer.extension, render, made_by, overwrite=inputs.overwrite)
+        if videofolder:
+            return VideoFolder(folder, made_by, overwrite=inputs.overwrite)
+        return OutputFolder(folder, names, render, records_errors=writer.records_errors, made_by=made_by)
+
+    records = attention and writer.records_attention
+
+    def output_of(path: VideoPath) -> Path | None:
+        if folder and names:
+            return folder / names[path]
+        return path.with_suffix(f".{writer.extension}") if sidecar and isinstance(path, Path) else None
+
+    if inputs.dry_run and not (sidecar or (folder and folder.is_dir())):  # nothing can be done already
+        print_plan(batch, videos, output_of)
+        return
     with batch.stage("loading the model"):
         pipeline = load_pipeline(runtime.device)
-    records = attention and writer.records_attention
     settings: dict[str, Any] = {"settings": pipeline.settings, "attention": records, **subtitles}
+    if inputs.dry_run:
+        outputs = open_outputs(pipeline, settings)
+        print_plan(
+            batch,
+            videos,
+            output_of,
+            is_done=lambda path: not inputs.overwrite and outputs.is_done(path),
+        )
+        return
     run = _Run(pipeline, batch, inputs.fail_fast, charts=attention and not records, report=report)
     with ExitStack() as stack:
         if report:
@@ -305,25 +344,8 @@ def caption(
             page = Report(report, model=pipeline.model, settings=pipeline.settings)
             run.page = stack.enter_context(page)
         if folder or sidecar:
-            from capvid.output.manifest import OutputFolder, Sidecars, VideoFolder
-
-            def render(result: CaptionResult) -> str:
-                text = io.StringIO()
-                with Document(form=writer, stream=text, many=False, **settings) as out:
-                    out.append(out.render(result))
-                return text.getvalue()
-
-            attended = {**pipeline.settings, **({"attention": True} if records else {})}
-            made_by = {"model": pipeline.model, "settings": {**attended, **subtitles}}
-            outputs: Outputs
-            if folder is None:
-                outputs = Sidecars(writer.extension, render, made_by, overwrite=inputs.overwrite)
-            elif videofolder:
-                outputs = VideoFolder(folder, made_by, overwrite=inputs.overwrite)
-            else:
-                errors = writer.records_errors
-                outputs = OutputFolder(folder, names, render, records_errors=errors, made_by=made_by)
-            run.caption_into(stack.enter_context(outputs), videos, overwrite=inputs.overwrite)
+            outputs = stack.enter_context(open_outputs(pipeline, settings))
+            run.caption_into(outputs, videos, overwrite=inputs.overwrite)
             batch.finish()
             return
         if output:

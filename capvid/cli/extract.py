@@ -14,6 +14,7 @@ from capvid.cli._batch import (
     Batch,
     check_writable_folder,
     output_file,
+    print_plan,
     read_inputs,
     run_sharded,
     wants_shards,
@@ -129,6 +130,8 @@ def extract(
     input_set = read_inputs(inputs, timeout=runtime.timeout or None)
     sharded = wants_shards(sharding, output, form)
     batch = Batch(verb="extracted", many=input_set.many or sharded)
+    if inputs.dry_run:
+        batch = Batch(verb="to extract", many=batch.many, dry_run=True)
 
     def load_backbones(device: str) -> list[Backbone]:
         from capvid.backbones.backbone import load_backbone
@@ -177,10 +180,22 @@ def extract(
             raise UsageError(problem, remedy="rename the video, or extract it into another folder")
     folder = Storage(output).local
     assert folder is not None  # otherwise there are shards
-    check_writable_folder(folder)
+    if not inputs.dry_run:
+        check_writable_folder(folder)
     jobs = [ExtractionJob.of(video, folder, views) for video in videos]
     targets = [("-o", path) for job in jobs for path in job.targets]
     check_outputs(targets, [*input_set.named, *(video.path for video in videos)], kind="features")
+    if inputs.dry_run:
+        by_path = {job.path: job for job in jobs}
+        can_be_done = folder.is_dir() and not inputs.overwrite
+        loaded = load_backbones(runtime.device) if can_be_done else []
+        print_plan(
+            batch,
+            videos,
+            lambda path: by_path[path].targets[0],
+            is_done=lambda path: can_be_done and not by_path[path].rest(loaded, chosen).targets,
+        )
+        return
     backbones = load_backbones(runtime.device)
     extract_into(jobs, backbones, chosen, batch, runtime, batch_size=batch_size, inputs=inputs)
     batch.finish()

@@ -24,6 +24,7 @@ def push(
         show_default="none is named",
         help="Of the captioner: apache-2.0, say.",
     ),
+    dry_run: bool = typer.Option(False, "--dry-run", help="List the files and their bytes; upload nothing."),
 ) -> None:
     """Publish a captioner that capvid train wrote, with a model card, on the Hugging Face Hub.
 
@@ -31,11 +32,19 @@ def push(
     it, in one commit; nothing else of the folder. Prints OWNER/NAME@COMMIT, which capvid caption --model
     takes.
     """
-    from capvid.checkpoints.publishing import publish
+    from capvid.checkpoints.publishing import files_to_publish, publish
 
-    commit, left_out = publish(
-        run, repository, private=private, message=message, branch=revision, licence=licence
-    )
+    if dry_run:
+        files, left_out, _ = files_to_publish(run, repository, licence=licence)
+    else:
+        commit, left_out = publish(
+            run, repository, private=private, message=message, branch=revision, licence=licence
+        )
     for name, reason in left_out.items():
         print_line(f"left out: {name} ({reason})", err=True)
-    print_line(f"{repository}@{commit}")
+    if not dry_run:
+        print_line(f"{repository}@{commit}")
+        return
+    for name, content in sorted(files.items()):
+        size = len(content) if isinstance(content, bytes) else content.stat().st_size
+        typer.echo(f"{name}\t{size}")

@@ -274,9 +274,12 @@ class OutputFolder(Outputs):
         super().__init__()
         self.folder: Path = folder
         self.names, self.render, self.records_errors = names, render, records_errors
-        remove_leftovers([folder / MANIFEST, *(folder / name for name in names.values())])
         self._manifest = Manifest(folder / MANIFEST, **made_by)
         self.enter_context(self._manifest)
+
+    def __enter__(self) -> OutputFolder:
+        remove_leftovers([self.folder / MANIFEST, *(self.folder / name for name in self.names.values())])
+        return self
 
     def is_done(self, video: VideoPath) -> bool:
         """Whether the file of the video is there, and its captions are those of the video as it is now."""

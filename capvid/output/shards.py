@@ -439,6 +439,21 @@ class ShardFolder:
         self.head = json.loads(json.dumps(values))  # as it is read back
         self._name = re.compile(rf"{kind}-[0-9a-f]{{16}}\.{form.extension}")
 
+    def check_head(self, *, overwrite: bool) -> bool:
+        """Return whether the folder has the head of this run; with ``overwrite``, it may have any.
+
+        Raises:
+            UsageError: it holds shards of another model, other settings or another format.
+            StorageError: it cannot be read.
+        """
+        head = self._read_head()
+        if head is not None and head != self.head and not overwrite:
+            keys = head.keys() | self.head.keys()
+            differing = sorted(key for key in keys if head.get(key) != self.head.get(key))
+            problem = f"{self.storage}: holds shards that were made otherwise ({', '.join(differing)})"
+            raise UsageError(problem, remedy="choose another folder, or --overwrite")
+        return bool(head == self.head)
+
     def begin(self, *, overwrite: bool) -> None:
         """Check that the folder belongs to such a run, or prepare it.
 
@@ -449,17 +464,12 @@ class ShardFolder:
             UsageError: it holds shards of another model, other settings or another format.
             StorageError: it cannot be read or written.
         """
-        head = self._read_head()
-        if head is not None and head != self.head and not overwrite:
-            keys = head.keys() | self.head.keys()
-            differing = sorted(key for key in keys if head.get(key) != self.head.get(key))
-            problem = f"{self.storage}: holds shards that were made otherwise ({', '.join(differing)})"
-            raise UsageError(problem, remedy="choose another folder, or --overwrite")
+        is_begun = self.check_head(overwrite=overwrite)
         if overwrite:
             for name in self.storage.names():
                 if _SHARD.fullmatch(name):
                     self.storage.remove(name)
-        if head != self.head:
+        if not is_begun:
             self.storage.write(HEAD, json.dumps(self.head, indent=1, sort_keys=True).encode() + b"\n")
 
     def check(self) -> None:
@@ -499,11 +509,12 @@ class ShardFolder:
         """Return the names of the shards in the folder."""
         return [name for name in self.storage.names() if self._name.fullmatch(name)]
 
-    def done(self, *, retry_failed: bool = False) -> Digests:
+    def done(self, *, retry_failed: bool = False, dry_run: bool = False) -> Digests:
         """Return the digests of the videos that are done.
 
         Args:
             retry_failed: whether to remove failed videos from their shards instead of counting them as done.
+            dry_run: whether to leave them there nevertheless.
         """
         digests, names = Digests(), self.shards()
         with ThreadPoolExecutor(_CONCURRENT_READS) as pool:
@@ -514,7 +525,8 @@ class ShardFolder:
                     succeeded = [video for video, ok in entries if ok]
                     videos = [video for video, _ in entries]
                     if retry_failed and len(succeeded) < len(videos):
-                        self._drop_failed(name, every=not succeeded)
+                        if not dry_run:
+                            self._drop_failed(name, every=not succeeded)
                         videos = succeeded
                     for video in videos:
                         digests.add(identity(video))

@@ -153,6 +153,20 @@ def test_what_is_pushed_captions_as_before(hub: FakeHub, run: Path, clip: Path, 
 
 
 @pytest.mark.slow
+def test_a_dry_run_lists_the_files(run: Path, tmp_path: Path) -> None:
+    """It needs neither a connection nor a token, and checks what a push checks."""
+    code, out, err = capvid("push", run, NAME, "--dry-run", home=tmp_path, endpoint=NOWHERE, token=None)
+    sizes = dict(line.split("\t") for line in out.splitlines())
+    files = {"captioner.json": run / "best", "captioner.safetensors": run / "best"}
+    files |= {"recipe.json": run, "metrics.jsonl": run, "test.json": run}
+    assert (code, err, sizes.keys()) == (0, "", {*files, "README.md"})
+    assert all(int(sizes[name]) == (folder / name).stat().st_size for name, folder in files.items())
+    (run / "recipe.json").write_text('{"data": "/home/me/videos"}')
+    code, out, err = capvid("push", run, NAME, "--dry-run", home=tmp_path, endpoint=NOWHERE, token=None)
+    assert (code, out) == (1, "") and "names a path of this machine" in err
+
+
+@pytest.mark.slow
 def test_features_from_a_file_and_the_library(hub: FakeHub, run: Path, tmp_path: Path) -> None:
     commit = pushed(hub, run, home=tmp_path)
     array = np.random.default_rng(0).random((4, 192), dtype=np.float32)
