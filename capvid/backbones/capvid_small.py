@@ -1,10 +1,10 @@
 """``capvid-small``: a compact network of depthwise convolutions for CPUs.
 
-EfficientNet-Lite0 (Tan and Le, "EfficientNet", ICML 2019, arXiv:1905.11946, without squeeze-excitation and
-with ReLU6 throughout), its batch normalisation folded into the convolutions, at 128 x 176 pixels.
+EfficientNet-Lite2 (Tan and Le, "EfficientNet", ICML 2019, arXiv:1905.11946, without squeeze-excitation and
+with ReLU6 throughout), its batch normalisation folded into the convolutions, at 192 x 256 pixels.
 
-Notation for tensor shapes: T frames, H and W height and width (multiples of 32), C channels, L = HW / 1024
-locations of the last map, D width of the embedding.
+Notation for tensor shapes: T frames, H and W height and width (multiples of 64), C channels, L = HW / 4096
+locations of the pooled last map, D width of the embedding.
 """
 
 from __future__ import annotations
@@ -18,14 +18,28 @@ STEM = 32
 # (expansion, channels, blocks, kernel, stride of the first block) of each stage
 STAGES = (
     (1, 16, 1, 3, 1),
-    (6, 24, 2, 3, 2),
-    (6, 40, 2, 5, 2),
-    (6, 80, 3, 3, 2),
-    (6, 112, 3, 5, 1),
-    (6, 192, 4, 5, 2),
-    (6, 320, 1, 3, 1),
+    (6, 24, 3, 3, 2),
+    (6, 48, 3, 5, 2),
+    (6, 88, 4, 3, 2),
+    (6, 120, 4, 5, 1),
+    (6, 208, 5, 5, 2),
+    (6, 352, 1, 3, 1),
 )
 EMBEDDING = 1280
+
+
+class SameConv2d(nn.Conv2d):
+    """Convolution padded as TensorFlow's "SAME" pads maps of even size: with stride 2, more at the end."""
+
+    def __init__(self, inputs: int, outputs: int, kernel: int, stride: int, groups: int = 1) -> None:
+        padding = kernel // 2 if stride == 1 else 0
+        super().__init__(inputs, outputs, kernel, stride, padding, groups=groups)
+        first = (kernel - 2) // 2
+        self.pads = (first, kernel - 2 - first) * 2 if stride == 2 else None
+
+    def forward(self, maps: Tensor) -> Tensor:
+        """Convolve maps: (T, C, H, W) -> (T, C', H / stride, W / stride)."""
+        return super().forward(maps if self.pads is None else F.pad(maps, self.pads))
 
 
 class InvertedResidual(nn.Module):
@@ -35,7 +49,7 @@ class InvertedResidual(nn.Module):
         super().__init__()
         inner = inputs * expansion
         self.expand = nn.Conv2d(inputs, inner, 1) if expansion > 1 else None
-        self.depth = nn.Conv2d(inner, inner, kernel, stride, kernel // 2, groups=inner)
+        self.depth = SameConv2d(inner, inner, kernel, stride, groups=inner)
         self.project = nn.Conv2d(inner, outputs, 1)
         self.residual = stride == 1 and inputs == outputs
 
@@ -46,16 +60,17 @@ class InvertedResidual(nn.Module):
         return maps + projected if self.residual else projected
 
 
-class Student(nn.Module):
+class CapvidSmall(nn.Module):
     """The network: images (T, 3, H, W) -> non-negative embeddings (T, D), or maps (T, L, C).
 
     Args:
-        layer: ``embedding``, the mean over all locations, or ``maps``, the last map of 320 channels.
+        layer: ``embedding``, the mean over all locations, or ``maps``, the last map of 352 channels, averaged
+            over 2 x 2 locations.
     """
 
     def __init__(self, layer: str = "embedding") -> None:
         super().__init__()
-        self.stem = nn.Conv2d(3, STEM, 3, 2, 1)
+        self.stem = SameConv2d(3, STEM, 3, 2)
         width, blocks = STEM, []
         for expansion, outputs, count, kernel, stride in STAGES:
             for number in range(count):
@@ -65,23 +80,16 @@ class Student(nn.Module):
         self.blocks = nn.Sequential(*blocks)
         self.head = nn.Conv2d(width, EMBEDDING, 1)
         self.layer = layer
-        # initialisation of He et al. (2015); residual branches start small, as there is no normalisation
-        gains = {block.project: 0.2 if block.residual else 1.0 for block in blocks}
-        for module in self.modules():
-            if isinstance(module, nn.Conv2d):
-                fan_in = module.weight[0].numel()
-                nn.init.normal_(module.weight, std=(gains.get(module, 2.0) / fan_in) ** 0.5)
-                nn.init.zeros_(module.bias)  # type: ignore[arg-type]
 
     def forward(self, images: Tensor) -> Tensor:
         """Compute the layer for normalised images (T, 3, H, W): (T, D) or (T, L, C)."""
         maps = self.blocks(F.relu6(self.stem(images)))  # (T, C, H / 32, W / 32)
         if self.layer == "maps":
-            return maps.flatten(2).transpose(1, 2)  # (T, L, C)
+            return F.avg_pool2d(maps, 2).flatten(2).transpose(1, 2)  # (T, L, C)
         return F.relu6(self.head(maps)).mean((2, 3))
 
 
 @NETWORKS.register("capvid-small")
-def build_student(entry: BackboneEntry, layer: str) -> nn.Module:
+def build_capvid_small(entry: BackboneEntry, layer: str) -> nn.Module:
     """Build capvid-small with random weights."""
-    return Student(layer)
+    return CapvidSmall(layer)

@@ -89,7 +89,7 @@ _X3D_STAGES: tuple[tuple[int, int, int, int], ...] = (
     (7, 192, 432, 32),
 )
 _X3D_STEM = 24
-X3D_LAYERS = ("conv5", "lin5", "fc")
+X3D_LAYERS = ("conv5", "lin5", "fc", "lin5+log-probs")
 
 
 class X3DXS(nn.Module):
@@ -126,7 +126,7 @@ class X3DXS(nn.Module):
 
         Returns:
             Layers by name: ``conv5`` (N, 432), the mean over frames and locations; ``lin5`` (N, 2048);
-            ``fc`` (N, 400), the logits.
+            ``fc`` (N, 400), the logits; ``lin5+log-probs`` (N, 2448), both, the logits after log-softmax.
         """
         x = clips.contiguous(memory_format=torch.channels_last_3d)
         x = _over_time(_per_frame(x, self.stem_xy), self.stem_t)  # (N, 24, T, H/2, W/2)
@@ -136,6 +136,8 @@ class X3DXS(nn.Module):
         if set(layers) - {"conv5"}:
             outputs["lin5"] = F.relu_(_per_frame(pooled, self.lin5)).flatten(1)
             outputs["fc"] = self.fc(outputs["lin5"])
+            log_probs = outputs["fc"].float().log_softmax(1).to(outputs["fc"].dtype)
+            outputs["lin5+log-probs"] = torch.cat([outputs["lin5"], log_probs], 1)
         return {layer: outputs[layer] for layer in layers}
 
 

@@ -32,8 +32,8 @@ _MARKERS = {
     "vjepa2": "patch_embeddings",
     "vit": "patch_embed",
 }
-# names of EfficientNet-Lite0's modules, lukemelas' and timm's: outside blocks, in a block, in the first block
-_LITE0_NAMES = [
+# names of EfficientNet-Lite2's modules, lukemelas' and timm's: outside blocks, in a block, in the first block
+_LITE2_NAMES = [
     dict(pair.split(":") for pair in pairs.split())
     for pairs in (
         "_conv_stem:conv_stem _bn0:bn1 _conv_head:conv_head _bn1:bn2 _fc:classifier",
@@ -182,8 +182,8 @@ def _name_translator(entry: BackboneEntry) -> Callable[[str], str]:
         return lambda name: name.replace("classifier.0.", "pre_logits.fc1.").replace(
             "classifier.3.", "pre_logits.fc2."
         )
-    if architecture.endswith("efficientnet_lite0"):
-        return _translate_lite0_name
+    if architecture.endswith("efficientnet_lite2"):
+        return _translate_lite2_name
     return {"c3d": _translate_c3d_name, "googlenet": _translate_caffe_name}.get(entry.kind, str)
 
 
@@ -201,7 +201,7 @@ def _translate_c3d_name(name: str) -> str:
     return re.sub(r"^fc([678])[-_]1\.", r"fc\1.", name)
 
 
-def _translate_lite0_name(name: str) -> str:
+def _translate_lite2_name(name: str) -> str:
     """Translate names of lukemelas' EfficientNet-PyTorch into timm's, which numbers blocks within stages.
 
     ``_blocks.2._bn0.weight`` becomes ``blocks.1.1.bn1.weight``; the first block has no expansion.
@@ -212,7 +212,7 @@ def _translate_lite0_name(name: str) -> str:
     if match is None:
         return name
     prefix, number, module, blob = match.groups()
-    block, modules = "", _LITE0_NAMES[0]
+    block, modules = "", _LITE2_NAMES[0]
     if number is not None:
         blocks = [
             (stage, index) for stage, (_, _, count, _, _) in enumerate(STAGES) for index in range(count)
@@ -220,7 +220,7 @@ def _translate_lite0_name(name: str) -> str:
         if int(number) >= len(blocks):
             return name
         block = "blocks.{}.{}.".format(*blocks[int(number)])
-        modules = _LITE0_NAMES[1 if int(number) else 2]
+        modules = _LITE2_NAMES[1 if int(number) else 2]
     return f"{prefix}{block}{modules[module]}.{blob}" if module in modules else name
 
 

@@ -94,7 +94,7 @@ def test_tensors_beside_other_things(tmp_path: Path, nest: str) -> None:
         "vgg16",
         "vgg19",
         "inception-v3",
-        "efficientnet-lite0",
+        "efficientnet-lite2",
         "x3d-xs",
         "mc3-18",
         "s3d",
@@ -143,32 +143,32 @@ def test_vgg_as_torchvision_has_it(tmp_path: Path) -> None:
 
 
 @torch.inference_mode()
-def test_efficientnet_lite0_as_lukemelas_has_it(tmp_path: Path) -> None:
+def test_efficientnet_lite2_as_lukemelas_has_it(tmp_path: Path) -> None:
     """His package numbers all blocks through; what is converted computes what timm's network does."""
     torch.manual_seed(0)
     import timm
 
-    network = timm.create_model("tf_efficientnet_lite0")
+    network = timm.create_model("tf_efficientnet_lite2")
     for module in network.modules():
         if isinstance(module, torch.nn.BatchNorm2d):
             module.running_mean.uniform_(-0.3, 0.3)
             module.running_var.uniform_(0.6, 1.6)
     names = ["_conv_stem.weight", *batch_norm("_bn0")]
-    for block in range(16):
+    for block in range(21):
         parts = ["_depthwise_conv", "_bn1", "_project_conv", "_bn2"]
         for part in parts if block == 0 else ["_expand_conv", "_bn0", *parts]:
             name = f"_blocks.{block}.{part}"
             names += batch_norm(name) if "bn" in part else [f"{name}.weight"]
     names += ["_conv_head.weight", *batch_norm("_bn1"), "_fc.weight", "_fc.bias"]
-    path = saved(dict(zip(names, network.state_dict().values(), strict=True)), tmp_path / "lite0.pth")
-    found = convert(path, backbone="efficientnet-lite0")
+    path = saved(dict(zip(names, network.state_dict().values(), strict=True)), tmp_path / "lite2.pth")
+    found = convert(path, backbone="efficientnet-lite2")
     assert found.left_out == ("_fc.bias", "_fc.weight")
-    found.save(tmp_path / "efficientnet-lite0.safetensors")
-    backbone = load_backbone("efficientnet-lite0", search=[tmp_path])
+    found.save(tmp_path / "efficientnet-lite2.safetensors")
+    backbone = load_backbone("efficientnet-lite2", search=[tmp_path])
     pictures = torch.randn(1, 3, 64, 64)
     network.reset_classifier(0)
     torch.testing.assert_close(backbone.module(pictures), network.eval()(pictures), atol=1e-5, rtol=1e-5)
-    assert convert(path).entry.name == "efficientnet-lite0"
+    assert convert(path).entry.name == "efficientnet-lite2"
 
 
 def batch_norm(name: str) -> list[str]:

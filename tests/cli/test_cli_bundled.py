@@ -72,8 +72,8 @@ def test_every_family_is_bundled_with_one_vocabulary() -> None:
     assert len({tuple(config["vocabulary"]) for config in configs}) == 1
 
 
-def test_bundled_files_stay_below_40_mb() -> None:
-    assert sum(path.stat().st_size for path in BUNDLED.rglob("*") if path.is_file()) <= 40_000_000
+def test_bundled_files_stay_below_48_mb() -> None:
+    assert sum(path.stat().st_size for path in BUNDLED.rglob("*") if path.is_file()) <= 48_000_000
 
 
 @pytest.mark.parametrize("name", TRAINED)

@@ -70,7 +70,7 @@ def test_extract_two_layers_of_one_backbone(
     arguments = ["--backbone", "toy", "--backbone", "toy", *layers, "--frames", 2, "-o", tmp_path]
     assert capvid("extract", video_files[1], *arguments) == (0, "", "")
     (file,) = tmp_path.iterdir()
-    assert [stream.shape for stream in load_features(file).streams] == [(2, 1280), (2, 16, 320)]
+    assert [stream.shape for stream in load_features(file).streams] == [(2, 1280), (2, 4, 352)]
 
 
 @pytest.mark.slow

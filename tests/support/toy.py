@@ -22,7 +22,7 @@ default_layer = "embedding"
 
 [backbones.toy.layers]
 "embedding" = 1280
-"maps" = [16, 320]
+"maps" = [4, 352]
 
 [backbones.toy.preprocess]
 resize = 144
@@ -74,14 +74,14 @@ def toy_files(tmp_path_factory: pytest.TempPathFactory) -> Toy:
     import torch
     from safetensors.torch import save_file
 
-    from capvid.backbones.capvid_small import Student
+    from capvid.backbones.capvid_small import CapvidSmall
 
     folder = tmp_path_factory.mktemp("toy")
     models = folder / "models.toml"
     models.write_text(MODELS)
     torch.manual_seed(0)
     weights = folder / "toy.safetensors"
-    save_file(Student().state_dict(), weights)
+    save_file(CapvidSmall().state_dict(), weights)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CAPVID_MODELS", str(models))
         save_toy_captioner(folder / "run", weights=weights)

@@ -1,1 +1,0 @@
-"""Distillation of the bundled backbone from larger ones."""
