@@ -1,7 +1,7 @@
 """Make ``capvid-small.safetensors`` of EfficientNet-Lite2's weights, batch normalisation folded in.
 
-    capvid convert efficientnet-lite2-9656183e.pth --as efficientnet-lite2 -o efficientnet-lite2.safetensors
-    python research/fold_backbone.py efficientnet-lite2.safetensors capvid-small.safetensors
+capvid convert efficientnet-lite2-9656183e.pth --as efficientnet-lite2 -o efficientnet-lite2.safetensors
+python research/fold_backbone.py efficientnet-lite2.safetensors capvid-small.safetensors
 """
 
 from __future__ import annotations
@@ -32,9 +32,7 @@ def fold(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
     add("stem", "conv_stem", "bn1")
     add("head", "conv_head", "bn2")
-    names = [
-        f"blocks.{stage}.{index}" for stage, options in enumerate(STAGES) for index in range(options[2])
-    ]
+    names = [f"blocks.{stage}.{index}" for stage, options in enumerate(STAGES) for index in range(options[2])]
     for number, name in enumerate(names):
         parts = [("expand", "conv_pw", "bn1"), ("depth", "conv_dw", "bn2"), ("project", "conv_pwl", "bn3")]
         if number == 0:  # without expansion

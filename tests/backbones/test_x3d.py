@@ -102,7 +102,8 @@ def test_the_network_is_what_3d_convolutions_give() -> None:
     features = (pooled @ tensors["lin5.weight"].flatten(1).T + tensors["lin5.bias"]).relu()
     logits = features @ tensors["fc.weight"].T + tensors["fc.bias"]
     found = network(clips, X3D_LAYERS)
-    for layer, expected in zip(X3D_LAYERS, (pooled, features, logits), strict=True):
+    both = torch.cat([features, logits.log_softmax(1)], 1)
+    for layer, expected in zip(X3D_LAYERS, (pooled, features, logits, both), strict=True):
         assert found[layer].shape == (2, ENTRY.layers[layer].width)
         torch.testing.assert_close(found[layer], expected, rtol=1e-3, atol=1e-5 * float(expected.abs().max()))
     assert pooled.std() > 0

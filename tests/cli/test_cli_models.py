@@ -82,9 +82,9 @@ def test_json_lists_every_model(capvid: Run, toy: Toy) -> None:
     assert (code, err) == (0, "")
     assert set(records) == {*captioners(), *backbones()}
     m3, toy_backbone = records["m3"], records["toy"]
-    assert (m3["kind"], m3["default"], m3["here"], m3["licence"]) == ("captioner", True, True, "Apache-2.0")
+    assert (m3["kind"], m3["default"], m3["here"], m3["licence"]) == ("captioner", False, True, "Apache-2.0")
     assert "m3-small" in m3["recipes"]
-    assert [name for name, record in records.items() if record.get("default")] == ["m3"]
+    assert [name for name, record in records.items() if record.get("default")] == ["kv-memory"]
     assert (toy_backbone["kind"], toy_backbone["here"]) == ("backbone", True)
     assert toy_backbone["layers"]["embedding"] == {"locations": None, "width": 1280}
     assert json.loads(capvid("models", "toy", "--json")[1]) == toy_backbone
