@@ -105,7 +105,7 @@ def _list_models(captioners: Sequence[CaptionerEntry], backbones: Sequence[Backb
             if entry.repository is not None:
                 terms = f" (--model {entry.repository}, {entry.licence})"
             elif entry.source is not None:
-                default = "; taken where --model is not given" if entry.name == default_captioner() else ""
+                default = "; taken without --model" if entry.name == default_captioner() else ""
                 terms = f" (comes with capvid, {_size(entry)}, {entry.licence}{default})"
             lines.append(f"{entry.name}{terms}")
             for text in (entry.description, entry.paper):

@@ -71,7 +71,7 @@ def test_unknown_model_name(capvid: Run, name: str, messages: list[str]) -> None
 def test_captioner_lists_its_recipes(capvid: Run) -> None:
     _, out, _ = capvid("models", "transformer-xl")
     assert "weights:     none come with capvid: train it" in out
-    parts = ("activitynet", "activitynet-authors", "small", "youcook2")
+    parts = ("activitynet", "small", "youcook2")
     names = ", ".join(f"transformer-xl-{part}" for part in parts)
     assert f"recipes:     {names} (capvid train RECIPE)" in out
 
@@ -106,9 +106,7 @@ def test_list_on_a_terminal_truncates_nothing(
         assert set(text.split()) <= set(words)
     if columns == "80":
         assert max(map(len, out.splitlines())) <= 80
-        assert (
-            "m3 (comes with capvid, 6 MB, Apache-2.0; taken where --model is not given)" in out.splitlines()
-        )
+        assert "kv-memory (comes with capvid, 5 MB, Apache-2.0; taken without --model)" in out.splitlines()
 
 
 def test_list_does_not_import_torch() -> None:
