@@ -97,7 +97,16 @@ def command(folder: str, case: dict[str, Any]) -> list[str]:
     for name, captions in case.items():
         Path(folder, f"{name}.json").write_text(json.dumps(captions), encoding="utf-8")
     files = [f"{folder}/predictions.json", f"{folder}/references.json"]
-    return [sys.executable, "-m", "capvid", "score", *files, "--metrics", "bleu,rouge,cider", "--json"]
+    return [
+        sys.executable,
+        "-m",
+        "capvid",
+        "score",
+        *files,
+        "--metrics",
+        "bleu,rouge,cider",
+        "--format=json",
+    ]
 
 
 def seconds(arguments: list[str]) -> float:

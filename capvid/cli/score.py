@@ -7,6 +7,7 @@ import gc
 import io
 import os
 import platform
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -39,8 +40,13 @@ Tokenizer = Literal["auto", "ptb", "builtin", "none"]
 Missing = Literal["error", "empty", "skip"]
 Engine = Literal["auto", "builtin", "java"]
 Evaluator = Literal["2018", "2019"]
-Form = Literal["coco", "msrvtt", "msvd", "activitynet", "youcook2", "captions", "paragraphs", "jsonl"]
+ReferencesForm = Literal[
+    "coco", "msrvtt", "msvd", "activitynet", "youcook2", "captions", "paragraphs", "jsonl"
+]
+Form = Literal["text", "json", "markdown", "csv", "latex"]
 SUFFIXES = (".json", ".jsonl", ".csv", ".tsv")
+# three letters of a script without spaces: Thai, Lao, Khmer, Japanese, Chinese
+_UNSPACED = re.compile("[\u0e00-\u0eff\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]{3}")
 MAX_VIDEOS = 10  # whose captions are printed side by side
 
 
@@ -78,7 +84,7 @@ def score(
     missing: Missing = typer.Option(
         "error", help="Videos without a prediction: error; empty, an empty caption; skip, left out."
     ),
-    references_format: Form | None = typer.Option(
+    references_format: ReferencesForm | None = typer.Option(
         None,
         metavar="FORM",
         show_default="by content",
@@ -118,7 +124,9 @@ def score(
         metavar="FILE",
         help="Training captions, like REFERENCES, to count copies of them. May be repeated.",
     ),
-    as_json: bool = typer.Option(False, "--json", help="Print JSON, with all decimals."),
+    form: Form = typer.Option(
+        "text", "--format", help="Output: text; markdown, csv or latex, the tables alone; json, all decimals."
+    ),
 ) -> None:
     """Score captions as the papers do: BLEU, METEOR, ROUGE_L and CIDEr-D.
 
@@ -168,12 +176,12 @@ def score(
         from capvid.scoring.references import load_predictions, load_references
 
         names = _parse_metrics(metrics, paragraph=paragraph)
-        form = references_format or ""
-        reference_set = load_references(references, form=form, paragraphs=paragraph)
+        kind = references_format or ""
+        reference_set = load_references(references, form=kind, paragraphs=paragraph)
         tokenized = partial(_tokenized, paragraph=paragraph, tokenizer=tokenizer)
         known = None
         if training:
-            other = load_references(training, form=form, paragraphs=paragraph)
+            other = load_references(training, form=kind, paragraphs=paragraph)
             captions = tokenized({}, other.texts, missing="empty").references.values()
             known = set(chain.from_iterable(captions))
         paths = [predictions, *(others or [])]
@@ -181,6 +189,10 @@ def score(
             load_predictions(path, reference_set, paragraphs=paragraph, missing=missing) for path in paths
         ]
         _print_notes(note for one in predicted for note in one.notes)
+        sentences = chain.from_iterable(predicted[0].sentences.values())
+        if tokenizer != "none" and any(map(_UNSPACED.search, sentences)):
+            problem = "captions in a script without spaces between words, such as Chinese, count as one word"
+            _print_notes([f"{problem}: put spaces between the words of predictions and references"])
         compared = _references_of_all(predicted, reference_set) if missing == "skip" else reference_set.texts
         first = set(reference_set.first)  # R@n is of these videos
         texts = [
@@ -212,10 +224,13 @@ def score(
             _write_page(page, scored, report, videos)
     if per_video is not None:
         write_scores(per_video, report.rows, report.columns)
-    if as_json:
+    if form == "json":
         typer.echo(json_text(report.record, indent=2))
-    else:
+    elif form == "text":
         report.print()
+    else:
+        for index, (head, rows) in enumerate(report.tables):
+            typer.echo(("\n" if index else "") + table_text(form, head, rows), nl=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -642,6 +657,24 @@ def _write_page(path: Path, scored: Scored, report: Report, folder: Path | None)
         counts=report.counts,
         videos=videos,
     )
+
+
+def table_text(form: str, head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a table of cells as ``markdown``, ``csv`` or ``latex`` (booktabs), ending with a newline."""
+    lines = [head, *rows]
+    if form == "csv":
+        stream = io.StringIO()
+        csv.writer(stream, lineterminator="\n").writerows(lines)
+        return stream.getvalue()
+    columns = "l" * (not head[0]) + "r" * (len(head) - (not head[0]))
+    if form == "markdown":
+        rules = ["---" if column == "l" else "---:" for column in columns]
+        escaped = [[cell.replace("|", "\\|") for cell in line] for line in (head, rules, *lines[1:])]
+        return "".join(f"| {' | '.join(line)} |\n" for line in escaped)
+    escapes = str.maketrans({character: f"\\{character}" for character in "%&_#$"})
+    first, *others = (" & ".join([cell.translate(escapes) for cell in line]) + " \\\\\n" for line in lines)
+    body = f"\\toprule\n{first}\\midrule\n{''.join(others)}\\bottomrule\n"
+    return f"\\begin{{tabular}}{{{columns}}}\n{body}\\end{{tabular}}\n"
 
 
 def check_suffix(path: Path) -> None:

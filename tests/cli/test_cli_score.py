@@ -61,7 +61,7 @@ def test_copies_of_training_captions(capvid: Run, files: Path) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in training))
     command = ["score", files / "predictions.json", files / "references.json", "--metrics", "cider"]
     for split, share in (("#split=train", 1 / 3), ("", 2 / 3)):
-        code, out, err = capvid(*command, "--training", f"{path}{split}", "--json")
+        code, out, err = capvid(*command, "--training", f"{path}{split}", "--format=json")
         assert code == 0, err
         assert json.loads(out)["diversity"]["in_training"] == pytest.approx(share)
     out = capvid(*command, "--training", path, "--compare", files / "other.json")[1]
@@ -93,7 +93,7 @@ def test_ranking_of_several_systems(capvid: Run, files: Path) -> None:
     (files / "constant.json").write_text(json.dumps(dict.fromkeys(PREDICTIONS, "a man")))
     command = ["score", files / "predictions.json", files / "references.json", "--metrics", "cider,rouge"]
     command += ["--compare", files / "other.json", "--compare", files / "constant.json"]
-    code, out, err = capvid(*command, "--json")
+    code, out, err = capvid(*command, "--format=json")
     assert code == 0, err
     ranking = json.loads(out)["ranking"]
     ranked = [system["predictions"] for system in ranking["systems"]]
@@ -115,10 +115,47 @@ def test_ranking_of_several_systems(capvid: Run, files: Path) -> None:
     ]
 
 
+def test_tables_for_papers(capvid: Run, files: Path) -> None:
+    command = ["score", files / "predictions.json", files / "references.json", "--metrics", "rouge"]
+    command += ["--compare", files / "other.json"]
+    text = capvid(*command)[1]
+    cells = next(line for line in text.splitlines() if line.startswith("ROUGE_L")).split()
+    code, out, _ = capvid(*command, "--format", "latex")
+    assert code == 0 and out.startswith(
+        "\\begin{tabular}{lrrrrr}\n\\toprule\n & A & B & A - B & 95 \\% interval"
+    )
+    assert f"ROUGE\\_L & {cells[1]} & {cells[2]} & {cells[3]} & " in out
+    assert out.count("\\bottomrule") == 2
+    _, out, _ = capvid(*command, "--format", "markdown")
+    head, rule, row = out.splitlines()[:3]
+    assert (
+        head == "|  | A | B | A - B | 95 % interval | p |"
+        and rule == "| --- | ---: | ---: | ---: | ---: | ---: |"
+    )
+    assert row.startswith(f"| ROUGE_L | {cells[1]} | {cells[2]} | {cells[3]} |")
+    _, out, _ = capvid(*command, "--format", "csv")
+    assert next(csv.reader(out.splitlines()[1:2]))[:4] == ["ROUGE_L", *cells[1:4]]
+
+
+def test_scripts_without_spaces_are_noted(capvid: Run, tmp_path: Path) -> None:
+    (tmp_path / "references.json").write_text(json.dumps({"a": ["一个男人在唱歌"], "b": ["狗在跑"]}))
+    (tmp_path / "predictions.json").write_text(json.dumps({"a": "一个男人在唱歌", "b": "猫"}))
+    command = ["score", tmp_path / "predictions.json", tmp_path / "references.json", "--metrics", "rouge"]
+    code, _, err = capvid(*command)
+    assert code == 0 and "note: captions in a script without spaces between words" in err
+    (tmp_path / "predictions.json").write_text(json.dumps({"a": "a man sings", "b": "a cat"}))
+    assert capvid(*command)[2] == ""
+
+
 def test_json_report(capvid: Run, files: Path) -> None:
     (files / "predictions.json").write_text(json.dumps({**PREDICTIONS, "more": "a bird"}))
     code, out, err = capvid(
-        "score", files / "predictions.json", files / "references.json", "--metrics", "cider, BLEU", "--json"
+        "score",
+        files / "predictions.json",
+        files / "references.json",
+        "--metrics",
+        "cider, BLEU",
+        "--format=json",
     )
     report = json.loads(out)
     assert code == 0
@@ -190,7 +227,7 @@ def test_prediction_formats(form: str, capvid: Run, files: Path) -> None:
     name, text = PREDICTION_FILES[form]
     (files / name).write_text(text)
     code, out, _ = capvid(
-        "score", files / name, files / "references.json", "--json", "--metrics", "bleu,rouge,cider"
+        "score", files / name, files / "references.json", "--format=json", "--metrics", "bleu,rouge,cider"
     )
     assert code == 0
     assert json.loads(out)["scores"] == score(PREDICTIONS, REFERENCES).corpus
@@ -203,7 +240,7 @@ def test_reference_formats(form: str, capvid: Run, files: Path) -> None:
         "score",
         files / "predictions.json",
         files / "references",
-        "--json",
+        "--format=json",
         "--metrics",
         "bleu,rouge,cider",
     ]
@@ -226,7 +263,7 @@ def test_missing_predictions(capvid: Run, files: Path) -> None:
         "score",
         files / "predictions.json",
         files / "references.json",
-        "--json",
+        "--format=json",
         "--metrics",
         "rouge,cider",
     ]
@@ -295,7 +332,7 @@ def test_paragraph_scores(capvid: Run, files: Path) -> None:
         "--missing",
         "empty",
     ]
-    code, out, _ = capvid(*arguments, "--metrics", "bleu,rouge,cider,repetition", "--json")
+    code, out, _ = capvid(*arguments, "--metrics", "bleu,rouge,cider,repetition", "--format=json")
     references = {"v": ["A dog runs fast.", "The dog runs."], "w": ["It rains."], "x": ["Snow."]}
     report = json.loads(out)
     assert code == 0
@@ -337,12 +374,12 @@ def test_compare_two_prediction_files(capvid: Run, files: Path, monkeypatch: pyt
     (files / "predictions.json").write_text(json.dumps({**PREDICTIONS, "video1": "[b]a :dog: is[/b]"}))
     assert "  A: [b]a :dog: is[/b]" in capvid(*arguments, "--compare", files / "other.json")[1].splitlines()
     (files / "predictions.json").write_text(json.dumps(PREDICTIONS))
-    _, out, _ = capvid(*arguments, "--compare", files / "other.json", "--json")
+    _, out, _ = capvid(*arguments, "--compare", files / "other.json", "--format=json")
     comparison = json.loads(out)["compare"]
     assert comparison["scores"] == score(OTHER_PREDICTIONS, REFERENCES).corpus
     assert comparison["videos"][0].keys() == {"video", "difference", "caption", "other"}
-    assert capvid(*arguments, "--compare", files / "other.json", "--json")[1] == out
-    _, out, _ = capvid(*arguments, "--compare", files / "predictions.json", "--json")
+    assert capvid(*arguments, "--compare", files / "other.json", "--format=json")[1] == out
+    _, out, _ = capvid(*arguments, "--compare", files / "predictions.json", "--format=json")
     comparison = json.loads(out)["compare"]
     assert comparison["videos"] == []
     for interval in comparison["differences"].values():
@@ -356,7 +393,15 @@ def test_compare_uses_videos_of_both_files(capvid: Run, files: Path) -> None:
     (files / "other.json").write_text(
         json.dumps({video: OTHER_PREDICTIONS[video] for video in ("video1", "video3")})
     )
-    options = ["--missing", "skip", "--metrics", "rouge", "--compare", files / "other.json", "--json"]
+    options = [
+        "--missing",
+        "skip",
+        "--metrics",
+        "rouge",
+        "--compare",
+        files / "other.json",
+        "--format=json",
+    ]
     code, out, _ = capvid("score", files / "predictions.json", files / "references.json", *options)
     assert code == 0
     assert json.loads(out)["counts"]["videos"] == 1
@@ -470,7 +515,7 @@ def test_memory_is_bounded_by_the_file_size(tmp_path: Path) -> None:
 
 def test_cider_of_a_single_video_is_zero(capvid: Run, files: Path) -> None:
     (files / "predictions.json").write_text('{"video2": "two cats sleep"}')
-    options = ["--missing", "skip", "--metrics", "cider", "--json"]
+    options = ["--missing", "skip", "--metrics", "cider", "--format=json"]
     code, out, err = capvid("score", files / "predictions.json", files / "references.json", *options)
     assert code == 0
     assert json.loads(out)["scores"] == {"CIDEr-D": 0}
@@ -484,7 +529,14 @@ def test_caption_outputs_score_equally_in_every_format(
     videos = [*video_files, bad_files["text"]]
     references = {video.stem: ["a dog is running in the park"] for video in videos}
     (tmp_path / "references.json").write_text(json.dumps(references))
-    score_arguments = [tmp_path / "references.json", "--missing", "skip", "--metrics", "bleu,cider", "--json"]
+    score_arguments = [
+        tmp_path / "references.json",
+        "--missing",
+        "skip",
+        "--metrics",
+        "bleu,cider",
+        "--format=json",
+    ]
     caption_command = ["caption", *videos, "--model", toy.model, "--num-captions", 2]
     results = {}
     for form in ("json", "jsonl", "csv", "tsv"):

@@ -11,7 +11,7 @@ import pytest
 from toy import Run
 
 pytestmark = pytest.mark.shared
-METRICS = ("--json", "--metrics", "bleu,rouge,cider")
+METRICS = ("--format=json", "--metrics", "bleu,rouge,cider")
 
 
 @pytest.fixture
@@ -90,7 +90,7 @@ def test_activitynet_first_annotator_against_both(annotations: Path, capvid: Run
         json.dumps({"version": "1", "results": results, "external_data": {}})
     )
     first, second = (folder / f"captioning_val_{number}_para.json.gz" for number in (1, 2))
-    arguments = ("--paragraph", "--json", "--metrics", "bleu,rouge,cider,repetition")
+    arguments = ("--paragraph", "--format=json", "--metrics", "bleu,rouge,cider,repetition")
     both_reports = score_json(capvid, tmp_path / "predictions.json", first, second, *arguments)
     assert both_reports["counts"] == {"videos": 2460, "references": 4901, "missing": 0, "extra": 0}
     assert both_reports["scores"]["ROUGE_L"] > 0.999
@@ -112,7 +112,7 @@ def test_youcook2_annotations_match_themselves(annotations: Path, capvid: Run, t
     (tmp_path / "predictions.json").write_text(
         json.dumps({name: row["sentences"] for name, row in annotation.items()})
     )
-    arguments = ("--paragraph", "--json", "--metrics", "bleu,rouge,cider,repetition")
+    arguments = ("--paragraph", "--format=json", "--metrics", "bleu,rouge,cider,repetition")
     reports = [
         score_json(capvid, tmp_path / "predictions.json", name, *arguments)
         for name in (

@@ -34,7 +34,7 @@ def test_table_and_json(capvid: Run, files: tuple[Path, Path], tmp_path: Path) -
     assert lines[5].split()[1:3] == ["75.0", "75.0"]
     assert lines[-1] == "1 video; scores are times 100"
     assert max(map(len, lines)) <= 60
-    code, out, err = capvid("score", "--dense", *files, "--json", "--per-video", per_video)
+    code, out, err = capvid("score", "--dense", *files, "--format=json", "--per-video", per_video)
     record = json.loads(out)
     assert code == 0 and record["evaluator"] == "2019"
     assert record["scores"]["recall"] == 0.75 and record["thresholds"]["0.9"]["recall"] == 0

@@ -188,7 +188,7 @@ def test_command_reports_missing_and_broken_videos(
     references = write_json(tmp_path / "references.json", REFERENCES)
     options = ["--videos", folder, "--encoder", towers["clip"], "--sampling", SAMPLING, "--metrics", "bleu"]
     table = tmp_path / "scores.csv"
-    code, out, err = capvid("score", captions, references, *options, "--json", "--per-video", table)
+    code, out, err = capvid("score", captions, references, *options, "--format=json", "--per-video", table)
     assert code == 0
     notes = [line for line in err.splitlines() if "has no CLIPScore" in line]
     assert [line.split()[1] for line in notes] == ["v2", "v1"]
