@@ -21,6 +21,7 @@ from capvid.metrics.dense_captioning import (
     dense_scores,
     ordered_matching,
     overlapping_pairs,
+    overlaps,
     soda_c,
 )
 from capvid.metrics.meteor import meteor_scorer
@@ -220,6 +221,22 @@ def test_activitynet_annotators_are_read_and_scored(shared_data: Path) -> None:
     folder = shared_data / "data" / "annotations" / "activitynet"
     scores = score_dense(folder / "val_2.json.gz", [folder / "val_1.json.gz"], missing="empty")
     assert len(scores.per_video) == 4917 and 0.03 < scores.soda["SODA_c F"] < 0.1
+
+
+def test_segments_that_reach_a_threshold_exactly() -> None:
+    """Precision and recall count those beyond it; sentences are scored from the threshold on."""
+    half = {"a": [TimedSentence(0, 5, "a man walks")]}
+    reference = [{"a": [TimedSentence(0, 10 - 1e-8, "a man walks")]}]  # tIoU .5 with the evaluator's 1e-8
+    assert overlaps(half["a"], reference[0]["a"])[0, 0] == 0.5
+    scores = dense_scores(["a"], half, reference)
+    at = THRESHOLDS.index(0.5)
+    assert scores["precision"][0, at - 1] == 1 and scores["precision"][0, at] == 0
+    assert scores["BLEU-1"][0, at] > 0.9 and scores["BLEU-1"][0, at + 1] < 0.1
+
+
+def test_union_of_segments_apart_is_not_their_hull() -> None:
+    apart = overlaps([TimedSentence(0, 1, "")], [TimedSentence(0.5, 0.75, ""), TimedSentence(9, 10, "")])
+    assert apart[0].tolist() == pytest.approx([0.25, 0.0], abs=1e-6)
 
 
 def test_without_meteor() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from capvid.errors import DataError
 from capvid.metrics.java import meteor_scores as meteor_scores_java
-from capvid.metrics.meteor import english
+from capvid.metrics.meteor import alignment, english
 from capvid.metrics.meteor.alignment import Alignment, Match, align
 from capvid.metrics.meteor.meteor_scorer import _power_of_beta, meteor_scores
 
@@ -122,6 +122,23 @@ def test_stem_with_alternatives_is_matched_only_if_it_extends_a_chunk() -> None:
     assert align([[equal], beside], 3) == Alignment([equal, beside[1]], 1)
     apart = [Match(2, 1, 2, 1, 1), Match(3, 1, 2, 1, 1)]
     assert align([[equal], [], apart], 4) == Alignment([equal], 1)
+
+
+def test_search_keeps_forty_alignments_like_the_published_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    draw = random.Random(4)
+    assert alignment.BEAM == 40
+    narrower = 0
+    for _ in range(60):
+        words, own = (draw.choices("ab", k=7) for _ in range(2))
+        starts = [
+            [Match(start, 1, at, 1, 0) for start, other in enumerate(own) if other == word]
+            for at, word in enumerate(words)
+        ]
+        best = align(starts, 7)
+        with monkeypatch.context() as patch:
+            patch.setattr(alignment, "BEAM", 4)
+            narrower += align(starts, 7).chunks > best.chunks
+    assert narrower > 5
 
 
 @pytest.mark.slow

@@ -180,12 +180,12 @@ def test_averaged_weights() -> None:
     layer = torch.nn.Linear(1, 1, bias=False)
     with torch.no_grad():
         layer.weight.fill_(1.0)
-    average, expected = AveragedWeights(layer, 0.5), 1.0
+    average, expected = AveragedWeights(layer, 0.27), 1.0
     for step, value in enumerate((2.0, 4.0, 8.0), 1):
         with torch.no_grad():
             layer.weight.fill_(value)
         average.update(layer)
-        decay = min(0.5, (1 + step) / (10 + step))
+        decay = min(0.27, (1 + step) / (10 + step))  # 2/11, 3/12, then 0.27
         expected = decay * expected + (1 - decay) * value
     average.swap(layer)
     assert layer.weight.item() == pytest.approx(expected)

@@ -27,6 +27,7 @@ from capvid.errors import FeatureMismatchError, UsageError
 from capvid.metrics.cider import CiderD
 from capvid.text.vocabulary import BOS, EOS
 from capvid.training import objectives as module
+from capvid.training.objectives import SelfCritical
 from capvid.training.optimization import shards_of
 from capvid.training.recipe import load_recipe
 from capvid.training.trainer import Trainer
@@ -132,6 +133,48 @@ def test_loss_matches_the_papers(
     assert loss.item() == pytest.approx(total / word_count, rel=1e-4)
     assert micro_batches.logged is not None and micro_batches.count == len(rewards)
     assert micro_batches.logged.item() == pytest.approx(-sum(rewards))
+
+
+def make_objective(folder: Path, **options: Any) -> SelfCritical:
+    """Return the objective of an untrained captioner with dropout."""
+    trainer = make_trainer(folder, "m3", "model.dropout=0.5")
+    recipe = replace(trainer.recipe, self_critical=replace(trainer.recipe.self_critical, **options))
+    references = {video.id: list(video.captions) for video in trainer.videos if video.split == "train"}
+    parts = (trainer.vocabulary, trainer.captioner, trainer.batches.examples, references)
+    return SelfCritical(recipe, *parts, trainer.accelerator, trainer.device)
+
+
+def test_views_of_a_video_are_no_contrast_to_it(tmp_path: Path) -> None:
+    objective = make_objective(tmp_path, contrast=1.0)
+    first, second = list(objective.references)[:2]
+    texts = [objective.references[name][0] for name in (first, second)]
+    samples = [[Hypothesis(objective.vocabulary.encode(text.split()), [], 0.0) for text in texts]] * 3
+    rewards = objective.rewards([first, first, second], samples)
+    own = objective.scorer.score_captions([first, first, second, second], texts * 2)
+    expected = [own[0] - own[2], own[1] - own[3]]  # of the other video alone, not the mean with the view
+    assert rewards[0].tolist() == pytest.approx(expected) and rewards[1].tolist() == pytest.approx(expected)
+
+
+def test_samples_are_drawn_without_dropout_and_weighted_against_each_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    objective = make_objective(tmp_path, samples=3)
+    modes: list[bool] = []
+
+    def record(captioner: Any, *arguments: Any) -> Any:
+        modes.append(captioner.training)
+        return decode(captioner, *arguments)
+
+    monkeypatch.setattr(module, "decode", record)
+    monkeypatch.setattr(
+        SelfCritical, "rewards", lambda self, ids, _: torch.tensor([[1.0, 2.0, 6.0]] * len(ids))
+    )
+    objective.captioner.train()
+    shard = next(shards_of(objective.batches, 1, 0, 1, objective.accelerator))
+    ((_, weights),) = objective.micro_batches(shard, 1, bf16=False).pairs
+    assert modes == [False]
+    # each reward minus the mean of the two others
+    assert weights is not None and weights[:3, 0].tolist() == pytest.approx([-3.0, -1.5, 4.5])
 
 
 def test_contrast_lowers_rewards_of_generic_captions(half_trained: Trainer) -> None:

@@ -10,6 +10,7 @@ from capvid.video.frame_sampling import (
     Sampling,
     UniformSampling,
     WindowSampling,
+    nearest,
     parse_sampling,
 )
 
@@ -24,6 +25,16 @@ def test_time_counts_and_not_the_number_of_the_frame() -> None:
     times = np.concatenate([np.arange(90) / 90, 1 + np.arange(10)])  # most in the first second
     chosen = UniformSampling(4).choose(times)
     assert chosen.tolist() == [90, 93, 95, 98]  # by number it would be 12, 37, 62, 87
+
+
+def test_last_frame_lasts_as_long_as_the_median_one() -> None:
+    times = np.array([0.0, 1.0, 2.0, 3.0, 7.0])  # until 8: the middles are at 2 and 6 s
+    assert UniformSampling(2).choose(times).tolist() == [2, 4]
+    assert UniformSampling(2).choose(times[:4]).tolist() == [1, 3]
+
+
+def test_of_two_equally_near_frames_the_later_is_taken() -> None:
+    assert nearest(np.array([0.5, 2.5]), np.array([0.0, 1.0, 2.0, 3.0])).tolist() == [1, 3]
 
 
 def test_an_offset_changes_nothing() -> None:
