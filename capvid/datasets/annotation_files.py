@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import gzip
 import json
 import re
@@ -20,7 +21,6 @@ from capvid.utils.validation import check_nesting, limits
 MAX_CAPTION_WORDS = 1000  # far beyond the longest published caption
 _MAX_CAPTION_CHARACTERS = 20_000
 _GZIP = b"\x1f\x8b"
-_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _SPACE = re.compile(r"[ \t\n\r]*")
 
 
@@ -65,7 +65,7 @@ def find_splits(folder: Path, names: Sequence[tuple[str, str]], rows: Rows) -> l
 
 
 def read_bytes(path: Path) -> bytes:
-    """Read a file, decompressed if it is gzip, without a byte order mark.
+    """Read a file as UTF-8 without a byte order mark, decompressed if it is gzip, converted if it is UTF-16.
 
     Raises:
         DataError: the file is missing, unreadable, damaged, or larger than the limit.
@@ -86,7 +86,13 @@ def read_bytes(path: Path) -> bytes:
     except (OSError, EOFError, zlib.error) as error:
         why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise DataError(f"{path}: not readable ({why})", remedy="replace it with an intact copy") from error
-    return data.removeprefix(_BYTE_ORDER_MARK)
+    if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        try:
+            return data.decode("utf-16").encode("utf-8")
+        except UnicodeError as error:
+            problem = f"{path}: not UTF-16 text, as which it begins ({error})"
+            raise DataError(problem, remedy="save the file as UTF-8") from error
+    return data.removeprefix(codecs.BOM_UTF8)
 
 
 def read_text(path: Path) -> str:

@@ -143,7 +143,7 @@ def _split_records(stream: JsonReader) -> Iterator[tuple[int, Any, Any]]:
     if stream.peek() == "[":
         for line in stream.items():
             yield line, None, stream.value()
-    elif isinstance(first := stream.peek_value(), dict) and _is_record(first):
+    elif isinstance(first := stream.peek_value(), dict) and is_record(first):
         while stream.peek():
             yield stream.line, None, stream.value()
     else:
@@ -209,9 +209,10 @@ class _Reader(RecordReader):
         if first is None:
             return
         tabs = "\t" in lines[first]
+        delimiter = "\t" if tabs else max(",;", key=lines[first].count)
         cells = lines[first].split("\t") if tabs else []
         with suppress(csv.Error):  # not a row of a table
-            cells = cells or next(csv.reader([lines[first].rstrip("\r")]), [])
+            cells = cells or next(csv.reader([lines[first].rstrip("\r")], delimiter=delimiter), [])
         header = [cell.strip().lower() for cell in cells]  # names of the columns
         video_column = next((header.index(name) for name in IDS if name in header), None)
         caption_column = next((header.index(name) for name in _CAPTION_COLUMNS if name in header), None)
@@ -225,7 +226,7 @@ class _Reader(RecordReader):
             raise DataError(problem, remedy=_REMEDY)
         start_column = header.index("start") if self.paragraphs and "start" in header else None
         last_video = last_start = None
-        for line, cells in _table_rows(path, lines, first, tabs=tabs):
+        for line, cells in _table_rows(path, lines, first, delimiter):
             with self._rows.at(Location(path, line)):
                 if len(cells) <= max(video_column, caption_column, start_column or 0):
                     raise RowError(f"{len(cells)} columns", "write a video and a caption on each line")
@@ -276,7 +277,7 @@ def as_text(value: Any) -> str:
     return check_unicode(value)
 
 
-def _is_record(row: dict[str, Any]) -> bool:
+def is_record(row: dict[str, Any]) -> bool:
     """Return whether an object is the record of one video, not an object of captions by id."""
     return any(key in row and not isinstance(row[key], (list, dict)) for key in IDS) and any(
         key in row for key in ("caption", "captions", "segments", "sentences", "sentence", "text", "status")
@@ -284,15 +285,15 @@ def _is_record(row: dict[str, Any]) -> bool:
 
 
 def _table_rows(
-    path: Path, lines: Sequence[str], first: int, *, tabs: bool
+    path: Path, lines: Sequence[str], first: int, delimiter: str
 ) -> Iterator[tuple[int, list[str]]]:
     """Yield the rows from ``lines[first]`` on with line numbers; tab-separated tables have no quotes."""
-    if tabs:
+    if delimiter == "\t":
         for number, line in enumerate(lines[first:], first + 1):
             if line.strip():
                 yield number, [unguarded_cell(cell) for cell in line.rstrip("\r").split("\t")]
         return
-    reader = csv.reader((f"{line}\n" for line in lines[first:]), strict=True)
+    reader = csv.reader((f"{line}\n" for line in lines[first:]), strict=True, delimiter=delimiter)
     while True:
         number = first + reader.line_num + 1
         try:

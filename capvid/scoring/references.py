@@ -24,7 +24,9 @@ from capvid.scoring.predictions import (
     T,
     activitynet_id,
     as_id,
+    as_text,
     is_activitynet,
+    is_record,
     match_ids,
     read_predictions,
 )
@@ -109,6 +111,10 @@ class _Reader:
             while stream.peek():
                 with self._rows.at(Location(self.path, stream.line)):
                     self._add_jsonl_row(stream.value())
+        elif not self.form and isinstance(first, dict) and is_record(first):
+            while stream.peek():
+                with self._rows.at(Location(self.path, stream.line)):
+                    self._add_record(stream.value())
         elif stream.peek() == "[":
             self._expect_format("coco")
             self._read_list(stream, "annotations")
@@ -182,6 +188,15 @@ class _Reader:
                         self.references.aliases[PurePosixPath(row["file_name"]).stem] = video
                 else:
                     self.references.texts.setdefault(video, []).extend(_texts([row.get("caption")]))
+
+    def _add_record(self, row: Any) -> None:
+        """Add a line with an id and a caption, as result files have them, or a list of captions."""
+        name = next((row[key] for key in IDS if isinstance(row, dict) and row.get(key) is not None), None)
+        if name is None:
+            raise RowError(f"no id: none of {', '.join(IDS)}", 'write {"id": "name", "captions": ["..."]}')
+        captions = row.get("captions", row.get("caption", row.get("text")))
+        texts = [as_text(each) for each in (captions if isinstance(captions, list) else [captions])]
+        self.references.texts.setdefault(as_id(name), []).extend(texts)
 
     def _add_jsonl_row(self, row: Any) -> None:
         if not isinstance(row, dict) or "id" not in row:

@@ -91,7 +91,7 @@ def read_piped(text: bytes, column: str | None = None) -> Iterator[VideoPath]:
     delimiter = None if column is None else ","
     if b"\0" not in line and not os.path.lexists(line):
         wanted = {column} if column is not None else set(COLUMNS)
-        for each in ",\t":
+        for each in ",;\t":
             names = next(csv.reader([os.fsdecode(line)], delimiter=each), [])
             delimiter = each if wanted & set(names) else delimiter
     if delimiter is None:
@@ -144,8 +144,14 @@ def read_paths(stream: IO[bytes], *, name: object = "the list") -> Iterator[Vide
 def _read_table(
     source: VideoPath, binary: BinaryIO, column: str | None, *, delimiter: str
 ) -> Iterator[VideoPath]:
-    """Yield the entries in a column of a CSV or TSV file."""
-    file = io.TextIOWrapper(binary, encoding="utf-8-sig", errors="surrogateescape", newline="")
+    """Yield the entries in a column of a CSV or TSV file; spreadsheets also write ``;`` and UTF-16."""
+    head = binary.read(_MAX_LINE)
+    binary.seek(0)
+    is_utf16 = head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    encoding, errors = ("utf-16", "replace") if is_utf16 else ("utf-8-sig", "surrogateescape")
+    if delimiter == ",":
+        delimiter = max(",;", key=head.decode(encoding, errors).partition("\n")[0].count)
+    file = io.TextIOWrapper(binary, encoding=encoding, errors=errors, newline="")
 
     def lines() -> Iterator[str]:
         # csv limits the size of fields, but only after the whole line is in memory

@@ -167,7 +167,7 @@ BROKEN = {
         '{\n"1": "caf\u00e9"}'.encode("latin-1"),
         "line 2: not UTF-8 text .*; save the file as UTF-8",
     ),
-    "utf-16": ('{"1": "a"}'.encode("utf-16"), "line 1: not UTF-8 text"),
+    "utf-16": ('{"1": "a"}'.encode("utf-16")[:-1], "not UTF-16 text"),
     "binary data": (bytes(range(256)) * 9, "line 2: not UTF-8 text"),
     "prose": (b"a dog runs\n", "line 1: not a known format of predictions; give"),
     "another table": (b"name,size\nx,1\n", "line 1: not a known format of predictions"),

@@ -89,7 +89,9 @@ def _parse_json(line: str) -> Any:
 
 
 def _parse_video(row: Any) -> CaptionedVideo:
-    if not isinstance(row, dict) or not isinstance(row.get("id"), str) or not row["id"].strip():
+    name = row.get("id") if isinstance(row, dict) else None
+    name = str(name) if type(name) is int else name
+    if not isinstance(name, str) or not name.strip():
         raise RowError("no id", _SHAPE)
     split = row.get("split", "train")
     if split not in SPLITS:
@@ -99,7 +101,7 @@ def _parse_video(row: Any) -> CaptionedVideo:
         raise RowError("no list of captions", _SHAPE)
     checked = tuple(map(check_caption, captions))
     if "paragraphs" not in row:
-        return CaptionedVideo(row["id"], split, checked)
+        return CaptionedVideo(name, split, checked)
     segments, paragraphs = _segments(row), row["paragraphs"]
     if (
         not isinstance(paragraphs, list)
@@ -111,7 +113,7 @@ def _parse_video(row: Any) -> CaptionedVideo:
             'write "paragraphs": [["sentence of segment 1", "of segment 2"], ...]',
         )
     sentences = tuple(tuple(map(check_caption, texts)) for texts in paragraphs)
-    return CaptionedVideo(row["id"], split, checked, segments, sentences)
+    return CaptionedVideo(name, split, checked, segments, sentences)
 
 
 def _segments(row: dict[str, Any]) -> tuple[Segment, ...]:

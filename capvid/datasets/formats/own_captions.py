@@ -125,10 +125,11 @@ def read_csv(path: Path, rows: Rows, options: Mapping[str, str]) -> LocatedVideo
         DataError: there is no such column.
     """
     lines = list(read_lines(path, rows))
-    if lines and not is_table(lines[0][1], ","):
+    delimiter = max(",;", key=lines[0][1].count) if lines else ","
+    if lines and not is_table(lines[0][1], delimiter):
         problem = f"{lines[0][0]}: no header with the columns video and caption"
         raise DataError(problem, remedy="add it, or use jsonl or tsv")
-    yield from read_table(path, lines, rows, ",")
+    yield from read_table(path, lines, rows, delimiter)
 
 
 def is_record(row: Any) -> bool:
