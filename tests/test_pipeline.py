@@ -187,6 +187,16 @@ def test_caption_features_equals_captioning_videos(toy: Toy, video_files: list[P
         )
 
 
+def test_features_in_memory_are_captioned_like_their_file(toy: Toy, video_files: list[Path]) -> None:
+    pipeline = load(toy.model, max_frames=3)
+    (video,) = extract(video_files[:1], pipeline.generator.loaded_backbones, pipeline.sampling)
+    assert video.features is not None
+    (expected,) = pipeline.stream(video_files[:1])
+    assert pipeline.caption_features([video.features]) == [expected.captions]
+    assert pipeline.generator.settings["max_frames"] == 3
+    assert "max_frames" not in load(toy.model).generator.settings
+
+
 def test_results_are_yielded_early(toy: Toy, video_files: list[Path]) -> None:
     results = load(toy.model, batch_size=2, workers=1).stream([*video_files, Path("none.mp4")])
     first = next(results)

@@ -108,7 +108,7 @@ class CiderD:
             similarity += self._similarity(n, orders[n], video, offset, len(similarity))
         caption = np.repeat(np.arange(len(counts)), counts)
         reference = np.arange(len(caption)) + np.repeat(first[video] - offset, counts)
-        delta = np.maximum(0, lengths - 1)[caption] - np.maximum(0, self._index.words - 1)[reference]
+        delta = lengths[caption] - self._index.words[reference]  # without words there is no similarity
         weighted = similarity * np.exp(-(delta**2) / (2 * SIGMA**2))
         total = np.bincount(caption, weighted, minlength=len(counts))
         scores: list[float] = (SCALE * total / (MAX_N * counts)).tolist()

@@ -67,8 +67,7 @@ def overlaps(predictions: Sequence[TimedSentence], references: Sequence[TimedSen
     start, end = np.array([each[:2] for each in predictions], dtype=float).reshape(-1, 2, 1).swapaxes(0, 1)
     other_start, other_end = np.array([each[:2] for each in references], dtype=float).reshape(-1, 2).T
     shared = np.maximum(0, np.minimum(end, other_end) - np.maximum(start, other_start))  # (P, R)
-    hull = np.maximum(end, other_end) - np.minimum(start, other_start)
-    union = np.minimum(hull, (end - start) + (other_end - other_start))
+    union = np.maximum(end, other_end) - np.minimum(start, other_start)  # or more, if they share nothing
     return np.asarray(shared / (union + 1e-8))  # as in the evaluator, also against division by 0
 
 
@@ -183,7 +182,7 @@ def _language(pairs: _Pairs, videos: int, pair_scorer: PairScorer | None) -> dic
     captions = [prediction for prediction, _ in pairs.texts]
     lengths, orders = index.match(range(len(captions)), captions)
     counts = bleu_counts({str(row): text for row, text in enumerate(captions)}, index)
-    delta = np.maximum(0, lengths - 1) - np.maximum(0, index.words - 1)
+    delta = lengths - index.words
     similar = SCALE / MAX_N * np.exp(-(delta**2) / (2 * SIGMA**2))
     meteor = None if pair_scorer is None else np.array([pair_scorer.counts(*pair) for pair in pairs.texts])
     for column, threshold in enumerate(THRESHOLDS):

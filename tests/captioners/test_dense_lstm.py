@@ -26,6 +26,7 @@ from recurrent_reference import (
 from variants import VARIANTS, all_real, clip, make, weights
 
 from capvid.captioners.base import build
+from capvid.captioners.dense_lstm import SelfAttention
 from capvid.decoding.beam_search import decode
 from capvid.decoding.decoding_options import DecodingOptions
 from capvid.errors import UsageError
@@ -261,3 +262,19 @@ def test_unknown_versions_are_refused(version: int) -> None:
 def test_version_without_self_attention_is_refused() -> None:
     with pytest.raises(UsageError, match="version = 3: only fusion = self-attention has versions"):
         make("dense-lstm", version=3)
+
+
+@pytest.mark.parametrize("number", [1, 2, 3, 4])
+def test_versions_of_self_attention(number: int) -> None:
+    torch.manual_seed(number)
+    fusion = SelfAttention(hidden=3, width=2, version=number).double()
+    states = 3 * torch.randn(4, 1, 3, dtype=torch.float64)
+    with torch.no_grad():
+        past = fusion.first(states[0])
+        for count, s in enumerate(states[1:], 1):
+            past = fusion.add(past, s, count)
+        fused, shares = fusion(past, len(states))
+    w = {f"fusion.{name}": tensor.tolist() for name, tensor in fusion.state_dict().items()}
+    expected, expected_shares = self_attention(w, states[:, 0].tolist(), number)
+    assert fused[0].tolist() == pytest.approx(expected)
+    assert shares[0].tolist() == pytest.approx(expected_shares)

@@ -8,7 +8,7 @@ from torch import nn
 from variants import all_real, clip, make
 
 from capvid.captioners.dense_lstm import PlainFusion, SelfAttention
-from capvid.captioners.layers import init_gates, mean_frame
+from capvid.captioners.layers import init_gates, mean_frame, normal
 
 
 def test_mean_frame_counts_real_frames_only() -> None:
@@ -56,3 +56,8 @@ def test_self_attention_scales_its_products() -> None:
     rows[0, 1, 4:8] = 1.0  # the second key
     _, weights = fusion.fuse(rows)
     torch.testing.assert_close(weights[0], torch.tensor([0.0, 4 / 2]).softmax(0))
+
+
+def test_spread_of_random_numbers() -> None:
+    torch.manual_seed(0)
+    assert normal(100, 100, std=0.02).std().item() == pytest.approx(0.02, rel=0.05)

@@ -126,3 +126,15 @@ def test_memory_carries_the_previous_segment(recurrence: bool, low: float, high:
     with torch.no_grad():
         logits, targets = sample_logits(300)
     assert low <= (logits.argmax(-1) == targets).float().mean().item() <= high
+
+
+def test_change_of_the_memory() -> None:
+    captioner = make("mart")
+    state = captioner.encode(clip(captioner, 2, 3), torch.ones(2, 3, dtype=torch.bool))
+    carried = captioner.remember(state, torch.tensor([[5, 8], [7, 0]]))
+    change = captioner.memory_change(state, carried)
+    for layer in range(2):
+        before, after = state.video[f"memory.{layer}"], carried[f"memory.{layer}"]
+        for row in range(2):
+            expected = (after[row] - before[row]).pow(2).sum().sqrt() / before[row].pow(2).sum().sqrt()
+            assert change[row, layer].item() == pytest.approx(expected.item())

@@ -57,3 +57,11 @@ def test_segments_are_independent() -> None:
     before, after = captioner(features, mask, WORDS), captioner(changed_features, mask, changed_words)
     torch.testing.assert_close(before[:, 1], after[:, 1])
     assert captioner.remember(captioner.encode(features[:, 0], mask[:, 0]), WORDS[:, 0]) == {}
+
+
+def test_authors_layout_attends_to_real_frames_alone() -> None:
+    captioner = make("vanilla-transformer-authors")
+    state = captioner.encode(clip(captioner, 2, 3), torch.tensor([[True] * 3, [True, False, False]]))
+    _, _, trace = captioner.step(torch.tensor([1, 1]), state)
+    assert trace["attention"].shape == (2, 3)
+    assert (trace["attention"] > 0).tolist() == [[True] * 3, [True, False, False]]

@@ -105,6 +105,7 @@ def test_converted_captioner_has_all_weights(capvid: Run, tmp_path: Path, easydi
     assert checkpoint.name == "mart-authors"
     assert (config.text_start, config.text_length, config.memory_length) == (9, 6, 2)
     assert (checkpoint.info["max_frames"], checkpoint.info["frames"]) == (7, "even")
+    assert (checkpoint.info["max_words"], checkpoint.info["decoding"]["max_length"]) == (4, 5)
     assert capvid("convert", str(path), "--words", str(words))[0] == 2  # the folder exists
 
 

@@ -13,7 +13,7 @@ from variants import VARIANTS, make
 from capvid.captioners.base import Captioner
 from capvid.decoding.beam_search import decode
 from capvid.decoding.decoding_options import DecodingOptions
-from capvid.decoding.token_selection import uniform_numbers
+from capvid.decoding.token_selection import FIRST_WORD, uniform_numbers
 from capvid.text.vocabulary import BOS, EOS, PAD, UNK
 
 every_variant = pytest.mark.parametrize("variant", VARIANTS)
@@ -128,3 +128,19 @@ def test_uniform_numbers_depend_on_seed_sample_and_position() -> None:
     assert float(many.min()) >= 0 and float(many.max()) < 1
     assert float(many.mean()) == pytest.approx(0.5, abs=0.01)
     assert many.unique().numel() > 0.99 * many.numel()
+
+
+def test_samples_are_where_the_numbers_fall_among_the_words() -> None:
+    """The end comes first, then the words in the order of the vocabulary."""
+    captioner = make("m3")
+    features, mask = videos(captioner, 1)
+    options = DecodingOptions(num_captions=30, max_length=1, temperature=1.5, seed=5)
+    probabilities = sampling_distribution(
+        by_teacher_forcing(captioner, features, mask)([[]])[0].detach(), 1.5
+    )
+    order = [EOS, *range(FIRST_WORD, len(probabilities))]
+    sums = probabilities[order].cumsum(0)
+    expected = [order[int((sums <= number).sum())] for number in uniform_numbers(options)[:, 0]]
+    samples = decode(captioner, features, mask, options)[0]
+    words = [hypothesis.tokens[0] if hypothesis.tokens else EOS for hypothesis in samples]
+    assert sorted(words) == sorted(expected) and len(set(words)) > 2

@@ -7,7 +7,8 @@ from collections import Counter
 import pytest
 
 from capvid.errors import CapvidError, DataError, UsageError
-from capvid.metrics.cider import CiderD
+from capvid.metrics import Texts
+from capvid.metrics.cider import CiderD, cider
 
 
 def direct_cider(predictions: dict[str, str], references: dict[str, list[str]]) -> dict[str, float]:
@@ -135,3 +136,12 @@ def test_unknown_tokenizer() -> None:
     with pytest.raises(UsageError, match=r"'moses'; use one of: auto, ptb, builtin, none") as caught:
         CiderD({"v": ["a dog"]}, tokenizer="moses")
     assert isinstance(caught.value, CapvidError)
+
+
+def test_tokens_are_not_tokenized_again() -> None:
+    references = {"v": ["he cannot go"], "w": ["we can not go"], "x": ["a dog"]}
+    predictions = {"v": "he cannot go", "w": "we cannot go", "x": "a dog"}
+    scores = cider(Texts(predictions=predictions, references=references))["CIDEr-D"][1]
+    tokens = CiderD({video: [text.split() for text in texts] for video, texts in references.items()})
+    assert scores == tokens.score({video: text.split() for video, text in predictions.items()})[1]
+    assert scores["v"] == pytest.approx(7.5) and scores["w"] < 7  # the former has no 4-gram

@@ -39,7 +39,11 @@ def made_segments(seed: int, videos: int) -> tuple[Segments, list[Segments]]:
     def segments(count: int) -> list[TimedSentence]:
         starts = [draw.choice([0.0, 1.5, 4.0, 8.25]) for _ in range(count)]
         return [
-            TimedSentence(start, start + draw.choice([1, 2, 4.5, 8]), " ".join(draw.choices(WORDS, k=5)))
+            TimedSentence(
+                start,
+                start + draw.choice([1, 2, 4.5, 8]),
+                " ".join(draw.choices(WORDS, k=draw.choice([1, 2, 5]))),
+            )
             for start in starts
         ]
 
@@ -312,3 +316,10 @@ def test_ordered_matching_equals_enumeration(seed: int, rows: int, columns: int)
         return max(best(i + 1, j), best(i, j + 1), weights[i, j] + best(i + 1, j + 1))
 
     assert ordered_matching(weights) == pytest.approx(best(0, 0))
+
+
+def test_bleu_of_no_pair_is_zero() -> None:
+    references = [{"v": [TimedSentence(0, 1, "a man walks on")], "w": [TimedSentence(0, 1, "a dog")]}]
+    scores = dense_scores(["v", "w"], {"w": [TimedSentence(0, 1, "a dog")]}, references)
+    for values in scores.values():
+        assert not values[0].any()

@@ -19,6 +19,8 @@ OBSERVED = {
     "a man. dog": "a man. dog",
     "man.": "man .",
     "no. 5": "no . 5",
+    "No. 0": "no. 0",
+    "No. 9": "no. 9",
     "no. five": "no. five",
     "etc. 5": "etc . 5",
     "5. a": "5. a",

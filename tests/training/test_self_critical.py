@@ -21,6 +21,7 @@ from small_training import (
 )
 
 from capvid.captioners.checkpoint import Checkpoint, load_checkpoint
+from capvid.datasets.batches import Example
 from capvid.decoding.beam_search import decode
 from capvid.decoding.decoding_options import Hypothesis
 from capvid.errors import FeatureMismatchError, UsageError
@@ -252,3 +253,17 @@ def test_captions_of_a_batch_score_like_single_ones() -> None:
     captions = ["a man runs very fast", "a man sings", "nothing of that"]
     expected = [scorer.score({**dict.fromkeys(references, "x"), "v0": text})[1]["v0"] for text in captions]
     assert scorer.score_captions(["v0"] * 3, captions) == expected and expected[0] > expected[1] > expected[2]
+
+
+def test_order_of_videos_depends_on_seed_and_epoch_alone() -> None:
+    recipe = load_recipe("m3-small", [*SMALL_M3, "training.batch_size=4"])
+    examples = [Example(f"v{n}", 1, (), lambda name: torch.zeros(1, 3)) for n in range(30)]
+
+    def ids(epoch: int) -> list[str]:
+        batches = module.VideoBatches(examples, recipe)
+        return [example.id for plan in batches.epoch(epoch) for example, _ in plan.rows]
+
+    first = ids(1)
+    torch.manual_seed(1)
+    assert ids(1) == first != sorted(first) and ids(2) != first
+    assert sorted(first) == sorted(example.id for example in examples)
