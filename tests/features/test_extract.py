@@ -75,7 +75,13 @@ def made_up_videos(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     asked: list[str] = []
 
     def read(
-        path: Path, sampling: UniformSampling, *, reader: str, reduce: Reduce, windows: Sequence[Windows]
+        path: Path,
+        sampling: UniformSampling,
+        *,
+        reader: str,
+        reduce: Reduce,
+        windows: Sequence[Windows],
+        hdr_side: int | None,
     ) -> SampledFrames:
         asked.append(path.stem)
         if path.stem == "bug":
