@@ -37,8 +37,8 @@ def complete(words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
         (
             "capvid caption --model ",
             [
-                *("m3", "kv-memory", "ham", "dense-lstm", "mart", "git-base-vatex", "git-large-vatex"),
-                *("smolvlm2-256m", "smolvlm2-500m", "qwen3-vl-2b"),
+                *("m3", "m3-motion", "kv-memory", "kv-memory-motion", "ham", "dense-lstm", "mart"),
+                *("git-base-vatex", "git-large-vatex", "smolvlm2-256m", "smolvlm2-500m", "qwen3-vl-2b"),
             ],
         ),
         ("capvid caption --model runs/", []),  # the shell completes paths
