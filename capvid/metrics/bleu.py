@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from capvid.metrics import METRICS, Scored, Texts
-from capvid.metrics.ngram_index import MAX_N, Floats, ReferenceIndex
+from capvid.metrics.ngram_index import BLOCK, MAX_N, Floats, ReferenceIndex
 
 _TINY = 1e-15
 _SMALL = 1e-9
@@ -51,18 +51,24 @@ def bleu_counts(predictions: Mapping[str, str], index: ReferenceIndex) -> Floats
         (videos, 10): length of the prediction, length of the closest reference, clipped matches for
         n = 1..4, and n-grams of the prediction for n = 1..4.
     """
-    rows = range(len(index.rows))
-    lengths, orders = index.match(rows, [predictions[video] for video in index.rows])
-    distance = np.abs(index.words - np.repeat(lengths, np.diff(index.first)))
-    nearest = np.lexsort((index.words, distance, np.repeat(rows, np.diff(index.first))))
-    correct, total = [], []
-    for n, (order, shared) in enumerate(zip(index.orders, orders, strict=True)):
-        limit = np.zeros(len(shared.line), dtype=np.int64)
-        np.maximum.at(limit, shared.own, order.count[shared.entry])
-        clipped = np.minimum(shared.count, limit)
-        correct.append(np.bincount(shared.line, clipped, minlength=len(rows)))
-        total.append(np.maximum(0, lengths - n))
-    return np.stack([lengths, index.words[nearest[index.first[:-1]]], *correct, *total], axis=1).astype(float)
+    videos = list(index.rows)
+    blocks = []
+    for start in range(0, len(videos), BLOCK):
+        rows = range(start, min(start + BLOCK, len(videos)))
+        lengths, orders = index.match(rows, [predictions[video] for video in videos[start : start + BLOCK]])
+        first = index.first[start : start + BLOCK + 1]
+        words, group = index.words[first[0] : first[-1]], np.repeat(np.arange(len(rows)), np.diff(first))
+        nearest = np.lexsort((words, np.abs(words - lengths[group]), group))
+        correct, total = [], []
+        for n, (order, shared) in enumerate(zip(index.orders, orders, strict=True)):
+            limit = np.zeros(len(shared.line), dtype=np.int64)
+            np.maximum.at(limit, shared.own, order.count[shared.entry])
+            clipped = np.minimum(shared.count, limit)
+            correct.append(np.bincount(shared.line, clipped, minlength=len(rows)))
+            total.append(np.maximum(0, lengths - n))
+        closest = words[nearest[first[:-1] - first[0]]]
+        blocks.append(np.stack([lengths, closest, *correct, *total], axis=1).astype(float))
+    return np.concatenate(blocks) if blocks else np.zeros((0, 2 + 2 * MAX_N))
 
 
 def bleu_of_counts(counts: Floats) -> Floats:

@@ -19,6 +19,7 @@ import numpy as np
 
 from capvid.metrics import METRICS, Scored, Texts
 from capvid.metrics.ngram_index import (
+    BLOCK,
     MAX_N,
     Caption,
     Floats,
@@ -89,9 +90,12 @@ class CiderD:
         Raises:
             DataError: videos without a prediction; the message names them.
         """
-        videos = self._index.rows
+        videos = list(self._index.rows)
         check_predictions(predictions, videos)
-        scores = self.score_captions(list(videos), [predictions[video] for video in videos])
+        scores: list[float] = []
+        for start in range(0, len(videos), BLOCK):
+            block = videos[start : start + BLOCK]
+            scores += self.score_captions(block, [predictions[video] for video in block])
         return math.fsum(scores) / len(scores), dict(zip(videos, scores, strict=True))
 
     def score_captions(self, videos: Sequence[str], captions: Sequence[Caption]) -> list[float]:

@@ -14,7 +14,9 @@ from capvid.errors import DataError, UsageError
 from capvid.text.tokenization import ptb_tokenize
 
 Ints = NDArray[np.int64]
+Shorts = NDArray[np.int32]  # of what there is one of per n-gram and line: the bulk of the memory
 Floats = NDArray[np.float64]
+BLOCK = 1 << 14  # captions that are matched at once
 _BITS = 32  # a pair of numbers below 2**31 is one number
 
 
@@ -32,11 +34,11 @@ class Order:
     """
 
     keys: Ints
-    videos: Ints
+    videos: Shorts
     codes: Ints
-    gram: Ints
-    line: Ints
-    count: Ints
+    gram: Shorts
+    line: Shorts
+    count: Shorts
 
 
 @dataclass(frozen=True)
@@ -163,7 +165,9 @@ def _order(keys: Ints, line: Ints, gram: Ints, video: Ints) -> Order:
     new = np.ones(len(codes), dtype=bool)
     new[1:] = codes[1:] != codes[:-1]
     videos = np.bincount(gram[new], minlength=len(keys))
-    return Order(keys, videos, codes, gram, line, count)
+    return Order(
+        keys, videos.astype(np.int32), codes, *(each.astype(np.int32) for each in (gram, line, count))
+    )
 
 
 def _shared(order: Order, line: Ints, gram: Ints, video: Ints) -> Shared:

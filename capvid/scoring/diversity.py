@@ -38,17 +38,26 @@ def diversity(captions: Iterable[str], training: Iterable[str] | None = None) ->
         captions: one caption per video, tokens separated by single spaces.
         training: training captions, likewise.
     """
-    texts = list(captions)
-    sentences = [text.split() for text in texts]
-    words = [word for sentence in sentences for word in sentence]
-    bigrams = [pair for sentence in sentences for pair in pairwise(sentence)]
     known = None if training is None else set(training)
-    count = max(1, len(texts))
+    texts: set[str] = set()
+    words: set[str] = set()
+    bigrams: set[tuple[str, str]] = set()
+    num_texts = num_words = num_bigrams = num_known = 0
+    for text in captions:
+        sentence = text.split()
+        texts.add(text)
+        words.update(sentence)
+        bigrams.update(pairwise(sentence))
+        num_texts += 1
+        num_words += len(sentence)
+        num_bigrams += max(0, len(sentence) - 1)
+        num_known += known is not None and text in known
+    count = max(1, num_texts)
     return Diversity(
-        distinct=len(set(texts)) / count,
-        vocabulary=len(set(words)),
-        distinct_1=len(set(words)) / max(1, len(words)),
-        distinct_2=len(set(bigrams)) / max(1, len(bigrams)),
-        mean_length=len(words) / count,
-        in_training=None if known is None else sum(text in known for text in texts) / count,
+        distinct=len(texts) / count,
+        vocabulary=len(words),
+        distinct_1=len(words) / max(1, num_words),
+        distinct_2=len(bigrams) / max(1, num_bigrams),
+        mean_length=num_words / count,
+        in_training=None if known is None else num_known / count,
     )

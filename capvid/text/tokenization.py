@@ -125,7 +125,7 @@ TOKENIZERS: dict[str, Callable[[str], list[str]]] = {
 }
 
 
-@lru_cache(maxsize=1 << 17)
+@lru_cache(maxsize=1 << 13)
 def _tokens(caption: str) -> tuple[str, ...]:
     text = caption.lower()
     if _PLAIN.fullmatch(text) and not _MAY_JOIN.search(text):

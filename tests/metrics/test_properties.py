@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import random
+import tracemalloc
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from capvid.metrics import Texts, bleu, cider
 from capvid.scoring.comparison import compare
-from capvid.scoring.scorer import caption_texts, metric_names, paragraph_texts, score, score_paragraphs
+from capvid.scoring.scorer import (
+    caption_texts,
+    metric_names,
+    paragraph_texts,
+    score,
+    score_paragraphs,
+    score_texts,
+)
 
 WORDS = st.sampled_from(["a", "man", "dog", "runs", "the", "park", "3", "it's", "caf\u00e9", "ski-jump", "."])
 CAPTIONS = st.lists(WORDS, max_size=9).map(" ".join)
@@ -148,3 +159,38 @@ def test_paragraph_scores_lie_in_their_ranges(paragraphs: list[list[str]]) -> No
     metrics = [name for name in metric_names(paragraphs=True) if name != "meteor"]
     comparison = compare(texts, texts, metrics=metrics, samples=9)
     assert all(result.p == 1 for result in comparison.differences.values())
+
+
+def random_texts(count: int) -> Texts:
+    draw = random.Random(3)
+    words = [f"w{n}" for n in range(30)]
+
+    def caption() -> str:
+        return " ".join(draw.choices(words, k=draw.randint(0, 12)))
+
+    return Texts(
+        predictions={str(n): caption() for n in range(count)},
+        references={str(n): [caption() for _ in range(draw.randint(1, 2))] for n in range(count)},
+    )
+
+
+def test_blocks_of_captions_do_not_change_scores(monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = random_texts(50)
+    expected = score_texts(texts)
+    for module in (bleu, cider):
+        monkeypatch.setattr(module, "BLOCK", 7)
+    scores = score_texts(texts)
+    assert scores.per_video == expected.per_video and scores.corpus == expected.corpus
+
+
+@pytest.mark.slow
+def test_memory_of_scoring_many_captions() -> None:
+    """Most of it is the index of the references: 30 n-grams of a caption, each of 20 bytes."""
+    texts = random_texts(60_000)
+    tracemalloc.start()
+    try:
+        score_texts(texts)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 1300 * sum(map(len, texts.references.values()))
