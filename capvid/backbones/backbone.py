@@ -173,7 +173,13 @@ def load_backbone(
     digest = None
     if entry.source != "none":
         path, digest = find_weights(entry, weights, search)
-        load_weights(module, path, entry.name)
+        tensors = None
+        if entry.fingerprint is not None and digest != entry.sha256:
+            from capvid.backbones.x3d_checkpoints import read_checked
+
+            # the same weights, up to rounding: features of both may be mixed
+            tensors, digest = dict(read_checked(entry, path)), entry.sha256
+        load_weights(module, path, entry.name, tensors)
     header = StreamHeader(
         backbone=entry.name,
         layer=layer,

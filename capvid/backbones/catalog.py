@@ -107,13 +107,21 @@ class BackboneEntry:
     bytes: int | None = None
     clip: Clip | None = None  # None for a network of single frames
     half: bool | None = None
-    alternatives: tuple[str, ...] = ()  # other files of the same Hub repository to try
+    alternatives: tuple[str, ...] = ()  # other files of the same Hub repository or web folder to try
+    fingerprint: str | None = None  # file in ``bundled`` by which weights in other files are recognised
     config: Mapping[str, Any] = field(default_factory=dict)  # options of timm or transformers
 
     @property
     def is_free(self) -> bool:
         """Whether the licence of the weights is a free one."""
         return _FREE.match(self.licence.lower()) is not None
+
+    @property
+    def urls(self) -> dict[str, str]:
+        """Addresses of the weights by file name, in the order to try them; empty unless on a web server."""
+        folder, _, name = self.source.rpartition("/")
+        names = (name, *self.alternatives) if self.source.startswith(("https://", "http://")) else ()
+        return {name: f"{folder}/{name}" for name in names}
 
     def describe_input(self) -> str:
         """Return the description of the network's input that feature headers contain."""

@@ -82,7 +82,7 @@ def build_c3d(entry: BackboneEntry, layer: str) -> nn.Module:
 
 
 # (blocks, channels C, channels E inside a block, squeeze channels) of each stage
-_X3D_STAGES: tuple[tuple[int, int, int, int], ...] = (
+X3D_STAGES: tuple[tuple[int, int, int, int], ...] = (
     (3, 24, 54, 8),
     (5, 48, 108, 8),
     (11, 96, 216, 16),
@@ -106,7 +106,7 @@ class X3DXS(nn.Module):
         self.stem_t = nn.Conv3d(_X3D_STEM, _X3D_STEM, (5, 1, 1), padding=(2, 0, 0), groups=_X3D_STEM)
         blocks: list[nn.Module] = []
         width = _X3D_STEM
-        for count, out, inner, squeeze_width in _X3D_STAGES:
+        for count, out, inner, squeeze_width in X3D_STAGES:
             for number in range(count):
                 squeeze = squeeze_width if number % 2 == 0 else None
                 blocks.append(Block(width, out, inner, squeeze=squeeze, stride=1 if number else 2))

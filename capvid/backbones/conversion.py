@@ -117,6 +117,10 @@ def _match(entry: BackboneEntry, tensors: Mapping[str, Tensor]) -> Conversion | 
     """Match the tensors of a checkpoint with those of a backbone, or return why they do not fit."""
     import torch
 
+    if entry.kind == "x3d":
+        from capvid.backbones.x3d_checkpoints import fold_batch_norms
+
+        tensors = fold_batch_norms(tensors)
     shapes = _shapes(entry)
     names = _names(entry, tensors, shapes)
     matched, misshapen = {}, []

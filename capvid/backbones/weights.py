@@ -1,7 +1,8 @@
 """Weights files of backbones: lookup, download, verification and loading.
 
 torchvision's file names end with the first digits of the SHA-256, which are always checked; the full digest
-is recorded at the first use, as for files of the Hub. ``HF_HUB_OFFLINE`` forbids all downloads.
+is recorded at the first use, as for files of the Hub, and so is that of files from web servers.
+``HF_HUB_OFFLINE`` forbids all downloads.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import logging
 import os
 import re
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,11 +19,14 @@ from typing import TYPE_CHECKING
 from capvid.backbones.catalog import BUNDLED as BUNDLED
 from capvid.backbones.catalog import BackboneEntry, backbone_entry
 from capvid.errors import UsageError, WeightsError
-from capvid.utils.files import cache_folder, sha256_file
+from capvid.utils.files import atomic_path, cache_folder, sha256_file
+from capvid.utils.validation import MIB
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+WEB_SECONDS = 30.0  # for a download from a web server
+_MAX_WEB_BYTES = 64 * MIB
 COUNTER = "num_batches_tracked"  # tensor of batch normalisation that old files lack and inference ignores
 
 
@@ -50,11 +55,13 @@ def is_available(entry: BackboneEntry) -> bool:
 
 def own_file_name(entry: BackboneEntry) -> str:
     """Return a file name of its own for a backbone; many files on the Hub are called model.safetensors."""
-    return entry.file if entry.source.startswith(("file:", "bundled:")) else f"{entry.name}.safetensors"
+    own = entry.urls or entry.source.startswith(("file:", "bundled:"))
+    return entry.file if own else f"{entry.name}.safetensors"
 
 
 def _file_names(entry: BackboneEntry) -> list[str]:
-    return [own_file_name(entry), *([entry.file] if entry.source.startswith("torchvision:") else [])]
+    published = [entry.file] if entry.source.startswith("torchvision:") else [*entry.urls]
+    return [own_file_name(entry), *published]
 
 
 def _candidates(entry: BackboneEntry, search: Sequence[Path]) -> list[Path]:
@@ -67,7 +74,9 @@ def _candidates(entry: BackboneEntry, search: Sequence[Path]) -> list[Path]:
 
 
 def _remote_weights(entry: BackboneEntry, *, download: bool) -> Path | None:
-    """Return the weights cached from the Hub or torchvision; ``None`` if absent or not published there."""
+    """Return weights cached from the Hub or torchvision, or downloaded; ``None`` if there are none."""
+    if entry.urls:
+        return fetch_web(entry) if download else None
     if entry.source.startswith("hub:"):
         from capvid.hub import client as hub
 
@@ -80,6 +89,92 @@ def _remote_weights(entry: BackboneEntry, *, download: bool) -> Path | None:
     if entry.source.startswith("torchvision:"):
         return fetch_torchvision(entry.source) if download else _cached_torchvision(entry.source)
     return None
+
+
+def fetch_web(entry: BackboneEntry) -> Path:
+    """Return a backbone's weights, downloaded to the cache from a web server unless they are there.
+
+    Of several processes one downloads, and the others wait for it.
+
+    Args:
+        entry: a backbone with ``urls``; the first of the files that has its fingerprint is taken.
+
+    Raises:
+        WeightsError: no file that is there, or can be downloaded, holds these weights.
+    """
+    from filelock import FileLock
+    from huggingface_hub import constants
+
+    from capvid.backbones.x3d_checkpoints import read_checked
+
+    path = local_weights(entry.name)
+    if path is not None:
+        if not _is_pinned(entry, path):
+            read_checked(entry, path)
+        return path
+    folder = cache_folder() / "weights"
+    url = next(iter(entry.urls.values()))
+    remedy = f"download {url} elsewhere and give it with --weights FILE, or put it into {folder}"
+    if constants.HF_HUB_OFFLINE:
+        problem = f"the weights of {entry.name} are not there, and HF_HUB_OFFLINE forbids downloads"
+        raise WeightsError(problem, remedy=remedy)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with FileLock(folder / f".{entry.name}.lock", timeout=WEB_SECONDS + 5):
+            if (path := local_weights(entry.name)) is not None:  # another process was faster
+                return path
+            return _download_web(entry, folder, time.monotonic() + WEB_SECONDS)
+    except OSError as error:  # of the lock, too
+        problem = f"the weights of {entry.name} cannot be downloaded ({error})"
+        raise WeightsError(problem, remedy=remedy) from error
+
+
+def _download_web(entry: BackboneEntry, folder: Path, deadline: float) -> Path:
+    """Download the first of a backbone's files that has its fingerprint.
+
+    Raises:
+        OSError: none can be downloaded or stored.
+        WeightsError: none holds the weights, or one has changed.
+    """
+    from capvid.backbones.x3d_checkpoints import read_checked
+    from capvid.hub.client import record
+    from capvid.hub.web import download
+
+    failures: list[OSError | WeightsError] = []
+    for name, url in entry.urls.items():
+        try:
+            data = download(url, seconds=max(0.1, deadline - time.monotonic()), max_bytes=_MAX_WEB_BYTES)
+            with atomic_path(folder / name) as temporary:
+                # a name by which it is read as a checkpoint, and which an interrupt leaves no trace of
+                temporary.write_bytes(data)
+                read_checked(entry, temporary)
+                if record(url, digest := sha256_file(temporary)) != digest:
+                    problem = f"{url} has changed since its first download (sha256 now {digest[:12]}...)"
+                    raise WeightsError(problem, remedy="do not trust the file")
+        except (OSError, WeightsError) as error:
+            failures.append(error)
+            continue
+        note = "note: downloaded the weights of %s (%.0f MB) from %s, once"
+        logging.getLogger("capvid").warning(note, entry.name, len(data) / 1e6, url)
+        return folder / name
+    # that a file holds other weights says more than that the next address has none
+    raise next((error for error in failures if isinstance(error, WeightsError)), failures[0])
+
+
+def _is_pinned(entry: BackboneEntry, path: Path) -> bool:
+    """Return whether a file is known to hold a web server's weights: its digest was seen before.
+
+    Raises:
+        WeightsError: it has changed since it was downloaded.
+    """
+    from capvid.hub.client import recorded
+
+    digest = sha256_file(path)
+    known = recorded(entry.urls.get(path.name, "")) if path.parent == cache_folder() / "weights" else None
+    if known not in (None, digest):
+        problem = f"{path}: has changed since its download (sha256 {digest[:12]}..., then {known[:12]}...)"
+        raise WeightsError(problem, remedy="delete it, and it is downloaded again")
+    return digest in (entry.sha256, known)
 
 
 def fetch_torchvision(source: str) -> Path:
@@ -170,6 +265,9 @@ def find_weights(entry: BackboneEntry, weights: Path | None, search: Sequence[Pa
         problem = f"no weights of {entry.name}: {own_file_name(entry)} is not in {folders}"
         raise WeightsError(problem, remedy=remedy)
     digest = sha256_file(path)
+    if entry.fingerprint is not None:
+        _is_pinned(entry, path)
+        return path, digest
     retrained = weights is not None and entry.source.startswith("bundled:")
     if entry.sha256 is not None and digest != entry.sha256 and not retrained:
         raise WeightsError(

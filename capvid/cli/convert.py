@@ -63,9 +63,17 @@ def convert(
         f"{output}: {len(conversion.tensors)} tensors of {conversion.entry.name}, sha256 {digest}{left_out}",
         err=True,
     )
-    known = None if conversion.entry.source.startswith("bundled:") else conversion.entry.sha256
-    if known is not None and known != digest:
-        print_line(f"warning: {conversion.entry.name} takes only the file with sha256 {known}", err=True)
+    entry = conversion.entry
+    known = None if entry.source.startswith("bundled:") else entry.sha256
+    if entry.fingerprint is not None:
+        from capvid.backbones.x3d_checkpoints import differing_tensors
+
+        if differing := differing_tensors(entry, conversion.tensors):
+            wrong = f"{len(differing)} of {len(conversion.tensors)} tensors"
+            problem = f"{entry.name} takes other weights ({wrong} differ): those of {next(iter(entry.urls))}"
+            print_line(f"warning: {problem}", err=True)
+    elif known is not None and known != digest:
+        print_line(f"warning: {entry.name} takes only the file with sha256 {known}", err=True)
     print_line(output)
 
 

@@ -22,7 +22,9 @@ def test_every_backbone_is_whole(name: str) -> None:
     assert entry.default_layer in entry.layers
     assert entry.licence and entry.origin and entry.description
     hub, torchvision = r"hub:[\w.-]+/[\w.-]+(@[0-9a-f]{40})?", r"torchvision:\w+\.\w+"
-    assert re.fullmatch(rf"none|(file|bundled):[^/]+\.safetensors|{hub}|{torchvision}", entry.source)
+    web = r"https://[\w./-]+"
+    assert re.fullmatch(rf"none|(file|bundled):[^/]+\.safetensors|{hub}|{torchvision}|{web}", entry.source)
+    assert bool(entry.urls) == entry.source.startswith("https:")
     assert entry.source == "none" or entry.file.endswith((".safetensors", ".pth"))
     assert entry.file.endswith(".pth") == entry.source.startswith("torchvision:")
     assert entry.sha256 is None or re.fullmatch("[0-9a-f]{64}", entry.sha256)

@@ -9,6 +9,7 @@ import torch
 from cached_shapes import cached_backbone_shapes
 from safetensors.torch import load_file
 from toy import Run
+from x3d_checkpoint import random_checkpoint
 
 from capvid.backbones.catalog import backbone_entry, build_network
 from capvid.utils.files import sha256_file
@@ -85,12 +86,25 @@ def test_unknown_backbone_and_missing_file(capvid: Run, checkpoint: Path) -> Non
 
 
 @pytest.mark.slow
-def test_warns_about_weights_its_backbone_rejects(capvid: Run, tmp_path: Path) -> None:
-    entry = backbone_entry("x3d-xs")
-    torch.save(build_network(entry, "fc").state_dict(), tmp_path / "x3d.pt")
-    code, _, err = capvid("convert", str(tmp_path / "x3d.pt"), "-o", str(tmp_path / "x3d.safetensors"))
+@pytest.mark.parametrize("name", ["googlenet", "x3d-xs"])
+def test_warns_about_weights_its_backbone_rejects(capvid: Run, tmp_path: Path, name: str) -> None:
+    entry = backbone_entry(name)
+    torch.save(build_network(entry, entry.default_layer).state_dict(), tmp_path / "some.pt")
+    code, _, err = capvid("convert", tmp_path / "some.pt", "-o", tmp_path / "some.safetensors")
     assert code == 0
-    assert f"warning: x3d-xs takes only the file with sha256 {entry.sha256}" in err
+    expected = f"warning: googlenet takes only the file with sha256 {entry.sha256}"
+    if name == "x3d-xs":
+        expected = "warning: x3d-xs takes other weights (23"
+    assert expected in err
+
+
+@pytest.mark.slow
+def test_pytorchvideos_x3d(capvid: Run, tmp_path: Path) -> None:
+    torch.save({"model_state": random_checkpoint(efficient=False)}, tmp_path / "X3D_XS.pyth")
+    code, out, err = capvid("convert", tmp_path / "X3D_XS.pyth", "--as", "x3d-xs")
+    path = tmp_path / "x3d_xs_kinetics400.safetensors"
+    assert (code, out) == (0, f"{path}\n") and len(load_file(path)) == 234
+    assert err.startswith(f"{path}: 234 tensors of x3d-xs, sha256 ") and "left out" not in err
 
 
 def test_help_imports_no_torch() -> None:

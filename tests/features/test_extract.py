@@ -364,7 +364,7 @@ def test_clips_with_random_weights_beside_frames(tmp_path: Path, monkeypatch: py
     from capvid.backbones.clip_networks import X3DXS
 
     torch.manual_seed(0)
-    entry = dataclasses.replace(backbone_entry("x3d-xs"), sha256=None)
+    entry = dataclasses.replace(backbone_entry("x3d-xs"), sha256=None, fingerprint=None)
     save_file(X3DXS().state_dict(), tmp_path / entry.file)
     monkeypatch.setattr(
         loading, "backbone_entry", {"x3d-xs": entry, "grid": backbone_entry("colour-grid")}.get
