@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from capvid.backbones.catalog import BUNDLED, captioners, default_captioner
+from capvid.backbones.catalog import BUNDLED, CaptionerEntry, captioners, default_captioner
 from capvid.captioners.checkpoint import CONFIG, WEIGHTS, Checkpoint, holds_checkpoint, load_checkpoint
 from capvid.errors import CheckpointError, FeatureMismatchError, UsageError
 from capvid.utils.files import sha256_file
@@ -51,10 +51,13 @@ def load_captioner(
             )
     checkpoint = load_checkpoint(folder)
     home = checkpoint.folder or folder  # of a training run, its folder "best"
+    # of one kind several captioners are bundled
+    named = {_folder(entry): entry.name for entry in captioners().values() if entry.bundled}
+    name = named.get(folder, checkpoint.name)
     return (
         checkpoint,
         lambda: _load_backbones(checkpoint, [home, folder], published, weights=weights, device=device),
-        published.label if published else f"{checkpoint.name}@{revision(home)}",
+        published.label if published else f"{name}@{revision(home)}",
     )
 
 
@@ -83,6 +86,11 @@ def chat_label(folder: Path, published: HubModel | None) -> str:
     return f"{model_type(folder)}@{revision(folder, folder / CHAT_CONFIG, *chat_weights(folder))}"
 
 
+def _folder(entry: CaptionerEntry) -> Path:
+    """Return the folder of a bundled captioner."""
+    return BUNDLED / str(entry.source).partition(":")[2]
+
+
 def find_captioner(model: str | Path | None) -> tuple[Path, HubModel | None]:
     """Return the folder of a captioner, and its Hub model if it comes from there."""
     if model is not None and Path(model).is_dir():
@@ -109,7 +117,7 @@ def find_captioner(model: str | Path | None) -> tuple[Path, HubModel | None]:
 
         hub_model = fetch_model(str(entry.source).removeprefix("hub:"))
         return hub_model.folder, hub_model
-    folder = BUNDLED / str(entry.source).partition(":")[2]
+    folder = _folder(entry)
     try:
         digest = sha256_file(folder / WEIGHTS)
     except OSError as error:

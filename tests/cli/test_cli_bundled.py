@@ -17,7 +17,7 @@ import capvid
 from capvid.backbones.backbone import load_backbone
 from capvid.backbones.catalog import BUNDLED as BUNDLED
 from capvid.backbones.catalog import backbones, captioners, default_captioner, model_card
-from capvid.checkpoints.lookup import model_folder
+from capvid.checkpoints.lookup import load_captioner, model_folder
 from capvid.errors import CheckpointError
 from capvid.utils.files import sha256_file
 
@@ -54,6 +54,8 @@ def test_bundled_captioners_match_the_registry(name: str) -> None:
     weights = folder / "captioner.safetensors"
     assert (weights.stat().st_size, sha256_file(weights)) == (entry.bytes, entry.sha256)
     assert model_card(name) is not None
+    label = load_captioner(folder, None, weights=None, device=torch.device("cpu"))[2]
+    assert label.startswith(f"{name}@")
     header = json.loads((folder / "captioner.json").read_text(encoding="utf-8"))["features"]
     motion = [] if name in OFFLINE else ["x3d-xs"]
     assert [stream["backbone"] for stream in header["streams"]] == ["capvid-small", *motion]
