@@ -81,7 +81,14 @@ def toy_files(tmp_path_factory: pytest.TempPathFactory) -> Toy:
     models.write_text(MODELS)
     torch.manual_seed(0)
     weights = folder / "toy.safetensors"
-    save_file(CapvidSmall().state_dict(), weights)
+    network = CapvidSmall()
+    gains = {block.project: 0.2 if block.residual else 1.0 for block in network.blocks}
+    for module in network.modules():
+        if isinstance(module, torch.nn.Conv2d):  # He et al. (2015); with torch's own, all videos look alike
+            std = (gains.get(module, 2.0) / module.weight[0].numel()) ** 0.5
+            torch.nn.init.normal_(module.weight, std=std)
+            torch.nn.init.zeros_(module.bias)
+    save_file(network.state_dict(), weights)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CAPVID_MODELS", str(models))
         save_toy_captioner(folder / "run", weights=weights)
