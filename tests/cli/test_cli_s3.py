@@ -203,7 +203,7 @@ def test_denied_requests_print_one_error_line(
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "wrong")
     clear_credential_cache()
     message = one_line("caption", VIDEOS, *options, "s3://bucket/captions")
-    assert "s3://bucket/captions/capvid-shards.json: cannot be read (" in message and "credentials" in message
+    assert "s3://bucket/captions: cannot be listed (" in message and "credentials" in message
     message = one_line("caption", f"{VIDEOS}/0.mp4", "--model", toy.model)
     assert message.startswith(f"error: {VIDEOS}/0.mp4: cannot be read (Forbidden); see the address")
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
@@ -221,7 +221,7 @@ def test_unreachable_server_is_an_error(
     start = time.monotonic()
     code, out, err = capvid("extract", VIDEOS, "--backbone", "colour-grid", "-o", "s3://bucket/features")
     assert (code, out, err.count("\n")) == (1, "", 1)
-    assert err.startswith("error: s3://bucket/features/capvid-shards.json: cannot be read (Could not connect")
+    assert err.startswith("error: s3://bucket/features: cannot be listed (Could not connect")
     code, out, err = capvid("extract", VIDEOS, "--backbone", "colour-grid", "-o", "features-of-nothing")
     assert (code, out) == (1, "")
     assert time.monotonic() - start < 10
