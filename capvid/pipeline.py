@@ -99,8 +99,8 @@ def load(
 
     Args:
         model: name of a bundled captioner, folder of a trained one, or ``OWNER/NAME[@REVISION]`` on the
-            Hugging Face Hub (also a GIT or a chat model as transformers publishes them); None loads the
-            default captioner.
+            Hugging Face Hub (also a GIT or a chat model as transformers publishes them); None loads the first
+            default whose backbones are on this machine or can be downloaded (see ``capvid models``).
         device: ``auto``, ``cpu``, ``cuda``, ``cuda:N`` or ``mps``.
         weights: file or folder of the backbone's weights; by default they are looked up in ``model/weights``,
             the folders in ``CAPVID_WEIGHTS`` and the cache.
@@ -147,7 +147,7 @@ def load(
         chosen.setdefault("beam_size", chosen["num_captions"])
     requested_sampling = None if sampling is None else parse_sampling(sampling)
     segmentation = None if segments is None else _parse_segments(segments)
-    folder, published = (Path(), None) if endpoint is not None else find_captioner(model)
+    folder, published = (Path(), None) if endpoint is not None else find_captioner(model, weights=weights)
     torch_device = resolve_device(device)
     common: dict[str, Any] = {
         "workers": workers,

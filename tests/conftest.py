@@ -14,6 +14,9 @@ import pytest
 # Tests run in parallel; with several threads each they would slow each other down.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# Nothing is downloaded but from servers of the tests, which say so.
+os.environ["HF_HUB_OFFLINE"] = "1"
+
 # Background shells ignore SIGINT, and commands started by the tests would inherit that.
 if (
     signal.getsignal(signal.SIGINT) is signal.SIG_IGN

@@ -149,7 +149,7 @@ class CaptionerEntry:
     """One captioner of ``models.toml``: its paper and its module.
 
     A trained captioner has a ``source``: ``bundled:FOLDER``, with ``sha256`` and ``bytes`` of its weights
-    file, or ``hub:OWNER/NAME``.
+    file, or ``hub:OWNER/NAME``, with ``bytes`` of the download if they are known.
     """
 
     name: str
@@ -212,8 +212,8 @@ def declare_backbone(name: str, **fields: Any) -> Callable[[Builder], Builder]:
 @lru_cache(maxsize=8)
 def _read_models(
     own_file: str,
-) -> tuple[dict[str, BackboneEntry], dict[str, CaptionerEntry], str, dict[str, str]]:
-    """Return backbones, captioners, default captioner and encoders of ``models.toml`` and the user's file."""
+) -> tuple[dict[str, BackboneEntry], dict[str, CaptionerEntry], tuple[str, ...], dict[str, str]]:
+    """Return backbones, captioners, defaults and encoders of ``models.toml`` and the user's file."""
     package = importlib.import_module("capvid.backbones")
     for path in sorted([path for folder in package.__path__ for path in Path(folder).glob("*.py")]):
         # only modules that declare backbones: the others may import torch
@@ -221,7 +221,7 @@ def _read_models(
             importlib.import_module(f"capvid.backbones.{path.stem}")
     backbones: dict[str, BackboneEntry] = {}
     captioners: dict[str, CaptionerEntry] = {}
-    default = ""
+    default: tuple[str, ...] = ()
     sources: dict[str, str] = {}  # of image-text encoders
     known = {field.name for field in dataclasses.fields(CaptionerEntry)} - {"name"}
     for file in [MODELS_FILE, *([Path(own_file)] if own_file else [])]:
@@ -233,7 +233,9 @@ def _read_models(
                 fields = {key: table[key] for key in known & table.keys()}
                 captioners[name] = CaptionerEntry(name=name, **fields)
             sources |= {name: str(table["source"]) for name, table in tables.get("encoders", {}).items()}
-            default = default or str(tables.get("default", ""))
+            if not isinstance(listed := tables.get("default", default), list | tuple):
+                raise TypeError("default must be a list of captioners")
+            default = tuple(map(str, listed))
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             reason = error.strerror if isinstance(error, OSError) else error
             raise UsageError(
@@ -255,8 +257,8 @@ def captioners() -> Mapping[str, CaptionerEntry]:
     return MappingProxyType(_read_models(os.environ.get("CAPVID_MODELS", ""))[1])
 
 
-def default_captioner() -> str:
-    """Return the name of the default captioner."""
+def default_captioners() -> tuple[str, ...]:
+    """Return the captioners of which the first whose backbones can be had is the default."""
     return _read_models(os.environ.get("CAPVID_MODELS", ""))[2]
 
 

@@ -7,6 +7,7 @@ is recorded at the first use, as for files of the Hub, and so is that of files f
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import re
@@ -19,14 +20,17 @@ from typing import TYPE_CHECKING
 from capvid.backbones.catalog import BUNDLED as BUNDLED
 from capvid.backbones.catalog import BackboneEntry, backbone_entry
 from capvid.errors import UsageError, WeightsError
-from capvid.utils.files import atomic_path, cache_folder, sha256_file
-from capvid.utils.validation import MIB
+from capvid.utils.files import atomic_path, atomic_write_text, cache_folder, read_regular, sha256_file
+from capvid.utils.validation import MIB, parse_json
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
 WEB_SECONDS = 30.0  # for a download from a web server
 _MAX_WEB_BYTES = 64 * MIB
+# seconds before a download is tried again by default: after a failure that showed at once, or after any other
+_PAUSES = (60.0, 24 * 3600.0)
+_AT_ONCE = 2.0  # seconds
 COUNTER = "num_batches_tracked"  # tensor of batch normalisation that old files lack and inference ignores
 
 
@@ -91,13 +95,16 @@ def _remote_weights(entry: BackboneEntry, *, download: bool) -> Path | None:
     return None
 
 
-def fetch_web(entry: BackboneEntry) -> Path:
+def fetch_web(entry: BackboneEntry, *, search: Sequence[Path] = (), insist: bool = True) -> Path:
     """Return a backbone's weights, downloaded to the cache from a web server unless they are there.
 
-    Of several processes one downloads, and the others wait for it.
+    A failure is remembered in the cache, for a day unless it showed at once. Of several processes one
+    downloads, and the others wait for it.
 
     Args:
         entry: a backbone with ``urls``; the first of the files that has its fingerprint is taken.
+        search: as for :func:`local_weights`.
+        insist: whether to try again although it has failed lately.
 
     Raises:
         WeightsError: no file that is there, or can be downloaded, holds these weights.
@@ -107,7 +114,7 @@ def fetch_web(entry: BackboneEntry) -> Path:
 
     from capvid.backbones.x3d_checkpoints import read_checked
 
-    path = local_weights(entry.name)
+    path = local_weights(entry.name, search=search)
     if path is not None:
         if not _is_pinned(entry, path):
             read_checked(entry, path)
@@ -118,15 +125,39 @@ def fetch_web(entry: BackboneEntry) -> Path:
     if constants.HF_HUB_OFFLINE:
         problem = f"the weights of {entry.name} are not there, and HF_HUB_OFFLINE forbids downloads"
         raise WeightsError(problem, remedy=remedy)
+    begun = time.monotonic()
+    failure = folder / f"{entry.name}.failed.json"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with FileLock(folder / f".{entry.name}.lock", timeout=WEB_SECONDS + 5):
             if (path := local_weights(entry.name)) is not None:  # another process was faster
                 return path
-            return _download_web(entry, folder, time.monotonic() + WEB_SECONDS)
+            if not insist and (reason := _recent_failure(failure)):
+                problem = f"the weights of {entry.name} could not be downloaded lately ({reason})"
+                raise WeightsError(problem, remedy="--model with the captioner's name tries again at once")
+            begun = time.monotonic()
+            try:
+                path = _download_web(entry, folder, begun + WEB_SECONDS)
+            except (OSError, WeightsError) as error:
+                quick = isinstance(error, OSError) and time.monotonic() - begun < _AT_ONCE
+                until = time.time() + _PAUSES[0 if quick else 1]
+                atomic_write_text(failure, json.dumps({"until": until, "reason": str(error)}) + "\n")
+                raise
+            failure.unlink(missing_ok=True)
+            return path
     except OSError as error:  # of the lock, too
         problem = f"the weights of {entry.name} cannot be downloaded ({error})"
         raise WeightsError(problem, remedy=remedy) from error
+
+
+def _recent_failure(path: Path) -> str:
+    """Return why a download failed lately, or nothing if it may be tried again."""
+    try:
+        record = parse_json(read_regular(path, max_bytes=MIB))
+        lately = 0 < float(record["until"]) - time.time() <= _PAUSES[1]
+        return str(record["reason"]) if lately else ""
+    except (OSError, ValueError, TypeError, KeyError):
+        return ""
 
 
 def _download_web(entry: BackboneEntry, folder: Path, deadline: float) -> Path:

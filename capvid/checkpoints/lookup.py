@@ -3,21 +3,71 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
-from capvid.backbones.catalog import BUNDLED, CaptionerEntry, captioners, default_captioner
-from capvid.captioners.checkpoint import CONFIG, WEIGHTS, Checkpoint, holds_checkpoint, load_checkpoint
-from capvid.errors import CheckpointError, FeatureMismatchError, UsageError
+from capvid.backbones.catalog import (
+    BUNDLED,
+    BackboneEntry,
+    CaptionerEntry,
+    backbone_entry,
+    backbones,
+    captioners,
+    default_captioners,
+)
+from capvid.backbones.weights import fetch_web
+from capvid.captioners.checkpoint import (
+    CONFIG,
+    WEIGHTS,
+    Checkpoint,
+    holds_checkpoint,
+    load_checkpoint,
+    read_config,
+)
+from capvid.errors import CapvidError, CheckpointError, FeatureMismatchError, UsageError
 from capvid.utils.files import sha256_file
 from capvid.utils.registry import did_you_mean
 
 if TYPE_CHECKING:
     from capvid.backbones.backbone import Backbone
     from capvid.checkpoints.hub_checkpoints import HubModel
+
+
+def default_model(begun: str | None = None, *, weights: str | Path | None = None) -> str:
+    """Return the name of the captioner to use where none is named.
+
+    This is the first of the defaults whose backbones are on this machine or can be downloaded within 30
+    seconds; a failed download is not tried again for a while. The last one needs no download.
+
+    Args:
+        begun: captioner (``name@revision``) of the run that is continued, which stays if it is a default.
+        weights: file or folder of backbones' weights.
+    """
+    *preferred, last = default_captioners()
+    name = (begun or "").partition("@")[0]
+    if name in default_captioners():
+        return name
+    for name in preferred:
+        try:
+            for backbone in backbones_of(name):
+                if backbone.urls:
+                    fetch_web(backbone, search=[] if weights is None else [Path(weights)], insist=False)
+        except CapvidError as error:
+            note = "note: captioning with %s instead of %s: %s"
+            logging.getLogger("capvid").warning(note, last, name, error)
+        else:
+            return name
+    return last
+
+
+def backbones_of(name: str) -> list[BackboneEntry]:
+    """Return the backbones that a bundled captioner needs."""
+    streams = read_config(model_folder(name))["features"]["streams"]
+    return [backbone_entry(backbone) for backbone in dict.fromkeys(stream["backbone"] for stream in streams)]
 
 
 def model_folder(model: str | Path | None) -> Path:
@@ -91,12 +141,14 @@ def _folder(entry: CaptionerEntry) -> Path:
     return BUNDLED / str(entry.source).partition(":")[2]
 
 
-def find_captioner(model: str | Path | None) -> tuple[Path, HubModel | None]:
-    """Return the folder of a captioner, and its Hub model if it comes from there."""
+def find_captioner(
+    model: str | Path | None, *, weights: str | Path | None = None
+) -> tuple[Path, HubModel | None]:
+    """Return the folder of a captioner, and its Hub model if it comes from there; None is the default."""
     if model is not None and Path(model).is_dir():
         return Path(model), None
     trained = {name: entry for name, entry in captioners().items() if entry.source}
-    name = default_captioner() if model is None else str(model)
+    name = default_model(weights=weights) if model is None else str(model)
     if name not in trained:
         from capvid.checkpoints.hub_checkpoints import fetch_model, is_name
 
@@ -150,7 +202,6 @@ def _load_backbones(
         HubError: the captioner was published with their weights, which cannot be downloaded.
     """
     from capvid.backbones.backbone import load_backbone
-    from capvid.backbones.catalog import backbone_entry, backbones
 
     if published is not None and weights is None:
         published.fetch_weights(checkpoint.header)

@@ -105,6 +105,7 @@ class Batch:
         many: whether there are several inputs; a single one gets neither bar nor summary.
         interrupted: suffix of the interrupt message.
         dry_run: whether nothing is done, only counted.
+        advice: function that says what may do better than the captioner, if captions are of low confidence.
     """
 
     verb: str
@@ -114,6 +115,7 @@ class Batch:
     low_confidence: int = 0
     interrupted: str = ""
     dry_run: bool = False
+    advice: Callable[[], str] | None = None
     errors: list[CapvidError] = field(default_factory=list)
     begun: float = field(default_factory=time.monotonic)
     _flagged: list[str] = field(default_factory=list)  # the first ones of low confidence
@@ -267,6 +269,8 @@ class Batch:
             segments = self._flagged_segments
             which = f"{segments}, see low_confidence in csv" if segments else "this caption may well be wrong"
             self.say(f"note: low confidence: {which}")
+        if self.low_confidence and self.advice is not None and (advice := self.advice()):
+            self.say(f"note: {advice}")
 
     def _answers(self) -> str:
         """Return how many failures of each kind are answers of a chat model, in parentheses."""

@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from enum import Enum
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -53,6 +55,8 @@ if TYPE_CHECKING:
 MAX_CUE_SECONDS = 1e6
 MAX_LINE_WIDTH = 10_000
 _T = TypeVar("_T")
+BETTER = "smolvlm2-500m"  # captioner to recommend where captions are of low confidence
+MEMORY = 1.2  # that it needs, relative to its weights
 # one word with an extension or a final slash, or any line that ends in .txt
 _FILE_NAME = re.compile(r"\S*[^\s.?!,;:]\.[a-z][a-z0-9]{0,7}|\S*[/\\]|.{1,250}\.txt", re.I | re.A)
 
@@ -207,11 +211,17 @@ def caption(
             raise UsageError(f"{report}: the captions go there", remedy="give -o and --report two names")
         check_writable_file(report)
 
-    def load_pipeline(device: str) -> CaptionPipeline:
+    def load_pipeline(device: str, begun: str | None) -> CaptionPipeline:
+        from capvid.checkpoints.lookup import default_model
         from capvid.pipeline import load
 
+        name = model
+        if model is None and endpoint is None:  # a run that is continued keeps the captioner it began with
+            name = default_model(None if inputs.overwrite else begun, weights=weights)
+        if name is not None and endpoint is None:
+            batch.advice = lambda: better_captioner(name, chosen=model is not None)
         return load(
-            model,
+            name,
             device=device,
             weights=weights,
             batch_size=batch_size,
@@ -235,6 +245,8 @@ def caption(
 
     if sharded:
         from capvid.distributed.jobs import CaptionJob
+        from capvid.output.shards import read_head
+        from capvid.utils.storage import Storage
 
         if output or report:
             raise UsageError("shards take neither -o nor --report", remedy="leave it out")
@@ -244,8 +256,13 @@ def caption(
             raise UsageError(problem, remedy="use --format jsonl, parquet or webdataset")
         assert output_dir is not None
         media = shards == "webdataset"
+
+        def make_job(device: str) -> CaptionJob:
+            begun = None if inputs.overwrite else (read_head(Storage(output_dir)) or {}).get("model")
+            return CaptionJob(pipeline=load_pipeline(device, begun), attention=attention, media=media)
+
         run_sharded(
-            lambda device: CaptionJob(pipeline=load_pipeline(device), attention=attention, media=media),
+            make_job,
             input_set,
             batch,
             output_dir,
@@ -297,7 +314,7 @@ def caption(
             [("--sidecar", path) for path in texts], read, kind="text" if inputs.overwrite else None
         )
 
-    def open_outputs(pipeline: CaptionPipeline, settings: Mapping[str, Any]) -> Outputs:
+    def open_outputs(made_by: Mapping[str, Any], settings: Mapping[str, Any]) -> Outputs:
         from capvid.output.manifest import OutputFolder, Sidecars, VideoFolder
 
         def render(result: CaptionResult) -> str:
@@ -306,8 +323,6 @@ def caption(
                 out.append(out.render(result))
             return text.getvalue()
 
-        attended = {**pipeline.settings, **({"attention": True} if settings["attention"] else {})}
-        made_by = {"model": pipeline.model, "settings": {**attended, **subtitles}}
         if folder is None:
             return Sidecars(writer.extension, render, made_by, overwrite=inputs.overwrite)
         if videofolder:
@@ -324,11 +339,19 @@ def caption(
     if inputs.dry_run and not (sidecar or (folder and folder.is_dir())):  # nothing can be done already
         print_plan(batch, videos, output_of)
         return
+    begun = None
+    if model is None and not inputs.overwrite and (sidecar or (folder and folder.is_dir())):
+        from capvid.backbones.catalog import default_captioners
+
+        earlier = open_outputs({"model": "", "settings": {}}, {})
+        begun = earlier.captioner([video.path for video in videos], default_captioners())
     with batch.stage("loading the model"):
-        pipeline = load_pipeline(runtime.device)
+        pipeline = load_pipeline(runtime.device, begun)
     settings: dict[str, Any] = {"settings": pipeline.settings, "attention": records, **subtitles}
+    attended = {**pipeline.settings, **({"attention": True} if records else {}), **subtitles}
+    made_by = {"model": pipeline.model, "settings": attended}
     if inputs.dry_run:
-        outputs = open_outputs(pipeline, settings)
+        outputs = open_outputs(made_by, settings)
         print_plan(
             batch,
             videos,
@@ -344,7 +367,7 @@ def caption(
             page = Report(report, model=pipeline.model, settings=pipeline.settings)
             run.page = stack.enter_context(page)
         if folder or sidecar:
-            outputs = stack.enter_context(open_outputs(pipeline, settings))
+            outputs = stack.enter_context(open_outputs(made_by, settings))
             run.caption_into(outputs, videos, overwrite=inputs.overwrite)
             batch.finish()
             return
@@ -364,6 +387,40 @@ def caption(
         if output and (batch.done or writer.records_errors):
             atomic_write_text(output.resolve(), text.getvalue())  # a link stays one
     batch.finish()
+
+
+def better_captioner(name: str, *, chosen: bool) -> str:
+    """Return which captioner may do better than a bundled one on this machine, and what it takes.
+
+    Args:
+        name: the captioner.
+        chosen: whether the user named it.
+
+    Returns:
+        a sentence; empty if nothing better can run here.
+    """
+    from huggingface_hub import constants
+
+    from capvid.backbones.catalog import captioners, default_captioners
+    from capvid.hub import client
+    from capvid.utils.device import free_memory
+    from capvid.vlm.chat import WEIGHTS
+
+    *preferred, offline = default_captioners()
+    entry, known = captioners()[BETTER], captioners().get(name)
+    if known is None or not known.bundled:
+        return ""
+    if preferred and name == offline and not chosen:  # there was a note why, or an earlier run began with it
+        if not constants.HF_HUB_OFFLINE:
+            return ""
+        return f"{preferred[0]} does better; unset HF_HUB_OFFLINE once, and what it needs is downloaded"
+    here = client.cached(str(entry.source), WEIGHTS) is not None
+    if (constants.HF_HUB_OFFLINE and not here) or free_memory()[0] < MEMORY * (entry.bytes or 0):
+        return ""
+    download = "it is on this machine" if here else f"a download of {(entry.bytes or 0) / 1e6:,.0f} MB"
+    installed = find_spec("num2words") and int(version("transformers").partition(".")[0]) >= 5
+    install = "" if installed else "; first run pip install 'capvid[vlm]'"
+    return f"--model {BETTER} may do better ({download}){install}"
 
 
 def _read_prompt(prompt: str) -> str:

@@ -132,7 +132,7 @@ def _decord() -> Check:
 
 
 def _bundled() -> Check:
-    from capvid.backbones.catalog import captioners, default_captioner
+    from capvid.backbones.catalog import captioners, default_captioners
     from capvid.backbones.weights import local_weights
     from capvid.checkpoints.lookup import model_folder
 
@@ -141,7 +141,7 @@ def _bundled() -> Check:
         model_folder(name)  # raises if its files are damaged
     if local_weights("capvid-small") is None:
         return BROKEN, "the weights of capvid-small are not there", "install capvid again"
-    return OK, f"{', '.join(names)} (by default {default_captioner()})", ""
+    return OK, f"{', '.join(names)} (by default {' or '.join(default_captioners())})", ""
 
 
 def _cache() -> Check:

@@ -86,7 +86,7 @@ def _show_remote(name: str, *, as_json: bool) -> None:
 
 def _list_models(captioners: Sequence[CaptionerEntry], backbones: Sequence[BackboneEntry]) -> None:
     """Print both tables: at the terminal's width, or with all columns, one line per model, when piped."""
-    from capvid.backbones.catalog import default_captioner
+    from capvid.backbones.catalog import default_captioners
     from capvid.backbones.weights import is_available
     from capvid.cli._terminal import column_lines, terminal_width, wrap
 
@@ -105,13 +105,16 @@ def _list_models(captioners: Sequence[CaptionerEntry], backbones: Sequence[Backb
             if entry.repository is not None:
                 terms = f" (--model {entry.repository}, {entry.licence})"
             elif entry.source is not None:
-                default = "; taken without --model" if entry.name == default_captioner() else ""
+                *preferred, offline = default_captioners()
+                default = "; the default" if entry.name in preferred else ""
+                default = "; the default offline" if entry.name == offline else default
                 terms = f" (comes with capvid, {_size(entry)}, {entry.licence}{default})"
             lines.append(f"{entry.name}{terms}")
             for text in (entry.description, entry.paper):
                 lines += [f"    {line}" for line in wrap(text, width - 4)]
         lines += ["", "Backbones", ""]
         origins = {"bundled": "capvid", "hub": "the Hub", "file": "your file", "none": "-"}
+        origins["https"] = "the web"
         kinds = [b.source.partition(":")[0] for b in backbones]
         narrow = [
             (b.name, here[b.name], _size(b), origins.get(kind, kind), b.licence)
@@ -125,7 +128,7 @@ def _list_models(captioners: Sequence[CaptionerEntry], backbones: Sequence[Backb
 
 def _record(entry: CaptionerEntry | BackboneEntry) -> dict[str, Any]:
     """Return all metadata of a model, for programs."""
-    from capvid.backbones.catalog import BackboneEntry, default_captioner
+    from capvid.backbones.catalog import BackboneEntry, default_captioners
     from capvid.backbones.weights import is_available
     from capvid.training.recipe import all_recipes
 
@@ -137,7 +140,7 @@ def _record(entry: CaptionerEntry | BackboneEntry) -> dict[str, Any]:
             "code": entry.file,
             **{name: getattr(entry, name) for name in ("source", "licence", "bytes", "sha256")},
             "here": entry.bundled,
-            "default": entry.name == default_captioner(),
+            "default": entry.name in default_captioners(),
             "recipes": [name for name, recipe in recipes if recipe.get("captioner") == entry.name],
         }
     members = ("description", "origin", "source", "file", "licence", "bytes", "sha256")

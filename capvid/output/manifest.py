@@ -16,6 +16,7 @@ import itertools
 import json
 import os
 from abc import abstractmethod
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path, PurePath, PurePosixPath
@@ -238,6 +239,10 @@ class Outputs(ExitStack):
         self.edited: set[VideoPath] = set()
 
     @abstractmethod
+    def captioner(self, videos: Iterable[VideoPath], names: Iterable[str]) -> str | None:
+        """Return which of the captioners made most of the outputs that are there; None if none did."""
+
+    @abstractmethod
     def is_done(self, video: VideoPath) -> bool:
         """Whether there is nothing to do for a video."""
 
@@ -280,6 +285,11 @@ class OutputFolder(Outputs):
     def __enter__(self) -> OutputFolder:
         remove_leftovers([self.folder / MANIFEST, *(self.folder / name for name in self.names.values())])
         return self
+
+    def captioner(self, videos: Iterable[VideoPath], names: Iterable[str]) -> str | None:
+        """Return which of the captioners made most of the outputs in the manifest."""
+        made = Counter(str(row.get("model")).partition("@")[0] for row in self._manifest.rows.values())
+        return max(made.keys() & set(names), key=lambda name: made[name], default=None)
 
     def is_done(self, video: VideoPath) -> bool:
         """Whether the file of the video is there, and its captions are those of the video as it is now."""
@@ -331,6 +341,16 @@ class Dataset(Outputs):
     def put(self, video: VideoPath, text: str) -> None:
         """Write the text of a video."""
 
+    def captioner(self, videos: Iterable[VideoPath], names: Iterable[str]) -> str | None:
+        """Return which of the captioners wrote most of the videos' texts that are unchanged."""
+        made, names = Counter[str](), list(names)
+        for video in videos:
+            with suppress(CapvidError, OSError):  # writing the text shows what is wrong
+                if (text := self.read(video)) is not None:
+                    written = (*self.place(video), text)
+                    made.update(name for name in names if (*written, name) in self.ledger)
+        return max(made, key=lambda name: made[name], default=None)
+
     def is_done(self, video: VideoPath) -> bool:
         """Whether the text is that of the video as it is now, or somebody else's."""
         place, text = self.place(video), self.read(video)
@@ -351,7 +371,9 @@ class Dataset(Outputs):
             return
         text = self.render(result)
         # first, so that nobody, not even a run at the same time, finds a text of unknown origin
-        self.ledger.add(place, (*place, text), self._done(result.path, text))
+        captioner = self.made_by[0].partition("@")[0]
+        records = place, (*place, text), (*place, text, captioner), self._done(result.path, text)
+        self.ledger.add(*records)
         self.put(result.path, text)
 
     def _done(self, video: VideoPath, text: str) -> tuple[str, ...]:

@@ -422,6 +422,24 @@ def shard_paths(folder: str) -> list[str]:
     return [storage.place(name) for name in (HEAD, *filter(_SHARD.fullmatch, storage.names()))]
 
 
+def read_head(storage: Storage) -> dict[str, Any] | None:
+    """Return what all shards in a folder depend on, such as the model; None if no run was begun there.
+
+    Raises:
+        DataError: the file is damaged.
+        StorageError: it cannot be read.
+    """
+    try:
+        head = parse_json(storage.read(HEAD))
+        head.keys()
+        return dict(head)
+    except FileNotFoundError:
+        return None
+    except (ValueError, AttributeError) as error:
+        problem = f"{storage.place(HEAD)}: is damaged"
+        raise DataError(problem, remedy="delete it with the shards beside it") from error
+
+
 class ShardFolder:
     """The shards of one run, and of earlier runs that it continues.
 
@@ -446,7 +464,7 @@ class ShardFolder:
             UsageError: it holds shards of another model, other settings or another format.
             StorageError: it cannot be read.
         """
-        head = self._read_head()
+        head = read_head(self.storage)
         if head is not None and head != self.head and not overwrite:
             keys = head.keys() | self.head.keys()
             differing = sorted(key for key in keys if head.get(key) != self.head.get(key))
@@ -478,21 +496,9 @@ class ShardFolder:
         Raises:
             UsageError: it is another folder.
         """
-        if self._read_head() != self.head:
+        if read_head(self.storage) != self.head:
             problem = f"{self.storage}: is not the same folder on {platform.node()}"
             raise UsageError(problem, remedy="give an address, or a folder that all machines share")
-
-    def _read_head(self) -> Any:
-        try:
-            head = parse_json(self.storage.read(HEAD))
-            head.keys()
-            return head
-        except FileNotFoundError:
-            return None
-        except (ValueError, AttributeError) as error:
-            raise DataError(
-                f"{self.storage.place(HEAD)}: is damaged", remedy="delete it with the shards beside it"
-            ) from error
 
     def holds(self, path: VideoPath) -> bool:
         """Whether a video is in a shard of this folder, from which it must not be captioned again."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -202,7 +203,7 @@ def test_what_is_no_checkpoint_is_not_unpickled(cache: Path, server: WeightsServ
 
 
 @pytest.mark.parametrize("fault", ["hang", "drip", "cut", "endless", "none"])
-def test_failures_leave_nothing_and_it_can_be_tried_again(
+def test_failures_leave_nothing_and_are_not_repeated_at_once(
     cache: Path,
     server: WeightsServer,
     published: tuple[Path, bytes],
@@ -213,11 +214,28 @@ def test_failures_leave_nothing_and_it_can_be_tried_again(
     monkeypatch.setattr(module, "WEB_SECONDS", 0.5)
     server.files, server.fault = ({FIRST: published[1]}, fault) if fault != "none" else ({}, "")
     with pytest.raises(WeightsError, match=f"cannot be downloaded.*download {server.url}/{FIRST} elsewhere"):
-        fetch_web(entry)
+        fetch_web(entry, insist=False)
     assert not list(cache.glob("*.pyth"))
+    asked = len(server.requests)
     server.fault, server.files = "", {FIRST: published[1]}
+    with pytest.raises(WeightsError, match="could not be downloaded lately"):
+        fetch_web(entry, insist=False)
+    assert len(server.requests) == asked
+    record = json.loads((cache / "x3d-xs.failed.json").read_text())
+    (cache / "x3d-xs.failed.json").write_text(json.dumps(record | {"until": time.time() - 1}))
     monkeypatch.setattr(module, "WEB_SECONDS", 30.0)
-    assert fetch_web(entry) == cache / FIRST
+    assert fetch_web(entry, insist=False) == cache / FIRST
+    assert not (cache / "x3d-xs.failed.json").exists()
+
+
+def test_what_was_asked_for_by_name_is_tried_again(
+    cache: Path, server: WeightsServer, published: tuple[Path, bytes]
+) -> None:
+    cache.mkdir()
+    for text in ('{"until": 1e12, "reason": "x"}', "[]", "{", '{"until": "nan"}'):
+        (cache / "x3d-xs.failed.json").write_text(text)
+        with pytest.raises(WeightsError, match="HTTP Error 404"):
+            fetch_web(backbone_entry("x3d-xs"))
 
 
 def test_offline_asks_nobody(cache: Path, server: WeightsServer, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,7 +36,8 @@ def test_doctor_reports_the_installation(capvid: Run, hub: FakeHub) -> None:
     assert findings["capvid"][0] == "ok" and findings["capvid"][1].startswith(package.__version__)
     assert findings["bundled models"] == (
         "ok",
-        "m3, m3-motion, kv-memory, kv-memory-motion, ham, dense-lstm, mart (by default kv-memory)",
+        "m3, m3-motion, kv-memory, kv-memory-motion, ham, dense-lstm, mart "
+        "(by default m3-motion or kv-memory)",
     )
     assert findings["Hub"][0] == "ok" and hub.url in findings["Hub"][1]
     assert "h264" in findings["video codecs"][1]

@@ -84,7 +84,7 @@ def test_json_lists_every_model(capvid: Run, toy: Toy) -> None:
     m3, toy_backbone = records["m3"], records["toy"]
     assert (m3["kind"], m3["default"], m3["here"], m3["licence"]) == ("captioner", False, True, "Apache-2.0")
     assert "m3-small" in m3["recipes"]
-    assert [name for name, record in records.items() if record.get("default")] == ["kv-memory"]
+    assert [name for name, record in records.items() if record.get("default")] == ["m3-motion", "kv-memory"]
     assert (toy_backbone["kind"], toy_backbone["here"]) == ("backbone", True)
     assert toy_backbone["layers"]["embedding"] == {"locations": None, "width": 1280}
     assert json.loads(capvid("models", "toy", "--json")[1]) == toy_backbone
@@ -106,7 +106,7 @@ def test_list_on_a_terminal_truncates_nothing(
         assert set(text.split()) <= set(words)
     if columns == "80":
         assert max(map(len, out.splitlines())) <= 80
-        assert "kv-memory (comes with capvid, 5 MB, Apache-2.0; taken without --model)" in out.splitlines()
+        assert "kv-memory (comes with capvid, 5 MB, Apache-2.0; the default offline)" in out.splitlines()
 
 
 def test_list_does_not_import_torch() -> None:
