@@ -83,7 +83,7 @@ def caption(
     *,
     model: str | None = typer.Option(
         None,
-        show_default="the bundled one",
+        show_default="m3-motion or kv-memory",
         autocompletion=complete_captioner,
         metavar="NAME",
         help="Captioner (see capvid models), run folder, or OWNER/NAME[@REVISION] on the Hub, pinned at "

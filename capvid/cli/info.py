@@ -14,7 +14,7 @@ def info(
     video: Path = typer.Argument(..., metavar="VIDEO", show_default=False),
     model: str | None = typer.Option(
         None,
-        show_default="the bundled one",
+        show_default="the default one",
         autocompletion=complete_captioner,
         metavar="NAME",
         help="Captioner whose frames to show.",
@@ -30,6 +30,7 @@ def info(
     ),
 ) -> None:
     """Show the properties of a video, and the frames that a captioner looks at."""
+    from capvid.backbones.catalog import default_captioners
     from capvid.features.prefetch import decode_video
     from capvid.pipeline import load
     from capvid.video.frame_sampling import ChosenTimes
@@ -37,7 +38,8 @@ def info(
 
     with open_video(video, reader=reader.value) as source:
         properties, times = source.info, source.frame_times()
-    pipeline = load(model, device="cpu", sampling=sampling)
+    # its backbones, which may need a download, do not matter here
+    pipeline = load(model or default_captioners()[0], device="cpu", sampling=sampling)
     chosen = pipeline.sampling
     if pipeline.segments is not None:
         indices = pipeline.segments.choose(video, times, properties.duration, chosen)

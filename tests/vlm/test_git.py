@@ -355,7 +355,7 @@ def test_repositories_that_cannot_be_used(
 
 @pytest.mark.slow
 def test_other_captioners_do_not_load_transformers() -> None:
-    code = "import sys, capvid; capvid.load(device='cpu'); print('transformers' in sys.modules)"
+    code = "import sys, capvid; capvid.load('kv-memory', device='cpu'); print('transformers' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=200)
     assert (done.stdout, done.stderr) == ("False\n", "")
 
