@@ -11,7 +11,9 @@ import pytest
 import torch
 from torch import nn
 
+from capvid.backbones import backbone as backbones
 from capvid.backbones.backbone import load_backbone
+from capvid.backbones.catalog import backbone_entry
 from capvid.errors import UsageError
 from capvid.training.optimization import bf16_in_hardware, wants_bf16
 from capvid.utils import device as devices
@@ -34,6 +36,18 @@ def test_half_precision_is_refused_with_reason_and_remedy(avx2: None) -> None:
         assert "2D convolutions would take 20 times as long" in str(error.value)
         assert error.value.remedy == "use --precision fp32"
     assert load_backbone("capvid-small", precision="auto").dtype == torch.float32
+
+
+def test_half_precisions_that_are_safe_are_taken_where_they_are_fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    network, small = backbone_entry("x3d-xs"), backbone_entry("capvid-small")
+    for fast, expected in (
+        ((), (torch.float32, torch.float32)),
+        ((torch.bfloat16,), (torch.bfloat16, torch.float32)),
+        ((torch.bfloat16, torch.float16), (torch.float16, torch.float16)),
+    ):
+        monkeypatch.setattr(backbones, "has_fast_path", lambda dtype, device, fast=fast: dtype in fast)
+        chosen = [backbones._choose_dtype("auto", entry, CPU, nn.Identity()) for entry in (network, small)]
+        assert tuple(chosen) == expected
 
 
 @pytest.mark.parametrize(

@@ -156,7 +156,8 @@ def load_backbone(
             than those in the catalogue.
         device: device on which to run.
         search: files and folders to search before ``CAPVID_WEIGHTS`` and the cache.
-        precision: ``fp32``, ``fp16``, ``bf16``, or ``auto`` for fp16 where that is fast and safe, else fp32.
+        precision: ``fp32``, ``fp16``, ``bf16``, or ``auto`` for a half precision that is fast and safe, else
+            fp32.
 
     Raises:
         UsageError: there is no such backbone, layer or precision.
@@ -206,10 +207,12 @@ def load_backbone(
 def _choose_dtype(
     precision: str, entry: BackboneEntry, device: torch.device, module: nn.Module
 ) -> torch.dtype:
-    """Return the dtype to compute in; ``auto`` takes float16 where it is fast and known to be safe."""
+    """Return the dtype to compute in; ``auto`` takes a half precision that is fast and known to be safe."""
     if precision == "auto":
-        fast = device.type in ("cuda", "cpu") and has_fast_path(torch.float16, device)
-        return torch.float16 if fast and entry.half else torch.float32
+        safe = {torch.float16: entry.half, torch.bfloat16: entry.bf16}
+        known = device.type in ("cuda", "cpu")
+        fast = [dtype for dtype in safe if known and safe[dtype] and has_fast_path(dtype, device)]
+        return (*fast, torch.float32)[0]
     if precision not in PRECISIONS:
         raise UsageError(f"{precision}: no such precision", remedy=f"use auto, {', '.join(PRECISIONS)}")
     if precision != "fp32" and entry.half is False:

@@ -89,7 +89,7 @@ class Clip:
 
 @dataclass(frozen=True, kw_only=True)
 class BackboneEntry:
-    """One backbone. ``models.toml`` documents ``source``, ``sha256``, ``half`` and ``layers``."""
+    """One backbone. ``models.toml`` documents ``source``, ``sha256``, ``half``, ``bf16`` and ``layers``."""
 
     name: str
     kind: str  # name of the network's builder in NETWORKS
@@ -107,6 +107,7 @@ class BackboneEntry:
     bytes: int | None = None
     clip: Clip | None = None  # None for a network of single frames
     half: bool | None = None
+    bf16: bool = False
     alternatives: tuple[str, ...] = ()  # other files of the same Hub repository or web folder to try
     fingerprint: str | None = None  # file in ``bundled`` by which weights in other files are recognised
     config: Mapping[str, Any] = field(default_factory=dict)  # options of timm or transformers
