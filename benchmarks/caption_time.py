@@ -32,7 +32,7 @@ def stage_seconds(runs: int, video: Path) -> dict[str, float]:
     from capvid.backbones.backbone import load_backbone
     from capvid.video.readers import read_frames
 
-    pipeline = capvid.load()
+    pipeline = capvid.load("kv-memory")  # one backbone
     pipeline(video)
     sampled = read_frames(video, pipeline.sampling)
     backbone = load_backbone(str(pipeline.generator.checkpoint.header.streams[0].backbone))
