@@ -192,7 +192,7 @@ def test_a_machine_with_too_little(limit: tuple[int, int], message: str, tmp_pat
     write_video(tmp_path / "a.mp4", seed=0)
     kind, size = limit
     completed = subprocess.run(
-        [sys.executable, "-m", "capvid", "caption", tmp_path / "a.mp4"],
+        [sys.executable, "-m", "capvid", "caption", tmp_path / "a.mp4", "--model", "kv-memory"],
         capture_output=True,
         text=True,
         preexec_fn=lambda: resource.setrlimit(kind, (size, size)),

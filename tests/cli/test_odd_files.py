@@ -132,7 +132,8 @@ def test_closed_output_pipe_leaves_no_process(
     odd_files: tuple[Path, dict[str, bool]], tmp_path: Path
 ) -> None:
     folder, _ = odd_files
-    run = Run(tmp_path, "stdout", "\t", 1, "caption", folder, "--batch-size", 1)
+    arguments = ("caption", folder, "--model", "kv-memory", "--batch-size", 1)
+    run = Run(tmp_path, "stdout", "\t", 1, *arguments)
     assert run.process.stdout is not None
     assert run.process.stdout.readline()
     run.process.stdout.close()
