@@ -30,7 +30,7 @@ def tower(tmp_path_factory: pytest.TempPathFactory) -> str:
 def test_the_candidate_that_fits_the_frames_best_comes_first(
     toy: Toy, video_files: list[Path], bad_files: dict[str, Path], tower: str
 ) -> None:
-    options = {"num_captions": 20, "beam_size": 20, "device": "cpu", "workers": 1, "batch_size": 2}
+    options = {"num_captions": 5, "beam_size": 5, "device": "cpu", "workers": 1, "batch_size": 2}
     inputs = [video_files[0], bad_files["text"], *video_files[1:]]
     with load(toy.model, **options) as plain, load(toy.model, rerank=tower, **options) as reranking:
         likeliest = list(plain.stream(inputs))

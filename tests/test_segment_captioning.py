@@ -11,7 +11,7 @@ import pysrt
 import pytest
 import torch
 import webvtt
-from toy import Run, Toy, capvid, toy, toy_files, video_files, write_images
+from toy import Run, Toy, capvid, save_toy_captioner, toy, toy_files, video_files, write_images
 
 from capvid.backbones.backbone import load_backbone
 from capvid.captioners.base import build
@@ -39,27 +39,31 @@ def long_video(tmp_path: Path) -> Path:
     return write_images(tmp_path / "long vidéo.mp4", images, bit_rate=4_000_000)
 
 
-@pytest.fixture(scope="session")
-def mart(toy_files: Toy, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Save a MART with random weights for the toy's features."""
-    folder = tmp_path_factory.mktemp("mart")
-    toy_checkpoint = load_checkpoint(toy_files.model)
+def save_mart(folder: Path, base: Path) -> Path:
+    """Save a MART with random weights for the features, and with the words, of the captioner in ``base``."""
+    checkpoint = load_checkpoint(base)
     torch.manual_seed(4)
     sizes = {
-        "vocabulary_size": len(toy_checkpoint.vocabulary),
-        "feature_width": 1280,
+        "vocabulary_size": len(checkpoint.vocabulary),
+        "feature_width": checkpoint.header.width,
         "hidden": 16,
         "heads": 2,
     }
     sizes |= {"layers": 2, "feed_forward": 16, "word_width": 8, "memory_length": 2, "dropout": 0.0}
     captioner = build("mart", {**sizes, "standardise": True})
-    captioner.standardise.load_state_dict(toy_checkpoint.captioner.standardise.state_dict())
+    captioner.standardise.load_state_dict(checkpoint.captioner.standardise.state_dict())
     with torch.no_grad():
         for parameter in captioner.parameters():
             if parameter.dim() > 1:
                 parameter.mul_(3)
-    save_checkpoint(folder, captioner, toy_checkpoint.vocabulary, toy_checkpoint.header, {"max_frames": 4})
+    save_checkpoint(folder, captioner, checkpoint.vocabulary, checkpoint.header, {"max_frames": 4})
     return folder
+
+
+@pytest.fixture(scope="session")
+def mart(toy_files: Toy, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Save a MART for the toy's features."""
+    return save_mart(tmp_path_factory.mktemp("mart"), toy_files.model)
 
 
 def single_result(results: list[CaptionResult]) -> CaptionResult:
@@ -136,15 +140,16 @@ def test_paragraphs_carry_memory_between_segments(toy: Toy, mart: Path, long_vid
 
 
 @pytest.mark.slow
-def test_paragraph_captioner_segments_automatically(mart: Path, toy: Toy, long_video: Path) -> None:
+def test_paragraph_captioner_segments_automatically(long_video: Path, tmp_path: Path) -> None:
+    save_toy_captioner(tmp_path / "base", backbone="colour-grid")  # whose features tell the scenes apart
+    mart = save_mart(tmp_path / "mart", tmp_path / "base")
     pipeline = load(mart)
     assert pipeline.settings["segments"] == "auto"
     result = single_result(list(pipeline.stream([long_video])))
     spans = [(segment.start, segment.end) for segment in result.segments]
     assert spans[0][0] == 0 and spans[-1][1] == result.duration
     assert all(end == start for (_, end), (start, _) in pairwise(spans))
-    automatic = single_result(list(load(toy.model, segments="auto").stream([long_video])))
-    assert spans == [(segment.start, segment.end) for segment in automatic.segments]
+    assert any(abs(start - 7) < 0.3 for start, _ in spans)  # start of the last scene
     assert len(single_result(list(load(mart, segments=1).stream([long_video]))).segments) == 1
 
 

@@ -125,7 +125,6 @@ def fetch_web(entry: BackboneEntry, *, search: Sequence[Path] = (), insist: bool
     if constants.HF_HUB_OFFLINE:
         problem = f"the weights of {entry.name} are not there, and HF_HUB_OFFLINE forbids downloads"
         raise WeightsError(problem, remedy=remedy)
-    begun = time.monotonic()
     failure = folder / f"{entry.name}.failed.json"
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -417,7 +417,7 @@ def better_captioner(name: str, *, chosen: bool) -> str:
     here = client.cached(str(entry.source), WEIGHTS) is not None
     if (constants.HF_HUB_OFFLINE and not here) or free_memory()[0] < MEMORY * (entry.bytes or 0):
         return ""
-    download = "it is on this machine" if here else f"a download of {(entry.bytes or 0) / 1e6:,.0f} MB"
+    download = "it is on this machine" if here else f"a download of about {(entry.bytes or 0) / 1e9:.0f} GB"
     installed = find_spec("num2words") and int(version("transformers").partition(".")[0]) >= 5
     install = "" if installed else "; first run pip install 'capvid[vlm]'"
     return f"--model {BETTER} may do better ({download}){install}"

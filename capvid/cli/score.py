@@ -229,6 +229,7 @@ def score(
     elif form == "text":
         report.print()
     else:
+        _print_notes(f"{_letter(index)} is {path}" for index, path in enumerate(report.systems))
         for index, (head, rows) in enumerate(report.tables):
             typer.echo(("\n" if index else "") + table_text(form, head, rows), nl=False)
 

@@ -12,8 +12,8 @@ import gc
 import hashlib
 import shutil
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -105,7 +105,6 @@ class Search:
         from optuna.storages import JournalStorage
         from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
 
-        optuna.logging.set_verbosity(optuna.logging.ERROR)  # no announcements of new studies
         path = self.folder / JOURNAL
         # a killed process leaves Optuna's lock; the run folder's protects the journal as well
         path.with_name(f"{JOURNAL}.lock").unlink(missing_ok=True)
@@ -113,7 +112,7 @@ class Search:
         digest = hashlib.sha256("\n".join(data).encode()).hexdigest()
         identity = {"recipe": self.recipe.to_dict(), "ranges": asdict(self.recipe)["search"], "data": digest}
         self.folder.mkdir(parents=True, exist_ok=True)
-        with resuming(path, "search"):
+        with resuming(path, "search"), _quiet_optuna():
             if path.exists() and not path.read_bytes().endswith(b"\n"):
                 raise ValueError("truncated")  # Optuna would append to the broken line
             storage = JournalStorage(JournalFileBackend(str(path), JournalFileOpenLock(str(path))))
@@ -235,6 +234,20 @@ def draw(recipe: Recipe, number: int) -> dict[str, Any]:
     import optuna
 
     seed = np.random.SeedSequence([recipe.training.seed, number + 1]).generate_state(1)[0]
-    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=int(seed)))
+    with _quiet_optuna():
+        study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=int(seed)))
     params: dict[str, Any] = study.ask(distributions(recipe)).params
     return {name: params[name] for name in recipe.search}
+
+
+@contextmanager
+def _quiet_optuna() -> Iterator[None]:
+    """Silence Optuna's announcements of new studies, and restore its verbosity."""
+    import optuna
+
+    verbosity = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    try:
+        yield
+    finally:
+        optuna.logging.set_verbosity(verbosity)

@@ -10,6 +10,7 @@ from hub_server import FakeHub
 from toy import Run, Toy
 
 from capvid.backbones.catalog import CaptionerEntry, backbones, captioners
+from capvid.captioners.base import CAPTIONERS
 
 
 def test_list_names_models_with_papers_and_sources(capvid: Run) -> None:
@@ -74,6 +75,12 @@ def test_captioner_lists_its_recipes(capvid: Run) -> None:
     parts = ("activitynet", "small", "youcook2")
     names = ", ".join(f"transformer-xl-{part}" for part in parts)
     assert f"recipes:     {names} (capvid train RECIPE)" in out
+    _, out, _ = capvid("models", "transformer-xl-authors")
+    assert "recipes:     transformer-xl-activitynet-authors (capvid train RECIPE)" in out
+
+
+def test_every_captioner_is_in_the_list_of_models() -> None:
+    assert set(CAPTIONERS) <= set(captioners())
 
 
 def test_json_lists_every_model(capvid: Run, toy: Toy) -> None:

@@ -120,7 +120,8 @@ def test_tables_for_papers(capvid: Run, files: Path) -> None:
     command += ["--compare", files / "other.json"]
     text = capvid(*command)[1]
     cells = next(line for line in text.splitlines() if line.startswith("ROUGE_L")).split()
-    code, out, _ = capvid(*command, "--format", "latex")
+    code, out, err = capvid(*command, "--format", "latex")
+    assert err == f"note: A is {files / 'predictions.json'}\nnote: B is {files / 'other.json'}\n"
     assert code == 0 and out.startswith(
         "\\begin{tabular}{lrrrrr}\n\\toprule\n & A & B & A - B & 95 \\% interval"
     )

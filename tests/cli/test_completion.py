@@ -47,7 +47,7 @@ def complete(words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
         ("capvid extract --backbone ", list(backbones())),
         ("capvid train ", recipe_names()),
         ("capvid train mart-s", ["mart-small"]),
-        ("capvid models mar", ["mart"]),
+        ("capvid models mar", ["mart", "mart-authors"]),
         ("capvid models colour", ["colour-grid"]),
         ("capvid convert f.pth --as x3", ["x3d-xs"]),
         ("capvid caption --device c", ["cpu", "cuda"]),

@@ -176,8 +176,8 @@ def test_a_run_that_is_continued_keeps_its_captioner(
         ("kv-memory", False, True, 1.2, "m3-motion does better; unset HF_HUB_OFFLINE once, "),
         ("kv-memory", False, False, 0.0, ""),  # its download has failed, and there was a note
         ("kv-memory", True, True, 0.0, ""),
-        ("kv-memory", True, False, 0.0, "--model smolvlm2-500m may do better (a download of 2,030 MB)"),
-        ("m3-motion", False, False, 0.0, "--model smolvlm2-500m may do better (a download of 2,030 MB)"),
+        ("kv-memory", True, False, 0.0, "--model smolvlm2-500m may do better (a download of about 2 GB)"),
+        ("m3-motion", False, False, 0.0, "--model smolvlm2-500m may do better (a download of about 2 GB)"),
         ("m3-motion", False, False, 1e9, ""),  # times its weights, more memory than there is
         ("qwen3-vl-2b", True, False, 0.0, ""),
         ("run/", True, False, 0.0, ""),

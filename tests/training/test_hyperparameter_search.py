@@ -355,13 +355,15 @@ def test_resuming_with_other_settings_is_refused(undisturbed: Search) -> None:
         "reporter": TrialReporter(),
         "resume": True,
     }
-    message = r"search.journal: a search with another {0}.*; give the {0} that it was begun with, or begin"
-    with pytest.raises(CheckpointError, match=message.format("recipe")):
+    known = "give the {0} that it was begun with, or begin anew with --overwrite"
+    message = r"search.journal: a search with another {0}{1}; " + known
+    with pytest.raises(CheckpointError, match=message.format("recipe", r" \(training.seed was 1, is 2\)")):
         Search(make_recipe("training.seed=2"), **options)
-    with pytest.raises(CheckpointError, match=message.format("ranges")):
+    sizes = r" \(model.hidden was \[16, 24\], is \[16, 25\]\)"
+    with pytest.raises(CheckpointError, match=message.format("ranges", sizes)):
         Search(make_recipe(ranges=(RATES, "search.model.hidden=[16,25]")), **options)
     changed_video = replace(undisturbed.videos[0], captions=("another caption",))
-    with pytest.raises(CheckpointError, match=message.format("data")):
+    with pytest.raises(CheckpointError, match=message.format("data", "")):
         Search(make_recipe(), **{**options, "videos": [changed_video, *undisturbed.videos[1:]]})
 
 
